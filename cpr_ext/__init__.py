@@ -1,0 +1,1 @@
+"""CPR: checkpointing with partial recovery for recommendation models."""

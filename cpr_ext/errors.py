@@ -1,0 +1,41 @@
+"""What can go wrong, in three kinds.
+
+A bug is an ``AssertionError``. The user's or the system's fault is one of the exceptions below and
+carries the values and the remedy. Damage that recovery expects is reported, not raised.
+"""
+
+
+class CprError(Exception):
+    """Base of every error this library raises on purpose."""
+
+
+class UsageError(CprError, ValueError):
+    """The caller asked for something that cannot be; nothing was changed."""
+
+
+class RowIndexError(UsageError, IndexError):
+    """A row index is negative or not below the table's ``num_embeddings``; nothing was changed."""
+
+
+class NanError(CprError, ArithmeticError):
+    """A row that was to be saved holds NaN; it did not replace its last good state."""
+
+
+class DataError(CprError):
+    """Training data is missing, unreadable or malformed beyond use."""
+
+
+class StoreError(CprError):
+    """A directory is not a store, belongs to another model, or holds a version not known here."""
+
+
+class DamageError(StoreError):
+    """A committed file is missing or fails its checksum."""
+
+
+class StorageError(CprError, OSError):
+    """The operating system refused a file operation (disk full, I/O error, permission)."""
+
+
+class SnapshotError(CprError):
+    """A snapshot could not be committed; its cause is ``__cause__``, earlier ones are intact."""

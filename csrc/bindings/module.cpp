@@ -1,0 +1,53 @@
+// The compiled module cpr_ext._C: one register_* function per room, and the mapping of the core's
+// exceptions onto cpr_ext.errors.
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "bindings/register.h"
+#include "core/error.h"
+#include "core/thread_pool.h"
+
+namespace py = pybind11;
+
+namespace cpr_ext {
+namespace {
+
+void raise_as(const char* name, const char* message) {
+  const py::object type = py::module_::import("cpr_ext.errors").attr(name);
+  PyErr_SetString(type.ptr(), message);
+}
+
+void register_errors() {
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const RowIndexError& error) {
+      raise_as("RowIndexError", error.what());
+    } catch (const UsageError& error) {
+      raise_as("UsageError", error.what());
+    } catch (const NanError& error) {
+      raise_as("NanError", error.what());
+    } catch (const StorageError& error) {
+      const py::object type = py::module_::import("cpr_ext.errors").attr("StorageError");
+      const py::object value = type(error.code(), error.what(), error.path());
+      PyErr_SetObject(type.ptr(), value.ptr());
+    }
+  });
+}
+
+void register_core(py::module_& module) {
+  py::class_<ThreadPool, std::shared_ptr<ThreadPool>>(
+      module, "ThreadPool", "Threads shared by the native operations; the caller counts as one.")
+      .def(py::init<int>(), py::kw_only(), py::arg("num_threads"))
+      .def_property_readonly("num_threads", &ThreadPool::num_threads);
+}
+
+}  // namespace
+}  // namespace cpr_ext
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "Native core of cpr_ext. Private: import it through cpr_ext._native only.";
+  cpr_ext::register_errors();
+  cpr_ext::register_core(module);
+}

@@ -1,0 +1,13 @@
+// One function per room: each adds its room's names to the module.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace cpr_ext {
+
+void register_tracking(pybind11::module_& module);
+void register_selection(pybind11::module_& module);
+void register_staging(pybind11::module_& module);
+void register_pipeline(pybind11::module_& module);
+
+}  // namespace cpr_ext

@@ -1,0 +1,45 @@
+// A small persistent pool for data-parallel loops. The calling thread always takes part, so a pool
+// of one thread starts none and runs every loop in place.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace cpr_ext {
+
+class ThreadPool {
+ public:
+  // REQUIRES: num_threads >= 1, the caller's thread counted in.
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Runs body(0) ... body(num_tasks - 1), in any order and on any thread, and returns when all have
+  // ended. The first exception is rethrown here; tasks not yet started are then skipped.
+  // One loop at a time: a second caller waits. Must not be called from inside a body.
+  void parallel_for(int64_t num_tasks, const std::function<void(int64_t)>& body);
+
+ private:
+  struct Loop;
+  void worker();
+  static void take_tasks(Loop& loop);
+
+  std::mutex one_loop_;  // held by the caller of parallel_for
+  std::mutex mutex_;     // guards all below
+  std::condition_variable wake_;
+  std::condition_variable idle_;
+  Loop* loop_ = nullptr;
+  uint64_t generation_ = 0;
+  int busy_workers_ = 0;
+  bool stopping_ = false;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace cpr_ext

@@ -1,0 +1,51 @@
+"""Builds the native core with CMake and Ninja; all other metadata is in pyproject.toml.
+
+Environment: CPR_EXT_CUDA=AUTO|ON|OFF, CUDA_HOME, TORCH_CUDA_ARCH_LIST, MAX_JOBS,
+CPR_EXT_SANITIZE=address|thread, CPR_EXT_WERROR=1, CMAKE_ARGS.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pybind11
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+class CMakeBuild(build_ext):
+    """Hands the one extension to CMake and leaves placing the result to setuptools."""
+
+    def build_extension(self, ext: Extension) -> None:
+        output = Path(self.get_ext_fullpath(ext.name)).resolve()
+        build_dir = Path(self.build_temp).resolve()
+        build_dir.mkdir(parents=True, exist_ok=True)
+        configure = [
+            "cmake",
+            "-S",
+            str(ROOT),
+            "-B",
+            str(build_dir),
+            "-G",
+            "Ninja",
+            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={output.parent}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DCMAKE_BUILD_TYPE={'Debug' if self.debug else 'RelWithDebInfo'}",
+            f"-DCPR_EXT_CUDA={os.environ.get('CPR_EXT_CUDA', 'AUTO')}",
+            f"-DCPR_EXT_SANITIZE={os.environ.get('CPR_EXT_SANITIZE', '')}",
+            f"-DCPR_EXT_WERROR={'ON' if os.environ.get('CPR_EXT_WERROR') == '1' else 'OFF'}",
+            *shlex.split(os.environ.get("CMAKE_ARGS", "")),
+        ]
+        build = ["cmake", "--build", str(build_dir)]
+        if jobs := os.environ.get("MAX_JOBS"):
+            build += ["--parallel", jobs]
+        subprocess.run(configure, check=True)
+        subprocess.run(build, check=True)
+
+
+setup(ext_modules=[Extension("cpr_ext._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
