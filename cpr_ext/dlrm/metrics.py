@@ -75,7 +75,5 @@ def _sklearn_metrics() -> Any:
     try:
         from sklearn import metrics
     except ImportError as error:
-        raise UsageError(
-            'metrics need scikit-learn: pip install "cpr_ext[train]"'
-        ) from error
+        raise UsageError('metrics need scikit-learn: pip install "cpr_ext[train]"') from error
     return metrics
