@@ -109,8 +109,7 @@ def _lines(folder: Path, name: str) -> Iterator[str]:
             "ratings.dat and movies.dat of https://github.com/sidooms/MovieTweetings"
         )
     try:
-        opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-        with opened as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for line in file:
                 yield line.decode("utf-8", errors="replace").rstrip("\r\n")
     except (OSError, EOFError, zlib.error) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cpr_ext.dlrm.batch import DataSource
+from cpr_ext.dlrm.criteo import Criteo
 from cpr_ext.dlrm.movietweetings import MovieTweetings
 from cpr_ext.dlrm.presets import Preset
 from cpr_ext.dlrm.synthetic import Synthetic
@@ -28,6 +29,8 @@ def open_source(spec: str, preset: Preset, seed: int = 0) -> DataSource:
     kind, colon, path = spec.partition(":")
     if kind == "synthetic" and not colon:
         return Synthetic(preset.name, seed=seed)
+    if kind == "criteo" and path:
+        return Criteo(path, preset.criteo_num_embeddings)
     if kind == "movietweetings" and path:
         return MovieTweetings(path)
     raise UsageError(f"data source is {spec!r}; allowed: {_ALLOWED}")
