@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cpr_ext.dlrm.batch import Batch
+from cpr_ext.dlrm.batch import Batch, check_batch_request
 from cpr_ext.dlrm.criteo_fields import NUM_DENSE, NUM_FIELDS, NUM_TABLES
 from cpr_ext.dlrm.criteo_files import find_criteo_files
 from cpr_ext.dlrm.criteo_reader import ReadReport, Rows, Side, read_rows
@@ -110,8 +110,7 @@ class Criteo:
         ]
 
     def _batches(self, side: Side, batch_size: int, first_batch: int) -> Iterator[Batch]:
-        if batch_size < 1 or first_batch < 0:
-            raise UsageError(f"batch_size is {batch_size}, first_batch {first_batch}")
+        check_batch_request(batch_size, first_batch)
         return self._generate(side, batch_size, skip_rows=first_batch * batch_size)
 
     def _generate(self, side: Side, batch_size: int, skip_rows: int) -> Iterator[Batch]:
