@@ -56,6 +56,11 @@ int64_t to_int64(const py::object& number) {
          "are not contiguous; pass indices.contiguous() or numpy.ascontiguousarray(indices)");
 }
 
+[[noreturn]] void refuse_unstrided(const std::string& table, py::handle tensor) {
+  refuse(table, "have layout " + std::string(py::str(tensor.attr("layout"))) +
+                    "; they must be a strided tensor with memory of its own");
+}
+
 Lookup view_numpy(py::handle object, const std::string& table) {
   const auto array = py::reinterpret_borrow<py::array>(object);
   const py::dtype dtype = array.dtype();
@@ -96,12 +101,15 @@ Lookup view_torch(py::handle object, const std::string& table) {
                       "'; this build handles CPU tensors: move them with .cpu()");
   }
   try {
-    if (call(object, names().is_contiguous).ptr() != Py_True) refuse_layout(table);
+    if (call(object, names().is_contiguous).ptr() != Py_True) {
+      const std::string layout = py::str(object.attr("layout"));
+      if (layout != "torch.strided") refuse_unstrided(table, object);
+      refuse_layout(table);
+    }
     lookup.num_indices = to_int64(call(object, names().numel));
     lookup.indices = reinterpret_cast<void*>(to_int64(call(object, names().data_ptr)));
   } catch (const py::error_already_set&) {
-    refuse(table, "have layout " + std::string(py::str(object.attr("layout"))) +
-                      "; they must be a strided tensor with memory of its own");
+    refuse_unstrided(table, object);
   }
   return lookup;
 }
