@@ -132,8 +132,13 @@ def _text_columns(file: Path, report: ReadReport) -> Iterator[tuple[list[Any], i
             ) as stream,
             csv.open_csv(
                 stream,
+                # Latin-1 has a character for each byte. As UTF-8, a bad line with another byte
+                # would not reach the handler: pyarrow decodes the line for it, and gives up.
                 read_options=csv.ReadOptions(
-                    column_names=names, block_size=_BLOCK_BYTES, use_threads=False
+                    column_names=names,
+                    block_size=_BLOCK_BYTES,
+                    use_threads=False,
+                    encoding="latin-1",
                 ),
                 parse_options=csv.ParseOptions(
                     delimiter="\t",
