@@ -34,6 +34,9 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.int32: "I32",
     torch.int16: "I16",
     torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -192,8 +195,8 @@ class SegmentLayout:
         return json.dumps(header, separators=(",", ":")).encode()
 
 
-def array_specs(arrays: Mapping[str, torch.Tensor]) -> tuple[ArraySpec, ...]:
-    """What a segment notes of tensors (num_rows, ...).
+def array_specs(table: str, arrays: Mapping[str, torch.Tensor]) -> tuple[ArraySpec, ...]:
+    """What a segment notes of a table's tensors (num_rows, ...).
 
     Raises:
         UsageError: a dtype that safetensors cannot hold.
@@ -201,7 +204,7 @@ def array_specs(arrays: Mapping[str, torch.Tensor]) -> tuple[ArraySpec, ...]:
     for name, tensor in arrays.items():
         if tensor.dtype not in DTYPE_NAMES:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
-            raise UsageError(f"{name!r} has dtype {tensor.dtype}; can be stored: {allowed}")
+            raise UsageError(f"'{table}/{name}' has dtype {tensor.dtype}; can be stored: {allowed}")
     return tuple(
         ArraySpec(name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in arrays.items()
     )

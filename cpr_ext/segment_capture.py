@@ -43,7 +43,7 @@ def dense_sources(part: DensePart) -> list[Source]:
     sources = []
     for name, tensor in part.tensors.items():
         flat = tensor.reshape(-1)
-        spec = TableSpec(name, flat.numel(), 0, array_specs({"": flat}), tuple(tensor.shape))
+        spec = TableSpec(name, flat.numel(), 0, array_specs(name, {"": flat}), tuple(tensor.shape))
         sources.append(Source(spec, {"": flat}))
     return sources
 
@@ -52,7 +52,7 @@ def selection_source(selection: Selection) -> Source:
     """The rows of a selection, with every per-row state of their table."""
     arrays = selection.table.arrays()
     begin = selection.begin if selection.row_ids is None else None
-    spec = TableSpec(selection.table.name, selection.num_rows, begin, array_specs(arrays))
+    spec = TableSpec(selection.table.name, selection.num_rows, begin, array_specs(selection.table.name, arrays))
     return Source(spec, arrays, selection.row_ids)
 
 
