@@ -83,8 +83,11 @@ class Checkpointer:
         rebase_after: take a base snapshot instead of a partial one once partial snapshots have
             written this many times the bytes of the last base, so that disk use and recovery time
             stay bounded; None: never.
+        when_busy: what to do when a snapshot is due while the last is still on its way:
+            ``"delay"`` starts it once that one is committed, ``"wait"`` holds training until then,
+            so that snapshots are taken at the same steps whatever the disk's speed.
         on_nan: ``"raise"`` gives a snapshot up rather than save NaN; ``"save"`` saves it.
-        slot_bytes, num_slots: size and number of the staging slots, all the memory a snapshot takes.
+        slot_bytes, num_slots: size and number of the staging slots, the memory of a snapshot.
         num_threads: threads for counting, selecting and copying, the caller's included.
         direct_io: write past the page cache where the file system allows it.
 
@@ -107,6 +110,7 @@ class Checkpointer:
         tables: Mapping[str, torch.Tensor | nn.Module] | None = None,
         extra_state: Callable[[], Any] | None = None,
         rebase_after: float | None = 4.0,
+        when_busy: Literal["delay", "wait"] = "delay",
         on_nan: Literal["raise", "save"] = "raise",
         slot_bytes: int = DEFAULT_SLOT_BYTES,
         num_slots: int = 2,
@@ -114,6 +118,7 @@ class Checkpointer:
         direct_io: bool = True,
     ) -> None:
         _require("consistency", consistency, ("row", "step"))
+        _require("when_busy", when_busy, ("delay", "wait"))
         _require("on_nan", on_nan, ("raise", "save"))
         if num_shards < 1:
             raise UsageError(f"num_shards is {num_shards}; it must be at least 1")
@@ -140,6 +145,7 @@ class Checkpointer:
         self.metrics = Metrics()
         self._extra_state = extra_state
         self._rebase_after = rebase_after
+        self._when_busy = when_busy
         self._write_options = WriteOptions(direct_io, refuse_nan=on_nan == "raise")
         self._by_name = {table.name: table for table in self.tables}
         self._threads = native.ThreadPool(num_threads=num_threads or min(4, os.cpu_count() or 1))
@@ -185,11 +191,14 @@ class Checkpointer:
         """Samples trained, those before a restart counted in."""
         return self._num_samples
 
-    def step(self, num_samples: int = 1) -> None:
-        """Call after each optimizer step: counts the batch's lookups, may start or advance a snapshot.
+    def step(self, num_samples: int = 1) -> Snapshot | None:
+        """Call after each optimizer step: counts the batch's lookups, may start or go on saving.
 
         Args:
             num_samples: samples in the batch; losses are then told in samples, not in steps.
+
+        Returns:
+            The snapshot that began at this step, if one did.
 
         Raises:
             UsageError: the store holds snapshots that were not recovered, or this object is closed.
@@ -200,20 +209,20 @@ class Checkpointer:
         if not self._may_train:
             last = self.store.dense.segments[-1]
             raise UsageError(
-                f"'{self.store.directory}' holds a snapshot of step {last.last_step}; call recover() "
-                "before the first step(), or choose an empty directory to start anew"
+                f"'{self.store.directory}' holds a snapshot of step {last.last_step}; call "
+                "recover() before the first step(), or choose an empty directory to start anew"
             )
         self._recorder.flush()
         self._step += 1
         self._num_samples += num_samples
         self._settle()
-        if self._in_flight is None and self._is_due():
-            self._begin(self._next_kind())
+        begun = self._begin_if_due()
         wait = self.consistency == "step"
         self._advance(max_bytes=0 if wait else self._pipeline.slot_bytes, wait_for_slot=wait)
         stall_seconds = time.perf_counter() - started
         self.metrics.stall_seconds += stall_seconds
         self.metrics.max_stall_seconds = max(self.metrics.max_stall_seconds, stall_seconds)
+        return begun
 
     def save(self, kind: SnapshotKind = "partial") -> Snapshot:
         """Take a snapshot now, captured as a whole at this step; it is committed behind training.
@@ -331,6 +340,15 @@ class Checkpointer:
 
     # --- snapshots ---
 
+    def _begin_if_due(self) -> Snapshot | None:
+        if not self._is_due():
+            return None
+        if self._when_busy == "wait":
+            self._finish_in_flight()
+        if self._in_flight is not None:
+            return None
+        return self._begin(self._next_kind())
+
     def _is_due(self) -> bool:
         if self.store.is_empty and not self._base_failed:
             return True
@@ -384,7 +402,7 @@ class Checkpointer:
         snapshot.advance(
             self._step, self._num_samples, max_bytes=max_bytes, wait_for_slot=wait_for_slot
         )
-        if snapshot.state == "captured":
+        if snapshot.is_captured:
             self._committer.submit(snapshot)
 
     def _settle(self, warn: bool = True) -> None:

@@ -162,7 +162,7 @@ def _rng_tree() -> dict[str, Any]:
         "numpy": np.random.get_state(),  # noqa: NPY002 - the generator users' code shares
         "python": random.getstate(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         tree["cuda"] = torch.cuda.get_rng_state_all()
     return tree
 

@@ -125,8 +125,8 @@ def _check_fits(segment: Segment, tables: Mapping[str, Table]) -> None:
             live = arrays[array.name]
             if live.dtype != array.dtype or tuple(live.shape[1:]) != array.row_shape:
                 raise StoreError(
-                    f"{segment.path}: '{spec.name}/{array.name}' has dtype {array.dtype} and rows of "
-                    f"shape {array.row_shape}; the model has {live.dtype} and "
+                    f"{segment.path}: '{spec.name}/{array.name}' has dtype {array.dtype} and "
+                    f"rows of shape {array.row_shape}; the model has {live.dtype} and "
                     f"{tuple(live.shape[1:])}"
                 )
 

@@ -52,7 +52,9 @@ def selection_source(selection: Selection) -> Source:
     """The rows of a selection, with every per-row state of their table."""
     arrays = selection.table.arrays()
     begin = selection.begin if selection.row_ids is None else None
-    spec = TableSpec(selection.table.name, selection.num_rows, begin, array_specs(selection.table.name, arrays))
+    spec = TableSpec(
+        selection.table.name, selection.num_rows, begin, array_specs(selection.table.name, arrays)
+    )
     return Source(spec, arrays, selection.row_ids)
 
 

@@ -16,7 +16,7 @@ RowIds = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows of one table to save: ascending ``row_ids`` (n,), or all of the range [begin, end)."""
+    """The rows of a table to save: ascending ``row_ids`` (n,), or all of the range [begin, end)."""
 
     table: Table
     tracker: Any
@@ -73,7 +73,7 @@ class Selector:
         ]
 
     def partial(self, shard: int) -> list[Selection]:
-        """The rows of a shard to save first, at most the priority's fraction of each large table."""
+        """The rows of a shard to save first, at most the fraction of each prioritised table."""
         return [self._partial(table, shard) for table in self._tables]
 
     def _partial(self, table: Table, shard: int) -> Selection:

@@ -66,7 +66,7 @@ class Snapshot:
     ) -> None:
         self.number = number
         self.kind: SnapshotKind = kind
-        self.state: State = "capturing"
+        self._state: State = "capturing"
         self.first_step = -1
         self.last_step = -1
         self.num_samples = 0
@@ -107,7 +107,7 @@ class Snapshot:
             max_bytes: about how much to capture in this call; 0: no limit.
             wait_for_slot: wait for the disk instead of coming back at the next step.
         """
-        if self.state != "capturing":
+        if self._state != "capturing":
             return
         try:
             captured_bytes = 0
@@ -144,7 +144,7 @@ class Snapshot:
             for selection in part.selections
         )
         self._dense = self._capture_dense()
-        self.state = "captured"
+        self._state = "captured"
 
     def commit(self) -> None:
         """Finish every segment and commit it; the dense part last. On the committer's thread."""
@@ -161,7 +161,7 @@ class Snapshot:
         except Exception as error:
             self._fail(error)
         else:
-            self.state = "committed"
+            self._state = "committed"
             self._done.set()
 
     def _commit_dense(self) -> None:
@@ -186,7 +186,7 @@ class Snapshot:
 
     def cancel(self, reason: str) -> None:
         """Give up a snapshot that is still capturing; from the training thread."""
-        if self.state == "capturing":
+        if self._state == "capturing":
             self._fail(SnapshotError(f"snapshot {self.number} was given up: {reason}"))
 
     def _fail(self, error: Exception) -> None:
@@ -194,16 +194,26 @@ class Snapshot:
             if not part.is_committed:
                 part.capture.cancel(str(error))
         self.error = error
-        self.state = "failed"
+        self._state = "failed"
         self._done.set()
 
     def put_back(self) -> None:
-        """Give rows whose save failed their priority back; from the training thread, once failed."""
+        """Give the rows of a failed save their priority back; from the training thread."""
         for part in self._parts:
             if not part.is_committed:
                 for tracker, taken in part.taken:
                     tracker.put_back(taken)
             part.taken.clear()
+
+    @property
+    def state(self) -> State:
+        """Where it is; it changes while other threads work on it."""
+        return self._state
+
+    @property
+    def is_captured(self) -> bool:
+        """All of it is captured and nothing has failed: it may be committed."""
+        return self._state == "captured"
 
     @property
     def is_done(self) -> bool:

@@ -43,8 +43,8 @@ class Store:
         num_shards: into how many row ranges each table is cut.
 
     Raises:
-        StoreError: the directory is not a store, holds another model or another number of shards, or
-            is in use by another process.
+        StoreError: the directory is not a store, holds another model or another number of shards,
+            or is in use by another process.
         StorageError: the directory cannot be made, read or written.
     """
 

@@ -69,9 +69,9 @@ class Table:
             if is_row_state(value, self.num_embeddings):
                 if value.layout != torch.strided:
                     raise UsageError(
-                        f"table {self.name!r}: optimizer state {name!r} is {value.layout}, which has "
-                        "no rows to save. Use an optimizer made for sparse gradients (SGD without "
-                        "momentum, Adagrad, SparseAdam) or build the embedding with sparse=False"
+                        f"table {self.name!r}: optimizer state {name!r} is {value.layout}, which "
+                        "has no rows to save. Use an optimizer made for sparse gradients (SGD "
+                        "without momentum, Adagrad, SparseAdam), or sparse=False embeddings"
                     )
                 states[name] = value
         return states
