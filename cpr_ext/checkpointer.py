@@ -341,17 +341,15 @@ class Checkpointer:
     # --- snapshots ---
 
     def _begin_if_due(self) -> Snapshot | None:
-        if not self._is_due():
-            return None
-        if self._when_busy == "wait":
-            self._finish_in_flight()
         if self._in_flight is not None:
-            return None
-        return self._begin(self._next_kind())
+            if self._when_busy == "delay" or not self._is_due():
+                return None
+            self._finish_in_flight()
+        # A base comes at once, so that there is something to recover; if it failed, by schedule.
+        at_once = self.store.is_empty and not self._base_failed
+        return self._begin(self._next_kind()) if at_once or self._is_due() else None
 
     def _is_due(self) -> bool:
-        if self.store.is_empty and not self._base_failed:
-            return True
         step, moment = self._last_start
         return self.schedule.is_due(Progress(self._step - step, time.monotonic() - moment))
 

@@ -100,8 +100,8 @@ class Progress:
     """What a progress bar shows."""
 
     step: int
-    total_steps: int | None
     num_samples: int
+    total_samples: int | None
     loss: float
     metrics: Metrics
     message: str = ""
@@ -187,15 +187,15 @@ class Trainer:
         limits = [limit for limit in (steps, self._options.max_steps) if limit is not None]
         return min(limits, default=None)
 
-    def _total_samples(self) -> int:
-        """Samples of the whole run; of a stream without a known end, those trained so far."""
+    def _end_sample(self) -> int | None:
+        """Samples of the whole run; None for a stream without a known end."""
         settings, num_samples = self._options.settings, self._source.num_train_samples
         limits = []
         if num_samples is not None:
             limits.append(settings.epochs * num_samples)
         if self._options.max_steps is not None:
             limits.append(self._options.max_steps * settings.batch_size)
-        return min(limits, default=max(1, self._num_samples))
+        return min(limits, default=None)
 
     # --- training ---
 
@@ -223,7 +223,9 @@ class Trainer:
                 "bytes": metrics.bytes_written,
             },
             stall_seconds={"total": metrics.stall_seconds, "max": metrics.max_stall_seconds},
-            pls=portion_of_lost_samples(lost, self._total_samples(), self._options.num_shards),
+            pls=portion_of_lost_samples(
+                lost, self._end_sample() or max(1, self._num_samples), self._options.num_shards
+            ),
             failures=[asdict(failure) for failure in self._log.failures],
             store=None if self._options.store is None else str(self._options.store),
             losses=self._log.losses,
@@ -278,6 +280,7 @@ class Trainer:
     def _save_end(self, checkpointer: Checkpointer) -> None:
         """The trained model, whole, so that running the command again finds it."""
         self._observe_now("saving the trained model")
+        self._log.snapshots.append([self._num_samples, "base"])
         checkpointer.save("base")
         checkpointer.wait()
 
@@ -290,7 +293,7 @@ class Trainer:
         loss = losses[-1][1] if math.isnan(mean) and losses else mean
         self._observe(
             Progress(
-                self._step, self._total_steps(), self._num_samples, loss, self._metrics(), message
+                self._step, self._num_samples, self._end_sample(), loss, self._metrics(), message
             )
         )
 
