@@ -100,6 +100,19 @@ Running the same command on a --store again continues from it, also after kill -
     show_default=True,
     help="Capture a snapshot at one step, or spread over steps with bounded pauses.",
 )
+@click.option(
+    "--criteo-encoding",
+    type=click.Choice(["hash", "dictionary"]),
+    default="hash",
+    show_default=True,
+    help="Criteo categories to rows: modulo the table's size, or numbered as first seen.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads of torch. Default: 1 for the tiny preset, whose steps are too short to share, "
+    "else all cores.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "--json",
@@ -150,6 +163,8 @@ def _priority(name: str, fraction: float) -> Priority | None:
 
 def _train(given: dict[str, Any], priority: Priority | None, store: Path | None) -> TrainResult:
     # Imported here, so that --help and wrong options need not wait for torch.
+    import torch
+
     from cpr_ext.cli.progress import ProgressBar
     from cpr_ext.dlrm.failures import parse_failure
     from cpr_ext.dlrm.presets import find_preset
@@ -158,7 +173,11 @@ def _train(given: dict[str, Any], priority: Priority | None, store: Path | None)
 
     failures = tuple(parse_failure(text, given["shards"]) for text in given["fail_at"])
     preset = find_preset(given["preset"])
-    source = open_source(given["data"], preset, given["seed"])
+    source = open_source(
+        given["data"], preset, given["seed"], criteo_encoding=given["criteo_encoding"]
+    )
+    if threads := given["threads"] or (1 if preset.name == "tiny" else None):
+        torch.set_num_threads(threads)
     changes = {name: given[name] for name in ("epochs", "batch_size") if given[name] is not None}
     options = TrainOptions(
         settings=dataclasses.replace(source.recommended, **changes),

@@ -45,13 +45,14 @@ def draw_runs(runs: Mapping[str, Mapping[str, Any]], path: Path) -> None:
 
 
 def _smooth(losses: list[list[float]], window: int = 5) -> tuple[Any, Any]:
-    """Running mean over ``window`` points; shorter at the ends."""
+    """Mean of the last ``window`` points, so that nothing shows before it happened."""
     if not losses:
         return np.empty(0), np.empty(0)
     samples, values = np.asarray(losses).T
-    kernel = np.ones(min(window, len(values)))
-    weights = np.convolve(np.ones(len(values)), kernel, "same")
-    return samples, np.convolve(values, kernel, "same") / weights
+    sums = np.cumsum(np.concatenate(([0.0], values)))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    return samples, (sums[ends] - sums[starts]) / (ends - starts)
 
 
 def _mark_failures(axes: Any, runs: Mapping[str, Mapping[str, Any]]) -> None:
