@@ -220,6 +220,7 @@ std::vector<int64_t> rows_of(const Keys& keys, const Parts& parts, const Cut& cu
     ties_left -= ties[part];
     first[part + 1] = first[part] + cut.above[part] + ties[part];
   }
+  if (first[num_parts] == 0) return {};
   std::vector<int64_t> row_ids(static_cast<size_t>(first[num_parts]));
   parts.for_each([&](int64_t part) {
     write_part(keys, parts.begin(part), parts.end(part), cut.last, ties[part],
