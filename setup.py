@@ -15,6 +15,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+SANITIZE = os.environ.get("CPR_EXT_SANITIZE", "")
 
 
 class CMakeBuild(build_ext):
@@ -35,9 +36,9 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={output.parent}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-            f"-DCMAKE_BUILD_TYPE={'Debug' if self.debug else 'RelWithDebInfo'}",
+            f"-DCMAKE_BUILD_TYPE={'RelWithDebInfo' if SANITIZE else 'Release'}",
             f"-DCPR_EXT_CUDA={os.environ.get('CPR_EXT_CUDA', 'AUTO')}",
-            f"-DCPR_EXT_SANITIZE={os.environ.get('CPR_EXT_SANITIZE', '')}",
+            f"-DCPR_EXT_SANITIZE={SANITIZE}",
             f"-DCPR_EXT_WERROR={'ON' if os.environ.get('CPR_EXT_WERROR') == '1' else 'OFF'}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]

@@ -50,6 +50,8 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "Native core of cpr_ext. Private: import it through cpr_ext._native only.";
   cpr_ext::register_errors();
   cpr_ext::register_core(module);
+  cpr_ext::register_staging(module);
+  cpr_ext::register_pipeline(module);
   cpr_ext::register_tracking(module);
   cpr_ext::register_selection(module);
 }

@@ -1,5 +1,5 @@
-// How a torch tensor or a numpy array crosses into the core: pointer, shape, strides and dtype, read
-// by duck typing, so that this module links no libtorch and serves every torch version.
+// How a torch tensor or a numpy array crosses into the core: pointer, shape, strides and dtype,
+// read by duck typing, so that this module links no libtorch and serves every torch version.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -29,8 +29,8 @@ struct TensorView {
 // The view holds no reference: the caller keeps `object` alive while it is used.
 TensorView view_tensor(pybind11::handle object, const char* name);
 
-// As view_tensor, but also checks that it is contiguous, has `ndim` dimensions and that its dtype is
-// one of `allowed` (any, if empty).
+// As view_tensor, but also checks that it is contiguous, has `ndim` dimensions and that its dtype
+// is one of `allowed` (any, if empty).
 TensorView view_contiguous(pybind11::handle object, const char* name, int ndim,
                            std::initializer_list<DType> allowed);
 

@@ -27,4 +27,29 @@ constexpr bool is_floating(DType dtype) {
          dtype == DType::kFloat64;
 }
 
+// Bytes of one element; 0 if not known.
+constexpr int item_size(DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+    case DType::kUInt8:
+    case DType::kInt8:
+      return 1;
+    case DType::kInt16:
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 2;
+    case DType::kInt32:
+    case DType::kUInt32:
+    case DType::kFloat32:
+      return 4;
+    case DType::kInt64:
+    case DType::kUInt64:
+    case DType::kFloat64:
+      return 8;
+    case DType::kOther:
+      return 0;
+  }
+  return 0;
+}
+
 }  // namespace cpr_ext

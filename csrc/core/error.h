@@ -1,5 +1,5 @@
-// What can go wrong in the native core. A bug is an assert; damage that recovery expects is a return
-// value; these are the user's and the system's faults, and carry the values and the remedy.
+// What can go wrong in the native core. A bug is an assert; damage that recovery expects is a
+// return value; these are the user's and the system's faults, and carry the values and the remedy.
 #pragma once
 
 #include <stdexcept>

@@ -1,0 +1,25 @@
+"""The reference model (DLRM) and the data it is trained on."""
+
+from cpr_ext.dlrm.batch import Batch, DataSource
+from cpr_ext.dlrm.evaluation import Evaluation, evaluate
+from cpr_ext.dlrm.hyperparameters import Hyperparameters
+from cpr_ext.dlrm.model import DLRM, initial_rows
+from cpr_ext.dlrm.optimizers import build_optimizers
+from cpr_ext.dlrm.presets import Preset, find_preset
+from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.dlrm.sources import open_source
+
+__all__ = [
+    "DLRM",
+    "Batch",
+    "DataSource",
+    "Evaluation",
+    "Hyperparameters",
+    "Preset",
+    "RowWiseAdagrad",
+    "build_optimizers",
+    "evaluate",
+    "find_preset",
+    "initial_rows",
+    "open_source",
+]

@@ -1,0 +1,296 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <tuple>
+
+#include "bindings/register.h"
+#include "bindings/row_array_view.h"
+#include "bindings/tensor_view.h"
+#include "core/error.h"
+#include "pipeline/segment_restore.h"
+#include "pipeline/snapshot_pipeline.h"
+
+namespace py = pybind11;
+
+namespace cpr_ext {
+namespace {
+
+// A table of a segment as Python describes it, with the tensors it points into.
+struct TableSpec {
+  SegmentTable table;
+  std::vector<int64_t> row_ids;
+  py::list owners;
+
+  TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset, int64_t range_begin,
+            const py::object& ids) {
+    table.name = std::move(name);
+    table.num_rows = num_rows;
+    table.row_ids_offset = row_ids_offset;
+    table.range_begin = range_begin;
+    if (num_rows < 0 || range_begin < 0) {
+      throw UsageError("table '" + table.name + "': num_rows and range_begin must not be negative");
+    }
+    if (row_ids_offset >= 0 && row_ids_offset % kAlignment != 0) {
+      throw UsageError("table '" + table.name + "': row_ids_offset is not aligned");
+    }
+    if (!ids.is_none()) {
+      const TensorView view = view_contiguous(ids, "row_ids", 1, {DType::kInt64});
+      const auto* begin = static_cast<const int64_t*>(view.data);
+      row_ids.assign(begin, begin + view.shape[0]);
+      if (static_cast<int64_t>(row_ids.size()) != num_rows || table.is_range()) {
+        throw UsageError("table '" + table.name + "': " + std::to_string(row_ids.size()) +
+                         " row_ids for " + std::to_string(num_rows) + " rows");
+      }
+    }
+  }
+
+  void add(SegmentArray array) {
+    if (array.file_offset < 0 || array.file_offset % kAlignment != 0) {
+      throw UsageError("table '" + table.name + "', " + array.name + ": offset " +
+                       std::to_string(array.file_offset) + " is not a multiple of " +
+                       std::to_string(kAlignment));
+    }
+    table.arrays.push_back(std::move(array));
+  }
+
+  void add_rows(std::string name, const py::object& tensor, int64_t file_offset,
+                int64_t first_row_id) {
+    add({name, view_rows(tensor, name.c_str(), first_row_id), file_offset});
+    owners.append(tensor);
+  }
+
+  // A tensor that is not made of rows (the dense part): one row per byte.
+  void add_bytes(std::string name, const py::object& tensor, int64_t file_offset, bool check_nan) {
+    const TensorView view = view_tensor(tensor, name.c_str());
+    if (!view.is_contiguous()) throw UsageError(name + " is not contiguous");
+    RowArray rows;
+    rows.data = static_cast<std::byte*>(view.data);
+    rows.num_rows = view.numel() * view.item_bytes;
+    rows.row_bytes = 1;
+    rows.row_stride_bytes = 1;
+    rows.dtype = check_nan ? view.dtype : DType::kOther;
+    add({name, rows, file_offset});
+    owners.append(tensor);
+  }
+
+  // Every row of the segment lies in memory; `restore` rows come from the file and are checked
+  // there.
+  void require_rows_in_memory() const {
+    for (const SegmentArray& array : table.arrays) {
+      const auto require = [&](int64_t row_id) {
+        if (array.rows.holds(row_id)) return;
+        throw RowIndexError("table '" + table.name + "', " + array.name + ": row " +
+                            std::to_string(row_id) + " is not among the rows " +
+                            std::to_string(array.rows.first_row_id) + " to " +
+                            std::to_string(array.rows.first_row_id + array.rows.num_rows - 1));
+      };
+      if (table.is_range() && table.num_rows > 0) {
+        require(table.range_begin);
+        require(table.range_begin + table.num_rows - 1);
+      }
+      for (const int64_t row_id : row_ids) require(row_id);
+    }
+    for (size_t i = 1; i < row_ids.size(); ++i) {
+      if (row_ids[i] > row_ids[i - 1]) continue;
+      throw UsageError("table '" + table.name + "': row_ids must ascend");
+    }
+  }
+};
+
+JobState parse_state(const std::string& name) {
+  if (name == "captured") return JobState::kCaptured;
+  if (name == "written") return JobState::kWritten;
+  if (name == "committed") return JobState::kCommitted;
+  throw UsageError("state is '" + name + "'; allowed: captured, written, committed");
+}
+
+const char* state_name(JobState state) {
+  switch (state) {
+    case JobState::kCapturing:
+      return "capturing";
+    case JobState::kCaptured:
+      return "captured";
+    case JobState::kWritten:
+      return "written";
+    case JobState::kCommitted:
+      return "committed";
+    case JobState::kFailed:
+      return "failed";
+  }
+  return "unknown";
+}
+
+using ChunkTuple = std::tuple<int, int64_t, int64_t, int64_t, std::vector<uint32_t>>;
+
+std::vector<ChunkTuple> to_tuples(const std::vector<Chunk>& chunks) {
+  std::vector<ChunkTuple> tuples;
+  tuples.reserve(chunks.size());
+  for (const Chunk& chunk : chunks) {
+    tuples.emplace_back(chunk.table, chunk.first, chunk.count, chunk.step, chunk.checksums);
+  }
+  return tuples;
+}
+
+// A job together with the tensors it captures from.
+struct Job {
+  std::shared_ptr<SegmentJob> job;
+  py::list owners;
+};
+
+Job start(SnapshotPipeline& pipeline, const std::string& path, int64_t header_bytes,
+          int64_t file_bytes, const std::vector<TableSpec*>& tables, bool direct_io,
+          bool refuse_nan) {
+  CapturePlan plan;
+  plan.path = path;
+  plan.header_bytes = header_bytes;
+  plan.file_bytes = file_bytes;
+  plan.direct_io = direct_io;
+  plan.refuse_nan = refuse_nan;
+  py::list owners;
+  for (const TableSpec* spec : tables) {
+    spec->require_rows_in_memory();
+    for (const SegmentArray& array : spec->table.arrays) {
+      const int64_t end = array.file_offset + align_up(spec->table.num_rows * array.rows.row_bytes);
+      if (array.file_offset < header_bytes || end > file_bytes) {
+        throw UsageError("table '" + spec->table.name + "', " + array.name +
+                         ": lies outside the planned file");
+      }
+    }
+    plan.tables.push_back(spec->table);
+    plan.row_ids.push_back(spec->row_ids);
+    owners.append(spec->owners);
+  }
+  return Job{pipeline.start(std::move(plan)), owners};
+}
+
+bool wait_for(const Job& job, const std::string& state, std::optional<double> timeout_seconds) {
+  const JobState wanted = parse_state(state);
+  const double seconds = timeout_seconds.value_or(std::numeric_limits<double>::infinity());
+  // In slices: an infinite wait_for overflows its clock, and Ctrl-C must get through.
+  for (double left = seconds; left > 0;) {
+    const double slice = std::min(left, 0.2);
+    {
+      py::gil_scoped_release release;
+      if (job.job->wait(wanted, std::chrono::duration<double>(slice))) return true;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    left -= slice;
+  }
+  py::gil_scoped_release release;
+  return job.job->wait(wanted, std::chrono::duration<double>(0));
+}
+
+py::dict restore(const std::string& path, const std::vector<TableSpec*>& tables,
+                 const std::vector<std::pair<int64_t, int64_t>>& wanted,
+                 const std::vector<ChunkTuple>& chunk_tuples, SlotPool& slots, ThreadPool* pool,
+                 bool direct_io) {
+  if (wanted.size() != tables.size()) throw UsageError("one wanted range per table is needed");
+  std::vector<RestoreTable> restore_tables;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (tables[i]->table.is_range()) tables[i]->require_rows_in_memory();
+    restore_tables.push_back({tables[i]->table, wanted[i].first, wanted[i].second});
+  }
+  std::vector<Chunk> chunks;
+  for (const auto& [table, first, count, step, checksums] : chunk_tuples) {
+    if (table < 0 || table >= static_cast<int>(tables.size()) || first < 0 || count < 1 ||
+        count > tables[table]->table.num_rows - first) {
+      throw UsageError("a chunk lies outside its table");
+    }
+    const std::vector<Piece> pieces = chunk_pieces(tables[table]->table, first, count);
+    for (const Piece& piece : pieces) {
+      if (piece.file_offset % kAlignment != 0) throw UsageError("a chunk is not aligned");
+    }
+    if (checksums.size() != pieces.size()) throw UsageError("a chunk lacks checksums");
+    if (chunk_bytes(tables[table]->table, count) > slots.slot_bytes()) {
+      throw UsageError("a chunk is larger than the staging slot");
+    }
+    chunks.push_back({table, first, count, step, checksums});
+  }
+  RestoreResult result;
+  {
+    py::gil_scoped_release release;
+    result = restore_segment(path, direct_io, restore_tables, chunks, slots, pool);
+  }
+  py::list damaged;
+  for (const DamagedChunk& chunk : result.damaged) {
+    py::object row_ids = py::none();
+    if (chunk.row_ids_known) {
+      row_ids = py::array_t<int64_t>(chunk.row_ids.size(), chunk.row_ids.data());
+    }
+    damaged.append(py::make_tuple(chunk.table, chunk.first, chunk.count, chunk.reason, row_ids));
+  }
+  py::dict report;
+  report["rows_restored"] = result.rows_restored;
+  report["damaged"] = damaged;
+  report["bytes_read"] = result.bytes_read;
+  return report;
+}
+
+}  // namespace
+
+void register_pipeline(py::module_& module) {
+  module.attr("ALIGNMENT") = kAlignment;
+  py::class_<TableSpec>(module, "SegmentTable", "The rows of one table in a segment file.")
+      .def(py::init<std::string, int64_t, int64_t, int64_t, py::object>(), py::kw_only(),
+           py::arg("name"), py::arg("num_rows"), py::arg("row_ids_offset") = -1,
+           py::arg("range_begin") = 0, py::arg("row_ids") = py::none())
+      .def("add_rows", &TableSpec::add_rows, py::arg("name"), py::arg("tensor"),
+           py::arg("file_offset"), py::arg("first_row_id") = 0)
+      .def("add_bytes", &TableSpec::add_bytes, py::arg("name"), py::arg("tensor"),
+           py::arg("file_offset"), py::arg("check_nan") = true)
+      .def("rows_per_chunk",
+           [](const TableSpec& spec, int64_t slot_bytes) {
+             return rows_per_chunk(spec.table, slot_bytes);
+           })
+      .def("chunk_bytes",
+           [](const TableSpec& spec, int64_t count) { return chunk_bytes(spec.table, count); });
+  py::class_<Job>(module, "SegmentJob", "One segment on its way to disk.")
+      .def(
+          "capture",
+          [](Job& job, int64_t step, int64_t max_bytes, bool wait_for_slot) {
+            std::vector<Chunk> chunks;
+            {
+              py::gil_scoped_release release;
+              chunks = job.job->capture(step, max_bytes, wait_for_slot);
+            }
+            return to_tuples(chunks);
+          },
+          py::kw_only(), py::arg("step"), py::arg("max_bytes") = 0,
+          py::arg("wait_for_slot") = false)
+      .def_property_readonly("state", [](const Job& job) { return state_name(job.job->state()); })
+      .def("wait", &wait_for, py::arg("state"), py::arg("timeout_seconds") = py::none(),
+           "True once `state` is reached, False at the time-out; raises the job's first error.")
+      .def("chunks", [](const Job& job) { return to_tuples(job.job->chunks()); })
+      .def(
+          "finish",
+          [](Job& job, const std::string& header) {
+            py::gil_scoped_release release;
+            job.job->finish(header);
+          },
+          py::arg("header"), "Write the header (bytes) and sync the file.")
+      .def("mark_committed", [](Job& job) { job.job->mark_committed(); })
+      .def(
+          "cancel", [](Job& job, const std::string& reason) { job.job->cancel(reason); },
+          py::arg("reason"), "Give the job up; from the capturing thread only.");
+  py::class_<SnapshotPipeline>(module, "SnapshotPipeline",
+                               "Double-buffered writing of segments on a thread of its own.")
+      .def(py::init<int, int64_t, std::shared_ptr<ThreadPool>>(), py::kw_only(),
+           py::arg("num_slots"), py::arg("slot_bytes"), py::arg("pool") = nullptr)
+      .def("start", &start, py::keep_alive<0, 1>(), py::kw_only(), py::arg("path"),
+           py::arg("header_bytes"), py::arg("file_bytes"), py::arg("tables"),
+           py::arg("direct_io") = true, py::arg("refuse_nan") = true)
+      .def_property_readonly("num_free_slots",
+                             [](SnapshotPipeline& pipeline) { return pipeline.slots().num_free(); })
+      .def_property_readonly(
+          "slot_bytes", [](SnapshotPipeline& pipeline) { return pipeline.slots().slot_bytes(); });
+  module.def("restore_segment", &restore, py::kw_only(), py::arg("path"), py::arg("tables"),
+             py::arg("wanted"), py::arg("chunks"), py::arg("slots"), py::arg("pool") = nullptr,
+             py::arg("direct_io") = true,
+             "Read, verify and scatter chunks; returns rows_restored, damaged, bytes_read.");
+}
+
+}  // namespace cpr_ext

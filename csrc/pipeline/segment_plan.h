@@ -1,0 +1,53 @@
+// Where the rows of a segment lie: in memory, in a staging slot, and in the file. Made by the
+// Python layer from the segment's header (docs/snapshot_format.md); used to capture and to restore.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "staging/row_array.h"
+#include "storage/segment_writer.h"
+
+namespace cpr_ext {
+
+// The weight or a per-row state of one table.
+struct SegmentArray {
+  std::string name;
+  RowArray rows;            // source of a capture, target of a restore
+  int64_t file_offset = 0;  // of the packed rows, multiple of kAlignment
+};
+
+// The rows of one table that a segment holds, in ascending order of row id.
+struct SegmentTable {
+  std::string name;
+  int64_t num_rows = 0;
+  int64_t row_ids_offset =
+      -1;                   // file offset of the int64 row ids; -1: a range of rows, no ids kept
+  int64_t range_begin = 0;  // first row id of a range
+  std::vector<SegmentArray> arrays;
+
+  bool is_range() const { return row_ids_offset < 0; }
+};
+
+// Rows [first, first + count) of a table in a segment: captured at one step, read back as one.
+struct Chunk {
+  int table = 0;
+  int64_t first = 0;
+  int64_t count = 0;
+  int64_t step = 0;
+  std::vector<uint32_t> checksums;  // of its pieces, in their order
+};
+
+// The pieces of a chunk, in the order in which they lie in a slot: row ids (unless a range), then
+// each array. REQUIRES: first is such that every piece starts aligned.
+std::vector<Piece> chunk_pieces(const SegmentTable& table, int64_t first, int64_t count);
+
+// Bytes of those pieces together.
+int64_t chunk_bytes(const SegmentTable& table, int64_t count);
+
+// The most rows that fit into slot_bytes and keep every chunk of the table aligned in the file.
+// Throws UsageError, naming the table, if not even the smallest chunk fits.
+int64_t rows_per_chunk(const SegmentTable& table, int64_t slot_bytes);
+
+}  // namespace cpr_ext

@@ -1,0 +1,132 @@
+// Joins staging and storage: the training thread fills one slot while the writer's thread writes
+// another. When no slot is free the capture waits or stops; nothing is ever allocated for it.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "pipeline/segment_plan.h"
+#include "staging/slot_pool.h"
+
+namespace cpr_ext {
+
+class SnapshotPipeline;
+
+// In this order; kFailed ends it from any of them but kCommitted.
+enum class JobState { kCapturing, kCaptured, kWritten, kCommitted, kFailed };
+
+// What to capture: the rows of each table, and where they go.
+struct CapturePlan {
+  std::string path;
+  int64_t header_bytes = 0;
+  int64_t file_bytes = 0;
+  bool direct_io = true;
+  bool refuse_nan = true;
+  std::vector<SegmentTable> tables;
+  std::vector<std::vector<int64_t>> row_ids;  // per table (num_rows,), ascending; empty for a range
+};
+
+// One segment on its way to disk. capture() is called by one thread, the training thread, and only
+// while no one writes the tables; everything else may be called from any thread.
+class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
+ public:
+  SegmentJob(SnapshotPipeline& pipeline, CapturePlan plan);
+
+  // Copies whole chunks into slots until about max_bytes were captured in this call (at least one
+  // chunk; no limit if max_bytes <= 0), no slot is free (unless `wait_for_slot`), the job has
+  // failed, or nothing is left. Returns what it captured, checksums not yet known.
+  std::vector<Chunk> capture(int64_t step, int64_t max_bytes, bool wait_for_slot);
+
+  JobState state() const;
+
+  // Waits until `state` or a later one is reached; false if `timeout` passed first. Rethrows the
+  // first error of a failed job, every time.
+  bool wait(JobState state, std::chrono::duration<double> timeout) const;
+
+  // The captured chunks with their checksums. REQUIRES: kWritten.
+  std::vector<Chunk> chunks() const;
+
+  // Writes the header and syncs. REQUIRES: kWritten. An error fails the job and is rethrown.
+  void finish(const std::string& header);
+  void mark_committed();
+
+  // Gives the job up (kFailed) unless it is committed; the first error is kept. A file without a
+  // header is removed; a finished one is the store's, which knows whether a manifest names it.
+  void fail(std::exception_ptr error);
+
+  // As fail(), from the capturing thread, which thereby returns the slot it was filling.
+  void cancel(const std::string& reason);
+
+ private:
+  friend class SnapshotPipeline;
+  struct FilledSlot {
+    SlotLease slot;
+    std::vector<size_t> chunks;  // indices into chunks_
+  };
+  void gather_chunk(const Chunk& chunk, std::byte* out) const;
+  void check_nan(const Chunk& chunk, const std::byte* data) const;
+  void submit_open_slot();
+  void write(FilledSlot filled);  // on the writer's thread
+
+  SnapshotPipeline& pipeline_;
+  const CapturePlan plan_;
+  std::vector<int64_t> rows_per_chunk_;  // per table
+  SegmentWriter writer_;                 // the writer's thread, then finish()'s caller
+
+  // The capturing thread's own.
+  int next_table_ = 0;
+  int64_t next_row_ = 0;
+  FilledSlot open_;
+  int64_t open_bytes_ = 0;
+
+  mutable std::mutex mutex_;  // guards all below
+  mutable std::condition_variable changed_;
+  JobState state_ = JobState::kCapturing;
+  std::vector<Chunk> chunks_;
+  int64_t slots_in_flight_ = 0;
+  bool all_captured_ = false;
+  bool finishing_ = false;  // finish() owns writer_
+  std::exception_ptr error_;
+};
+
+class SnapshotPipeline {
+ public:
+  SnapshotPipeline(int num_slots, int64_t slot_bytes, std::shared_ptr<ThreadPool> threads);
+  // Writes what is queued, then ends. REQUIRES: every job but those queued has been destroyed.
+  ~SnapshotPipeline();
+  SnapshotPipeline(const SnapshotPipeline&) = delete;
+  SnapshotPipeline& operator=(const SnapshotPipeline&) = delete;
+
+  // Throws UsageError if the plan does not fit the slots.
+  std::shared_ptr<SegmentJob> start(CapturePlan plan);
+
+  SlotPool& slots() { return slots_; }
+
+ private:
+  friend class SegmentJob;
+  struct Work {
+    std::shared_ptr<SegmentJob> job;
+    SegmentJob::FilledSlot filled;
+  };
+  void enqueue(Work work);
+  void writer_loop();
+
+  SlotPool slots_;
+  const std::shared_ptr<ThreadPool> threads_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Work> queue_;  // guarded by mutex_, never longer than the number of slots
+  bool stopping_ = false;   // guarded by mutex_
+  std::thread writer_thread_;
+};
+
+}  // namespace cpr_ext

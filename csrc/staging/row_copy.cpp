@@ -1,0 +1,144 @@
+#include "staging/row_copy.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace cpr_ext {
+
+namespace {
+
+// Far enough ahead to hide a memory access, near enough to stay in the first-level cache.
+constexpr int64_t kPrefetchRows = 16;
+constexpr int64_t kCacheLine = 64;
+// Below this, waking a thread costs more than it saves.
+constexpr int64_t kBytesPerTask = 512 * 1024;
+
+// Copies of a size known at compile time become a few vector moves; others call memcpy.
+template <int64_t kRowBytes>
+void copy_row(std::byte* to, const std::byte* from, int64_t row_bytes) {
+  std::memcpy(to, from, kRowBytes > 0 ? kRowBytes : row_bytes);
+}
+
+void prefetch_row(const std::byte* row, int64_t row_bytes, bool for_write) {
+  for (int64_t offset = 0; offset < row_bytes; offset += kCacheLine) {
+    if (for_write) {
+      __builtin_prefetch(row + offset, 1);
+    } else {
+      __builtin_prefetch(row + offset, 0);
+    }
+  }
+}
+
+template <int64_t kRowBytes>
+void gather_block(const RowArray& source, const int64_t* row_ids, int64_t begin, int64_t end,
+                  std::byte* out) {
+  for (int64_t i = begin; i < end; ++i) {
+    if (i + kPrefetchRows < end) {
+      prefetch_row(source.row(row_ids[i + kPrefetchRows]), source.row_bytes, false);
+    }
+    copy_row<kRowBytes>(out + i * source.row_bytes, source.row(row_ids[i]), source.row_bytes);
+  }
+}
+
+template <int64_t kRowBytes>
+void scatter_block(const std::byte* packed, const int64_t* row_ids, int64_t begin, int64_t end,
+                   const RowArray& target) {
+  for (int64_t i = begin; i < end; ++i) {
+    if (i + kPrefetchRows < end) {
+      prefetch_row(target.row(row_ids[i + kPrefetchRows]), target.row_bytes, true);
+    }
+    copy_row<kRowBytes>(target.row(row_ids[i]), packed + i * target.row_bytes, target.row_bytes);
+  }
+}
+
+// Calls visit.template operator()<N>() with N the row size if it is a usual one, else 0.
+template <typename Visit>
+void with_row_bytes(int64_t row_bytes, const Visit& visit) {
+  switch (row_bytes) {
+    case 4:
+      return visit(std::integral_constant<int64_t, 4>{});
+    case 8:
+      return visit(std::integral_constant<int64_t, 8>{});
+    case 16:
+      return visit(std::integral_constant<int64_t, 16>{});
+    case 32:
+      return visit(std::integral_constant<int64_t, 32>{});
+    case 64:
+      return visit(std::integral_constant<int64_t, 64>{});
+    case 128:
+      return visit(std::integral_constant<int64_t, 128>{});
+    case 256:
+      return visit(std::integral_constant<int64_t, 256>{});
+    default:
+      return visit(std::integral_constant<int64_t, 0>{});
+  }
+}
+
+// Cuts `count` rows into blocks and runs body(begin, end) on each.
+template <typename Body>
+void for_blocks(int64_t count, int64_t row_bytes, ThreadPool* pool, const Body& body) {
+  const int64_t rows_per_task =
+      std::max<int64_t>(1, kBytesPerTask / std::max<int64_t>(1, row_bytes));
+  const int64_t num_tasks = (count + rows_per_task - 1) / rows_per_task;
+  if (pool == nullptr || num_tasks <= 1) {
+    if (count > 0) body(0, count);
+    return;
+  }
+  pool->parallel_for(num_tasks, [&](int64_t task) {
+    body(task * rows_per_task, std::min(count, (task + 1) * rows_per_task));
+  });
+}
+
+bool is_packed(const RowArray& array) { return array.row_stride_bytes == array.row_bytes; }
+
+}  // namespace
+
+void gather_rows(const RowArray& source, const int64_t* row_ids, int64_t count, std::byte* out,
+                 ThreadPool* pool) {
+  with_row_bytes(source.row_bytes, [&](auto row_bytes) {
+    for_blocks(count, source.row_bytes, pool, [&](int64_t begin, int64_t end) {
+      gather_block<decltype(row_bytes)::value>(source, row_ids, begin, end, out);
+    });
+  });
+}
+
+void scatter_rows(const std::byte* packed, const int64_t* row_ids, int64_t count,
+                  const RowArray& target, ThreadPool* pool) {
+  with_row_bytes(target.row_bytes, [&](auto row_bytes) {
+    for_blocks(count, target.row_bytes, pool, [&](int64_t begin, int64_t end) {
+      scatter_block<decltype(row_bytes)::value>(packed, row_ids, begin, end, target);
+    });
+  });
+}
+
+void gather_range(const RowArray& source, int64_t first_row_id, int64_t count, std::byte* out,
+                  ThreadPool* pool) {
+  const int64_t row_bytes = source.row_bytes;
+  for_blocks(count, row_bytes, pool, [&](int64_t begin, int64_t end) {
+    if (is_packed(source)) {
+      std::memcpy(out + begin * row_bytes, source.row(first_row_id + begin),
+                  (end - begin) * row_bytes);
+      return;
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      std::memcpy(out + i * row_bytes, source.row(first_row_id + i), row_bytes);
+    }
+  });
+}
+
+void scatter_range(const std::byte* packed, int64_t first_row_id, int64_t count,
+                   const RowArray& target, ThreadPool* pool) {
+  const int64_t row_bytes = target.row_bytes;
+  for_blocks(count, row_bytes, pool, [&](int64_t begin, int64_t end) {
+    if (is_packed(target)) {
+      std::memcpy(target.row(first_row_id + begin), packed + begin * row_bytes,
+                  (end - begin) * row_bytes);
+      return;
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      std::memcpy(target.row(first_row_id + i), packed + i * row_bytes, row_bytes);
+    }
+  });
+}
+
+}  // namespace cpr_ext

@@ -1,0 +1,83 @@
+#include "staging/slot_pool.h"
+
+#include <cassert>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+
+namespace cpr_ext {
+
+namespace {
+constexpr int64_t kPageBytes = 4096;
+}
+
+SlotLease::SlotLease(SlotLease&& other) noexcept
+    : pool_(std::exchange(other.pool_, nullptr)), data_(std::exchange(other.data_, nullptr)) {}
+
+SlotLease& SlotLease::operator=(SlotLease&& other) noexcept {
+  if (this != &other) {
+    release();
+    pool_ = std::exchange(other.pool_, nullptr);
+    data_ = std::exchange(other.data_, nullptr);
+  }
+  return *this;
+}
+
+SlotLease::~SlotLease() { release(); }
+
+void SlotLease::release() {
+  if (data_ != nullptr) pool_->give_back(std::exchange(data_, nullptr));
+}
+
+void SlotPool::Free::operator()(std::byte* data) const { std::free(data); }
+
+SlotPool::SlotPool(int num_slots, int64_t slot_bytes) : slot_bytes_(slot_bytes) {
+  if (num_slots < 1) {
+    throw UsageError("num_slots is " + std::to_string(num_slots) + "; it must be at least 1");
+  }
+  if (slot_bytes < kPageBytes || slot_bytes % kPageBytes != 0) {
+    throw UsageError("slot_bytes is " + std::to_string(slot_bytes) +
+                     "; it must be a positive multiple of " + std::to_string(kPageBytes));
+  }
+  for (int i = 0; i < num_slots; ++i) {
+    auto* data = static_cast<std::byte*>(std::aligned_alloc(kPageBytes, slot_bytes));
+    if (data == nullptr) throw std::bad_alloc();
+    slots_.emplace_back(data);
+    free_.push_back(data);
+  }
+}
+
+SlotPool::~SlotPool() { assert(free_.size() == slots_.size() && "a slot is still leased"); }
+
+int SlotPool::num_free() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<int>(free_.size());
+}
+
+SlotLease SlotPool::acquire() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  returned_.wait(lock, [&] { return !free_.empty(); });
+  std::byte* slot = free_.back();
+  free_.pop_back();
+  return SlotLease(this, slot);
+}
+
+SlotLease SlotPool::try_acquire() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (free_.empty()) return SlotLease();
+  std::byte* slot = free_.back();
+  free_.pop_back();
+  return SlotLease(this, slot);
+}
+
+void SlotPool::give_back(std::byte* slot) {
+  // Notified under the lock: the waiter may be about to destroy the pool.
+  std::lock_guard<std::mutex> lock(mutex_);
+  free_.push_back(slot);
+  returned_.notify_one();
+}
+
+}  // namespace cpr_ext

@@ -1,0 +1,86 @@
+#include "storage/segment_writer.h"
+
+#include <cassert>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "core/crc32c.h"
+#include "core/error.h"
+
+namespace cpr_ext {
+
+SegmentWriter::SegmentWriter(std::string path, int64_t header_bytes, int64_t file_bytes,
+                             bool direct_io)
+    : path_(std::move(path)),
+      header_bytes_(header_bytes),
+      file_bytes_(file_bytes),
+      direct_io_(direct_io) {
+  if (header_bytes <= 0 || header_bytes % kAlignment != 0 || file_bytes < header_bytes ||
+      file_bytes % kAlignment != 0) {
+    throw UsageError("segment of " + std::to_string(file_bytes) + " bytes with a header of " +
+                     std::to_string(header_bytes) + ": both must be multiples of " +
+                     std::to_string(kAlignment) + " and the header must fit");
+  }
+}
+
+SegmentWriter::~SegmentWriter() { abandon(); }
+
+File& SegmentWriter::file() {
+  assert(!finished_ && "write after finish");
+  if (!file_) {
+    file_ = File::create(path_, file_bytes_, direct_io_ ? File::Io::kDirect : File::Io::kBuffered);
+  }
+  return *file_;
+}
+
+std::vector<uint32_t> SegmentWriter::write(const std::vector<Piece>& pieces,
+                                           const std::byte* data) {
+  std::vector<uint32_t> checksums;
+  checksums.reserve(pieces.size());
+  int64_t run_offset = 0;
+  int64_t run_bytes = 0;
+  const std::byte* run_data = data;
+  for (const Piece& piece : pieces) {
+    assert(piece.file_offset >= header_bytes_ && piece.size_bytes % kAlignment == 0 &&
+           piece.file_offset + piece.size_bytes <= file_bytes_);
+    checksums.push_back(crc32c(data, piece.size_bytes));
+    if (run_bytes > 0 && piece.file_offset != run_offset + run_bytes) {
+      file().write_at(run_offset, run_data, run_bytes);
+      run_bytes = 0;
+    }
+    if (run_bytes == 0) {
+      run_offset = piece.file_offset;
+      run_data = data;
+    }
+    run_bytes += piece.size_bytes;
+    data += piece.size_bytes;
+  }
+  if (run_bytes > 0) file().write_at(run_offset, run_data, run_bytes);
+  return checksums;
+}
+
+void SegmentWriter::finish(const std::string& header) {
+  if (static_cast<int64_t>(header.size()) != header_bytes_) {
+    throw UsageError("the segment header has " + std::to_string(header.size()) +
+                     " bytes; planned were " + std::to_string(header_bytes_));
+  }
+  const std::unique_ptr<std::byte, decltype(&std::free)> aligned(
+      static_cast<std::byte*>(std::aligned_alloc(kAlignment, header_bytes_)), &std::free);
+  if (!aligned) throw std::bad_alloc();
+  std::memcpy(aligned.get(), header.data(), header.size());
+  file().write_at(0, aligned.get(), header_bytes_);
+  file().sync();
+  file_.reset();
+  finished_ = true;
+}
+
+void SegmentWriter::abandon() noexcept {
+  if (finished_) return;
+  finished_ = true;
+  if (!file_) return;
+  file_.reset();
+  remove_quietly(path_);
+}
+
+}  // namespace cpr_ext

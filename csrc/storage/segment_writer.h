@@ -1,0 +1,51 @@
+// Writes one segment file: pieces at planned offsets, in any order; the header last. Until the
+// header is there the file names nothing, and until the manifest names the file nobody reads it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "storage/file.h"
+
+namespace cpr_ext {
+
+// Bytes of a segment that are checked as one: a run of rows of one array, zero-padded to
+// kAlignment.
+struct Piece {
+  int64_t file_offset = 0;
+  int64_t size_bytes = 0;  // multiple of kAlignment
+};
+
+class SegmentWriter {
+ public:
+  // Creates nothing yet. REQUIRES: file_bytes, header_bytes multiples of kAlignment.
+  SegmentWriter(std::string path, int64_t header_bytes, int64_t file_bytes, bool direct_io);
+  // A segment that was not finished is removed.
+  ~SegmentWriter();
+
+  // Writes `pieces`, which lie one after the other in `data` (page-aligned), and returns the CRC32C
+  // of each. Pieces that are also neighbours in the file go out in one call. Throws StorageError.
+  std::vector<uint32_t> write(const std::vector<Piece>& pieces, const std::byte* data);
+
+  // Writes the header, exactly header_bytes long, and syncs the file. No write may follow.
+  void finish(const std::string& header);
+
+  // Closes and removes a file that is not finished; no write may follow.
+  void abandon() noexcept;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  File& file();
+
+  const std::string path_;
+  const int64_t header_bytes_;
+  const int64_t file_bytes_;
+  const bool direct_io_;
+  std::optional<File> file_;  // opened by the first write, on the writer's thread
+  bool finished_ = false;
+};
+
+}  // namespace cpr_ext
