@@ -26,19 +26,24 @@ struct FloatKeys {
   bool is_score(int64_t row_id) const {
     return bits(row_id) <= kInfinityBits || bits(row_id) == kMinusZeroBits;
   }
-
- private:
-  static constexpr uint32_t kInfinityBits = 0x7f800000;
-  static constexpr uint32_t kMinusZeroBits = 0x80000000;
   uint32_t bits(int64_t row_id) const {
     uint32_t result;
     std::memcpy(&result, scores + row_id, sizeof(result));
     return result;
   }
+
+  static constexpr uint32_t kInfinityBits = 0x7f800000;
+  static constexpr uint32_t kMinusZeroBits = 0x80000000;
+};
+
+// As FloatKeys, with the sign kept.
+struct FloatBits {
+  FloatKeys keys;
+  uint32_t operator[](int64_t row_id) const { return keys.bits(row_id); }
 };
 
 constexpr int kNumBins = 2048;
-constexpr int kNumLanes = 4;  // neighbours often share a bin; counting them apart breaks the chain
+constexpr int kNumLanes = 8;  // neighbours often share a bin; counting them apart breaks the chain
 constexpr int64_t kFewestRowsPerPart = 65536;
 constexpr int64_t kMostRowsPerPart = int64_t{1} << 30;  // a bin is counted in 32 bits
 constexpr int64_t kBlockRows = 1024;
@@ -75,6 +80,9 @@ struct Parts {
 // Which rows are the best: all with a key above `last`, and of those equal to it the first
 // `num_ties`. `above` and `equal` count both per part.
 struct Cut {
+  explicit Cut(const Parts& parts)
+      : above(static_cast<size_t>(parts.num_parts)), equal(static_cast<size_t>(parts.num_parts)) {}
+
   uint32_t last = 0;
   int64_t num_ties = 0;
   std::vector<int64_t> above;
@@ -140,31 +148,29 @@ void close_bin(Cut& cut, const OpenBin& open, uint32_t lowest) {
   }
 }
 
-// Radix selection: 10, 11 and 11 bits of the key, each pass counting the open bin only.
+// Radix selection: 10, 11 and 11 bits of the key, each pass counting the open bin only. `first`
+// are the bins of the highest 10 bits.
 // REQUIRES: 0 < wanted < number of rows with a key above zero.
+constexpr int kFirstShift = 22;
+
 template <class Keys>
-Cut radix_cut(const Keys& keys, const Parts& parts, int64_t wanted) {
-  Cut cut;
-  cut.above.resize(static_cast<size_t>(parts.num_parts));
-  cut.equal.resize(static_cast<size_t>(parts.num_parts));
-  uint64_t prefix = 0;
-  int open_bits = 32;  // of the key, below the prefix
-  for (const int bits : {10, 11, 11}) {
-    const int shift = open_bits - bits;
+Cut radix_cut(const Keys& keys, const Parts& parts, int64_t wanted,
+              const std::vector<Bins>& first) {
+  Cut cut(parts);
+  OpenBin open = open_bin(first, wanted, cut);
+  uint32_t prefix = open.bin;
+  int shift = kFirstShift;
+  while (open.wanted < open.size && shift > 0) {
+    constexpr int kBits = 11;
+    shift -= kBits;
     const auto bins = count_bins(keys, parts, [=](uint32_t key) {
       // Under another prefix the xor leaves a high bit set, and so exceeds every bin.
-      return static_cast<uint32_t>(
-          std::min<uint64_t>((uint64_t{key} >> shift) ^ (prefix << bits), kNumBins));
+      return std::min<uint32_t>((key >> shift) ^ (prefix << kBits), kNumBins);
     });
-    const OpenBin open = open_bin(bins, wanted, cut);
-    prefix = (prefix << bits) | open.bin;
-    open_bits = shift;
-    wanted = open.wanted;
-    if (open.wanted == open.size || shift == 0) {
-      close_bin(cut, open, static_cast<uint32_t>(prefix << shift));
-      break;
-    }
+    open = open_bin(bins, open.wanted, cut);
+    prefix = (prefix << kBits) | open.bin;
   }
+  close_bin(cut, open, prefix << shift);
   return cut;
 }
 
@@ -220,12 +226,44 @@ std::vector<int64_t> rows_of(const Keys& keys, const Parts& parts, const Cut& cu
     ties_left -= ties[part];
     first[part + 1] = first[part] + cut.above[part] + ties[part];
   }
+  if (first[num_parts] == 0) return {};
   std::vector<int64_t> row_ids(static_cast<size_t>(first[num_parts]));
   parts.for_each([&](int64_t part) {
     write_part(keys, parts.begin(part), parts.end(part), cut.last, ties[part],
                row_ids.data() + first[part]);
   });
   return row_ids;
+}
+
+// Rows counted in the bins from `first` on.
+int64_t count_from(const std::vector<Bins>& bins, int first) {
+  int64_t count = 0;
+  for (const Bins& part : bins) {
+    count = std::accumulate(part.begin() + first, part.end(), count);
+  }
+  return count;
+}
+
+// Throws UsageError for the first row whose score is NaN or negative.
+void check_scores(const FloatKeys& keys, int64_t num_rows) {
+  for (int64_t row_id = 0; row_id < num_rows; ++row_id) {
+    if (keys.is_score(row_id)) continue;
+    throw UsageError("the score of row " + std::to_string(row_id) + " is " +
+                     std::to_string(keys.scores[row_id]) + "; scores must be numbers from 0 on");
+  }
+}
+
+// Every row whose score is not zero.
+Cut nonzero_cut(const FloatKeys& keys, const Parts& parts) {
+  Cut cut(parts);
+  parts.for_each([&](int64_t part) {
+    int64_t count = 0;
+    for (int64_t row_id = parts.begin(part); row_id < parts.end(part); ++row_id) {
+      count += keys[row_id] != 0;
+    }
+    cut.above[part] = count;
+  });
+  return cut;
 }
 
 }  // namespace
@@ -238,15 +276,13 @@ std::vector<int64_t> top_rows(const uint32_t* scores, int64_t num_rows, int64_t 
   // Counts are mostly small: with one bin per count, this pass usually is the only one.
   const auto bins =
       count_bins(keys, parts, [](uint32_t key) { return std::min<uint32_t>(key, kNumBins - 1); });
-  int64_t num_nonzero = num_rows;
-  for (const Bins& part : bins) num_nonzero -= part[0];
+  const int64_t num_nonzero = count_from(bins, 1);
   if (num_nonzero == 0) return {};
-  Cut cut;
-  cut.above.resize(bins.size());
-  cut.equal.resize(bins.size());
+  Cut cut(parts);
   const OpenBin open = open_bin(bins, std::min(k, num_nonzero), cut);
   if (open.bin == kNumBins - 1 && open.wanted < open.size) {
-    return rows_of(keys, parts, radix_cut(keys, parts, k));
+    const auto first = count_bins(keys, parts, [](uint32_t key) { return key >> kFirstShift; });
+    return rows_of(keys, parts, radix_cut(keys, parts, k, first));
   }
   close_bin(cut, open, open.bin);
   return rows_of(keys, parts, cut);
@@ -256,28 +292,21 @@ std::vector<int64_t> top_rows(const float* scores, int64_t num_rows, int64_t k, 
   if (k <= 0 || num_rows <= 0) return {};
   const FloatKeys keys{scores};
   const Parts parts(num_rows, pool);
-  Cut all;  // every row that is not zero
-  all.above.resize(static_cast<size_t>(parts.num_parts));
-  all.equal.resize(static_cast<size_t>(parts.num_parts));
-  std::vector<int64_t> num_bad(static_cast<size_t>(parts.num_parts));
-  parts.for_each([&](int64_t part) {
-    int64_t nonzero = 0;
-    int64_t bad = 0;
-    for (int64_t row_id = parts.begin(part); row_id < parts.end(part); ++row_id) {
-      nonzero += keys[row_id] != 0;
-      bad += !keys.is_score(row_id);
-    }
-    all.above[part] = nonzero;
-    num_bad[part] = bad;
-  });
-  if (std::any_of(num_bad.begin(), num_bad.end(), [](int64_t bad) { return bad != 0; })) {
-    int64_t row_id = 0;
-    while (keys.is_score(row_id)) ++row_id;
-    throw UsageError("the score of row " + std::to_string(row_id) + " is " +
-                     std::to_string(scores[row_id]) + "; scores must be numbers from 0 on");
+  // The bins of the key's highest bits, and above them those of everything with a sign. Only
+  // infinity's bin and those above it can hold what is no score, so the usual case needs no check.
+  constexpr int kInfinityBin = FloatKeys::kInfinityBits >> (kFirstShift - 1);
+  auto first =
+      count_bins(FloatBits{keys}, parts, [](uint32_t bits) { return bits >> (kFirstShift - 1); });
+  if (count_from(first, kInfinityBin) > 0) {
+    check_scores(keys, num_rows);
+    first = count_bins(keys, parts, [](uint32_t key) { return key >> kFirstShift; });
   }
-  const int64_t num_nonzero = std::accumulate(all.above.begin(), all.above.end(), int64_t{0});
-  return rows_of(keys, parts, k < num_nonzero ? radix_cut(keys, parts, k) : all);
+  if (k >= count_from(first, 1)) {  // the lowest bin has zeros among its subnormals
+    const Cut all = nonzero_cut(keys, parts);
+    const int64_t num_nonzero = std::accumulate(all.above.begin(), all.above.end(), int64_t{0});
+    if (k >= num_nonzero) return rows_of(keys, parts, all);
+  }
+  return rows_of(keys, parts, radix_cut(keys, parts, k, first));
 }
 
 }  // namespace cpr_ext

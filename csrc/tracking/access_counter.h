@@ -29,6 +29,7 @@ class AccessCounter final : public RowTracker {
   void restore(const TakenRows& taken) override;
 
   std::vector<uint32_t> counts_;
+  int64_t headroom_ = UINT32_MAX;  // Invariant: no count can saturate within this many lookups
 };
 
 }  // namespace cpr_ext

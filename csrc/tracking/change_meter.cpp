@@ -39,7 +39,7 @@ ChangeMeter::ChangeMeter(std::string name, const WeightView& weight)
     : RowTracker(name, weight.num_rows),
       dtype_(weight.dtype),
       embedding_dim_(weight.embedding_dim),
-      row_bytes_(weight.embedding_dim * floating_bytes(weight.dtype)),
+      row_bytes_(weight.embedding_dim * item_size(weight.dtype)),
       dirty_(name, weight.num_rows) {
   if (!is_floating(weight.dtype) || weight.embedding_dim < 1) {
     throw UsageError("table '" + name + "': change is measured on a floating weight with at least" +

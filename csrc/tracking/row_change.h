@@ -14,9 +14,4 @@ namespace cpr_ext {
 // there before and is gone as an infinite change.
 float row_change(DType dtype, const void* now, const void* before, int64_t embedding_dim);
 
-// Bytes of one element. REQUIRES: is_floating(dtype).
-constexpr int64_t floating_bytes(DType dtype) {
-  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
-}
-
 }  // namespace cpr_ext

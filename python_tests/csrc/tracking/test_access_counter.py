@@ -59,6 +59,7 @@ def counter_with(row_id, count):
     counter = _C.AccessCounter(name="t", num_rows=8)
     address = counter.counts().ctypes.data + 4 * row_id
     ctypes.c_uint32.from_address(address).value = count
+    counter.put_back(counter.take_range(0, 8))  # tells the counter how near its limit it is
     return counter
 
 
