@@ -1,8 +1,9 @@
 """Print the requirements of pyproject.toml: the build's, and those of the extras named."""
 
 import sys
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 project = tomllib.loads(Path("pyproject.toml").read_text())
 extras = project["project"]["optional-dependencies"]
