@@ -92,7 +92,7 @@ def restore_dense(
         for name, value in live.items():
             value.copy_(tree["model"][name])
         for optimizer, saved in zip(optimizers, tree["optimizers"], strict=True):
-            _restore_optimizer(optimizer, saved)
+            _restore_optimizer(optimizer, saved, tables)
     _restore_rng(tree["rng"])
     return tree["extra"]
 
@@ -140,20 +140,35 @@ def _check_optimizers(saved: list[Any], optimizers: Sequence[torch.optim.Optimiz
         )
 
 
-def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any], tables: Sequence[Table]
+) -> None:
+    """State made since the snapshot is dropped; that of rows is left to the shards."""
+    num_rows = {id(table.weight): table.num_embeddings for table in tables}
     for group, saved_group in zip(optimizer.param_groups, saved["groups"], strict=True):
         group.update(saved_group)
     for index, parameter in enumerate(_parameters(optimizer)):
-        state = optimizer.state[parameter]
-        for name, value in saved["states"][str(index)].items():
-            if not isinstance(value, torch.Tensor):
-                state[name] = value
-            elif isinstance(state.get(name), torch.Tensor) and state[name].shape == value.shape:
-                state[name].copy_(value)
-            else:
-                # As the optimizer makes it: step counters stay on the CPU, the rest follows.
-                device = "cpu" if value.dim() == 0 else parameter.device
-                state[name] = value.to(device, copy=True)
+        rows = num_rows.get(id(parameter))
+        saved_state = saved["states"][str(index)]
+        state = {
+            name: value
+            for name, value in optimizer.state.pop(parameter, {}).items()
+            if name in saved_state or (rows is not None and is_row_state(value, rows))
+        }
+        for name, value in saved_state.items():
+            state[name] = _restored_value(state.get(name), value, parameter)
+        if state:
+            optimizer.state[parameter] = state
+
+
+def _restored_value(live: Any, saved: Any, parameter: torch.Tensor) -> Any:
+    if not isinstance(saved, torch.Tensor):
+        return saved
+    if isinstance(live, torch.Tensor) and (live.shape, live.dtype) == (saved.shape, saved.dtype):
+        return live.copy_(saved)
+    # As the optimizer makes it: step counters stay on the CPU, the rest follows.
+    device = "cpu" if saved.dim() == 0 else parameter.device
+    return saved.to(device, copy=True)
 
 
 def _rng_tree() -> dict[str, Any]:
