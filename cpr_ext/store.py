@@ -141,7 +141,9 @@ class Store:
 
     def drop_before(self, snapshot: int) -> None:
         """Remove what the base ``snapshot``, committed as a whole, supersedes."""
-        for manifest in [*self.shards, self.dense]:
+        # The dense part first: a crash in between must not leave a full-recovery point whose rows
+        # are gone.
+        for manifest in [self.dense, *self.shards]:
             kept = tuple(record for record in manifest.segments if record.snapshot >= snapshot)
             if kept != manifest.segments:
                 manifest.commit(kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -79,6 +79,20 @@ class Table:
     def arrays(self) -> dict[str, torch.Tensor]:
         """The weight and every per-row state, each (num_embeddings, ...), detached, not copied."""
         return {WEIGHT: self.weight.detach(), **self.row_states()}
+
+    def array_names(self) -> list[str]:
+        """Sorted names of the weight and its per-row states, also of those no file can hold."""
+        states = {} if self.optimizer is None else self.optimizer.state.get(self.weight, {})
+        names = [name for name, value in states.items() if is_row_state(value, self.num_embeddings)]
+        return sorted([WEIGHT, *names])
+
+    def keep_row_states(self, names: Collection[str]) -> None:
+        """Drop every per-row state but these; the optimizer makes them anew when it needs them."""
+        for name in self.row_states().keys() - set(names):
+            assert self.optimizer is not None
+            del self.optimizer.state[self.weight][name]
+        if self.optimizer is not None and not self.optimizer.state.get(self.weight, True):
+            del self.optimizer.state[self.weight]
 
     def make_row_state(self, name: str, row_shape: Sequence[int], dtype: torch.dtype) -> None:
         """Create an all-zero per-row state that the optimizer would have made at its first step."""

@@ -94,6 +94,7 @@ class Trained:
         self.model, self.optimizers = build(self.tables, optimizer, seed=seed)
         self.lookups = lookups
         self.checkpointer = cpr_ext.Checkpointer(self.model, self.optimizers, directory, **options)
+        torch.manual_seed(seed)
 
     @property
     def store(self):
