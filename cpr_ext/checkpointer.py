@@ -26,7 +26,7 @@ from cpr_ext.errors import (
     UsageError,
 )
 from cpr_ext.manifest import SegmentRecord
-from cpr_ext.priorities import MostFrequentlyUsed, Priority
+from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority
 from cpr_ext.recovery import RecoveryReport, newest_readable_dense, restore_shard
 from cpr_ext.schedules import EverySeconds, Progress, Schedule
 from cpr_ext.segment_capture import WriteOptions
@@ -41,6 +41,11 @@ logger = logging.getLogger("cpr_ext")
 Consistency = Literal["row", "step"]
 RecoveryMode = Literal["partial", "full"]
 DEFAULT_SLOT_BYTES = 8 << 20
+_NO_LOOKUPS = (
+    "no lookup was seen in the first step, so no row counts as changed. A model that was compiled "
+    "and called before the Checkpointer was made has no hooks in its graphs: make the Checkpointer "
+    "first, or call torch.compiler.reset(); for lookups outside modules call record_lookups()"
+)
 
 
 @dataclass
@@ -124,6 +129,14 @@ class Checkpointer:
             raise UsageError(f"num_shards is {num_shards}; it must be at least 1")
         if rebase_after is not None and not rebase_after > 0:
             raise UsageError(f"rebase_after is {rebase_after}; it must be positive, or None")
+        if num_threads is not None and num_threads < 1:
+            raise UsageError(f"num_threads is {num_threads}; it must be at least 1, or None")
+        if priority is not None and not isinstance(priority, Priority):
+            raise UsageError(f"priority is {priority!r}; needed: such as MostFrequentlyUsed(0.125)")
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise UsageError(f"schedule is {schedule!r}; needed: such as EverySteps(500)")
+        if isinstance(priority, LargestChange) and on_nan == "save":
+            raise UsageError('LargestChange cannot rank NaN rows; use on_nan="raise" with it')
         self.model = model
         self.optimizers = (
             [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
@@ -181,6 +194,7 @@ class Checkpointer:
         self._in_flight_arrays: dict[str, list[str]] = {}
         self._may_train = self.store.is_empty
         self._base_failed = False
+        self._is_first_step = True
         self._closed = False
 
     @property
@@ -208,6 +222,11 @@ class Checkpointer:
         """
         started = time.perf_counter()
         self._require_recovered()
+        if num_samples < 0:
+            raise UsageError(f"num_samples is {num_samples}; it must not be negative")
+        if self._is_first_step and self._recorder.misses_lookups:
+            warnings.warn(_NO_LOOKUPS, stacklevel=2)
+        self._is_first_step = False
         self._recorder.flush()
         self._step += 1
         self._num_samples += num_samples
@@ -299,7 +318,7 @@ class Checkpointer:
 
     @contextmanager
     def tracking_paused(self) -> Iterator[None]:
-        """Count no lookups inside the block; without hooks the model runs at full speed."""
+        """Count no lookups inside the block."""
         with self._recorder.paused():
             yield
 
@@ -311,8 +330,10 @@ class Checkpointer:
         """
         if self._closed:
             return
-        self._finish_in_flight()
-        self._release()
+        try:
+            self._finish_in_flight()
+        finally:
+            self._release()
         if failures := self.metrics.failures:
             raise SnapshotError(
                 f"{len(failures)} snapshot(s) failed, the last because: {failures[-1]}"
