@@ -6,6 +6,8 @@ the reader of this package cannot hide.
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -256,3 +258,14 @@ def flipped(path: Path, position: int, bit: int = 0):
         yield
     finally:
         flip(path, position, bit)
+
+
+def run_python(code, *arguments, timeout_seconds=120):
+    """Run ``code`` in a process of its own; returns what it printed, fails if it fails."""
+    here = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r})\n"
+    command = [sys.executable, "-c", here + code, *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_seconds, check=False, cwd="/"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -3,20 +3,11 @@
 import importlib
 import inspect
 import pkgutil
-import subprocess
-import sys
 
 import pytest
 
 import cpr_ext
-
-
-def run(code):
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from python_tests.helpers import run_python
 
 
 def test_every_public_name_can_be_imported_and_is_listed():
@@ -50,8 +41,10 @@ def test_every_public_name_and_its_public_methods_have_a_docstring(name):
 
 @pytest.mark.parametrize("module", ["cpr_ext", "cpr_ext._native", "cpr_ext._C", "cpr_ext.errors"])
 def test_importing_the_core_imports_neither_torch_nor_numpy(module):
-    heavy = run(f"import sys, {module}; print([m for m in ('torch', 'numpy') if m in sys.modules])")
-    assert heavy == "[]"
+    heavy = run_python(
+        f"import sys, {module}; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
+    assert heavy == "[]\n"
 
 
 def test_importing_the_native_core_takes_milliseconds():
@@ -59,12 +52,14 @@ def test_importing_the_native_core_takes_milliseconds():
         "import time; start = time.perf_counter(); import cpr_ext._native; "
         "print(time.perf_counter() - start)"
     )
-    assert min(float(run(code)) for _ in range(3)) < 0.1
+    assert min(float(run_python(code)) for _ in range(3)) < 0.1
 
 
 def test_a_public_name_brings_its_module_when_it_is_asked_for():
-    assert run("import cpr_ext; print(cpr_ext.EverySteps(3))") == "EverySteps(steps=3)"
-    assert run("from cpr_ext import CprError; import sys; print('torch' in sys.modules)") == "False"
+    printed = run_python("import cpr_ext; print(cpr_ext.EverySteps(3))")
+    assert printed == "EverySteps(steps=3)\n"
+    code = "from cpr_ext import CprError; import sys; print('torch' in sys.modules)"
+    assert run_python(code) == "False\n"
 
 
 def test_every_module_says_what_it_is():
@@ -79,6 +74,6 @@ def test_the_native_module_is_named_with_likely_causes_when_it_cannot_be_loaded(
         "try:\n    import cpr_ext._native\n"
         "except ImportError as error:\n    print(error)"
     )
-    message = run(code)
+    message = run_python(code)
     assert "pip install ." in message
     assert "another Python" in message
