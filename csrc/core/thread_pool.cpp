@@ -22,10 +22,17 @@ ThreadPool::ThreadPool(int num_threads) {
   if (num_threads < 1 || num_threads > 1024) {
     throw UsageError("num_threads is " + std::to_string(num_threads) + "; allowed: 1 to 1024");
   }
-  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { worker(); });
+  try {
+    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { worker(); });
+  } catch (...) {
+    stop();  // else the threads already started would end the process
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;

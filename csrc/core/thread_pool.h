@@ -13,7 +13,8 @@ namespace cpr_ext {
 
 class ThreadPool {
  public:
-  // REQUIRES: num_threads >= 1, the caller's thread counted in.
+  // REQUIRES: 1 <= num_threads <= 1024, the caller's thread counted in. Throws std::system_error if
+  // the system refuses a thread.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -29,6 +30,7 @@ class ThreadPool {
  private:
   struct Loop;
   void worker();
+  void stop();
   static void take_tasks(Loop& loop);
 
   std::mutex one_loop_;  // held by the caller of parallel_for

@@ -1,0 +1,24 @@
+"""Hypothesis profiles, chosen by CPR_EXT_HYPOTHESIS=dev|ci|sanitize (dev if unset)."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+from python_tests import native_only
+
+native_only.enter()
+
+_COMMON = {
+    "deadline": None,  # the machine's other work is no failure of ours
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+}
+settings.register_profile("dev", max_examples=60, **_COMMON)
+settings.register_profile("ci", max_examples=300, print_blob=True, **_COMMON)
+settings.register_profile("sanitize", max_examples=15, **_COMMON)
+settings.load_profile(os.environ.get("CPR_EXT_HYPOTHESIS", "dev"))
+
+
+def pytest_report_header() -> str:
+    from cpr_ext._native import native
+
+    return f"native core: {native.__file__}"
