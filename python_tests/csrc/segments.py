@@ -13,6 +13,7 @@ import sys
 import textwrap
 import zlib
 from dataclasses import dataclass, field
+from math import gcd, prod
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +121,17 @@ class Segment:
     chunks: list[Chunk]
 
 
-def pipeline(num_slots: int = 2, slot_bytes: int = 16 * ALIGNMENT, num_threads: int = 0):
+def smallest_slot(tables: list[Table]) -> int:
+    """The bytes of a slot that holds one aligned run of rows of any of the tables, and no more."""
+    needed = ALIGNMENT
+    for table in tables:
+        widths = [array.dtype.itemsize * prod(array.shape[1:]) for array in table.arrays.values()]
+        widths += [8] * (table.row_ids is not None)
+        needed = max(needed, max(ALIGNMENT // gcd(ALIGNMENT, w) for w in widths) * sum(widths))
+    return align_up(needed)
+
+
+def pipeline(num_slots: int = 2, slot_bytes: int = 32 * ALIGNMENT, num_threads: int = 0):
     pool = native.ThreadPool(num_threads=num_threads) if num_threads else None
     return native.SnapshotPipeline(num_slots=num_slots, slot_bytes=slot_bytes, pool=pool)
 
