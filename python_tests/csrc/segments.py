@@ -192,13 +192,14 @@ def run_python(
 ) -> str:
     """Runs `code` in a process of its own, against the same native core; returns its output."""
     code = textwrap.dedent(code)
-    prelude = "from python_tests import native_only; native_only.enter()\n"
+    prelude = "import sys; sys.path.remove('')\n"  # the working directory's core is another
+    prelude += "from python_tests import native_only; native_only.enter()\n"
     package = Path(native.__file__).resolve().parents[1]
     env = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{REPOSITORY}", **environment}
     if preload is not None:
         env["LD_PRELOAD"] = " ".join(filter(None, [os.environ.get("LD_PRELOAD"), str(preload)]))
     done = subprocess.run(
-        [sys.executable, "-P", "-c", prelude + code, *map(str, arguments)],
+        [sys.executable, "-c", prelude + code, *map(str, arguments)],
         env=env,
         capture_output=True,
         text=True,

@@ -90,17 +90,22 @@ def test_a_wait_without_time_out_ends_when_another_thread_gets_there(tmp_path):
     other.join()
 
 
-def test_written_means_that_every_chunk_has_its_checksums(tmp_path):
+def test_written_means_that_every_chunk_has_its_checksums(tmp_path, faulty):
     """The writer may be done with one slot at the very moment in which the last is handed over."""
-    pipe = segments.pipeline(4, 4 * segments.ALIGNMENT)
-    for i in range(300):
-        layout = Layout([random_table("t", 2048, 1)])
-        job = segments.start(pipe, tmp_path / f"s{i}", layout, direct_io=False)
-        while job.state == "capturing":
-            job.capture(step=1, max_bytes=1 + 4096 * (i % 5), wait_for_slot=True)
+    code = """
+    import sys
+    from pathlib import Path
+    from python_tests.csrc import segments
+    pipe = segments.pipeline()
+    for i in range(5):
+        layout = segments.Layout([segments.random_table(num_rows=2000, dim=16)])
+        job = segments.start(pipe, Path(sys.argv[1]) / str(i), layout)
+        assert len(job.capture(step=1)) == 2
         job.wait("written")
-        assert all(len(chunk[4]) == 2 for chunk in job.chunks()), i
+        assert [len(chunk[4]) for chunk in job.chunks()] == [2, 2]
         job.cancel("enough")
+    """
+    segments.run_python(code, tmp_path, preload=faulty, SLOW_NOTIFY="30")
 
 
 @given(st.integers(0, 6), st.sampled_from(["capturing", "captured", "written", "finished"]))
@@ -247,7 +252,7 @@ def test_nan_in_a_dense_tensor_is_named_by_its_element(tmp_path):
             job.wait("written")
 
 
-def test_a_capture_without_a_free_slot_stops_instead_of_waiting(tmp_path, faulty_slow):
+def test_a_capture_without_a_free_slot_stops_instead_of_waiting(tmp_path, faulty):
     code = """
     import sys, time
     from pathlib import Path
@@ -270,7 +275,7 @@ def test_a_capture_without_a_free_slot_stops_instead_of_waiting(tmp_path, faulty
         pass
     assert pipe.num_free_slots == 2
     """
-    segments.run_python(code, tmp_path, preload=faulty_slow, SLOW_WRITE="100")
+    segments.run_python(code, tmp_path, preload=faulty, SLOW_WRITE="100")
 
 
 def test_jobs_that_are_half_captured_do_not_starve_each_other(tmp_path):
@@ -384,5 +389,5 @@ def test_a_forked_child_neither_removes_the_file_nor_stops_the_writer(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def faulty_slow(tmp_path_factory):
-    return faulty_io.library(tmp_path_factory.mktemp("slow"))
+def faulty(tmp_path_factory):
+    return faulty_io.library(tmp_path_factory.mktemp("faulty_io"))

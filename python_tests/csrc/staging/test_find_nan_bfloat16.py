@@ -2,6 +2,10 @@
 
 import pytest
 
+from python_tests.csrc import segments
+
+if segments.SANITIZER:
+    pytest.skip("torch's own threads are not for our sanitizers", allow_module_level=True)
 torch = pytest.importorskip("torch")
 
 from cpr_ext._native import native  # noqa: E402

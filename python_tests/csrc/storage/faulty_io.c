@@ -5,10 +5,12 @@
 //   NO_FALLOCATE=1  the file system cannot reserve blocks
 //   NO_DIRECT=1     the file system refuses O_DIRECT, having created the file
 //   SLOW_WRITE=ms   each pwrite takes that much longer
+//   SLOW_NOTIFY=ms  a thread that tells others of a change goes on that much later
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -57,6 +59,14 @@ int fsync(int fd) {
   static int (*real)(int);
   if (!real) real = dlsym(RTLD_NEXT, "fsync");
   return fails("FAIL_SYNC", &syncs) ? -1 : real(fd);
+}
+
+int pthread_cond_broadcast(pthread_cond_t* condition) {
+  static int (*real)(pthread_cond_t*);
+  if (!real) real = dlsym(RTLD_NEXT, "pthread_cond_broadcast");
+  const int result = real(condition);
+  if (getenv("SLOW_NOTIFY")) usleep(1000 * atoi(getenv("SLOW_NOTIFY")));
+  return result;
 }
 
 int fallocate(int fd, int mode, off_t offset, off_t size) {
