@@ -1,5 +1,7 @@
 #include "core/thread_pool.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <exception>
 
@@ -18,7 +20,7 @@ struct ThreadPool::Loop {
   std::exception_ptr error;
 };
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads) : creator_(::getpid()) {
   if (num_threads < 1 || num_threads > 1024) {
     throw UsageError("num_threads is " + std::to_string(num_threads) + "; allowed: 1 to 1024");
   }
@@ -74,6 +76,10 @@ void ThreadPool::worker() {
 
 void ThreadPool::parallel_for(int64_t num_tasks, const std::function<void(int64_t)>& body) {
   if (num_tasks <= 0) return;
+  if (::getpid() != creator_) {  // a worker may have held mutex_ when the process was forked
+    for (int64_t task = 0; task < num_tasks; ++task) body(task);
+    return;
+  }
   std::lock_guard<std::mutex> one_loop(one_loop_);
   Loop loop(body, num_tasks);
   const bool shared = !workers_.empty() && num_tasks > 1;

@@ -69,6 +69,7 @@ class Layout:
     tables: list[Table]
     offsets: list[dict[str, int]] = field(default_factory=list)  # "" is the row ids
     file_bytes: int = len(HEADER)
+    spare_bytes: int = 0  # at the end, filled by no table
 
     def __post_init__(self) -> None:
         for table in self.tables:
@@ -79,6 +80,7 @@ class Layout:
             for name, array in table.arrays.items():
                 where[name] = self._take(count * array[:1].nbytes if len(array) else 0)
             self.offsets.append(where)
+        self.file_bytes += self.spare_bytes
 
     def _take(self, num_bytes: int) -> int:
         offset = self.file_bytes
@@ -151,8 +153,10 @@ def capture_all(job, step: int = 1, **options) -> list[Chunk]:
     return job.capture(step=step, **options)
 
 
-def write_segment(path: Path, tables: list[Table], *, pipe=None, **options) -> Segment:
-    layout = Layout(tables)
+def write_segment(
+    path: Path, tables: list[Table], *, pipe=None, spare_bytes: int = 0, **options
+) -> Segment:
+    layout = Layout(tables, spare_bytes=spare_bytes)
     job = start(pipe or pipeline(), path, layout, **options)
     capture_all(job)
     job.wait("written")

@@ -278,6 +278,23 @@ def test_a_capture_without_a_free_slot_stops_instead_of_waiting(tmp_path, faulty
     segments.run_python(code, tmp_path, preload=faulty, SLOW_WRITE="100")
 
 
+def test_rows_copied_while_their_job_fails_are_not_reported_as_captured(tmp_path, faulty):
+    code = """
+    import sys, threading
+    from pathlib import Path
+    from python_tests.csrc import segments
+    pipe = segments.pipeline()
+    layout = segments.Layout([segments.random_table(num_rows=20_000, dim=16)])
+    job = segments.start(pipe, Path(sys.argv[1]) / "s", layout)
+    job.capture(step=1)
+    canceller = threading.Timer(0.05, job.cancel, ["stop"])
+    canceller.start()
+    assert job.capture(step=2, max_bytes=1, wait_for_slot=True) == []
+    assert job.state == "failed", "the capture waited for a slot until after the cancel"
+    """
+    segments.run_python(code, tmp_path, preload=faulty, SLOW_WRITE="150")
+
+
 def test_jobs_that_are_half_captured_do_not_starve_each_other(tmp_path):
     """Three jobs, two slots, one thread: none may keep a slot between its calls."""
     pipe = segments.pipeline()
