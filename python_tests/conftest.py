@@ -1,7 +1,7 @@
 """Shared by all tests: where they import from, and hypothesis profiles.
 
-The checkout is appended to the path, not inserted, so that ``python_tests.*`` can be imported and the
-cpr_ext under test stays the installed one, or the one on PYTHONPATH (such as a sanitizer build).
+The checkout is appended to the path, not inserted: ``python_tests.*`` can be imported, and the
+cpr_ext under test stays the installed one or that on PYTHONPATH (such as a sanitizer build).
 Profiles are chosen by CPR_EXT_HYPOTHESIS=dev|ci|sanitize (dev if unset).
 """
 
