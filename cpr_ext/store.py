@@ -23,6 +23,7 @@ from cpr_ext.manifest import (
     TEMPORARY_SUFFIX,
     Manifest,
     SegmentRecord,
+    make_directory,
     read_signed,
     storage_error,
     write_signed,
@@ -72,7 +73,7 @@ class Store:
 
     def _identify(self, model: dict[str, Any]) -> None:
         path = self.directory / STORE_FILE
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         recorded = read_signed(path, "cpr_ext.store")
         if recorded is None:
             strangers = [
@@ -93,7 +94,7 @@ class Store:
             )
 
     def _open_manifest(self, directory: Path) -> Manifest:
-        directory.mkdir(exist_ok=True)
+        make_directory(directory)
         self._lock(directory / LOCK_FILE)
         manifest = Manifest(directory)
         manifest.remove_unlisted()
