@@ -1,7 +1,7 @@
 """The only importer of the compiled module; a load error names the likely causes."""
 
 try:
-    from cpr_ext import _C as native
+    import cpr_ext._C as native
 except ImportError as error:
     raise ImportError(
         f"the native core cpr_ext._C could not be loaded: {error}\n"

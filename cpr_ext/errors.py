@@ -34,8 +34,18 @@ class DamageError(StoreError):
 
 
 class StorageError(CprError, OSError):
-    """The operating system refused a file operation (disk full, I/O error, permission)."""
+    """The operating system refused a file operation (disk full, I/O error, permission).
+
+    ``errno`` and ``filename`` are set as in every ``OSError``.
+    """
+
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()
 
 
 class SnapshotError(CprError):
     """A snapshot could not be committed; its cause is ``__cause__``, earlier ones are intact."""
+
+
+class SnapshotFailedWarning(UserWarning):
+    """Training goes on, but a snapshot was given up; ``wait()`` and ``close()`` raise the error."""

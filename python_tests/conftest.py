@@ -1,12 +1,17 @@
-"""Hypothesis profiles, chosen by CPR_EXT_HYPOTHESIS=dev|ci|sanitize (dev if unset)."""
+"""Shared by all tests: where they import from, and hypothesis profiles.
+
+The checkout is appended to the path, not inserted: ``python_tests.*`` can be imported, and the
+cpr_ext under test stays the installed one or that on PYTHONPATH (such as a sanitizer build).
+Profiles are chosen by CPR_EXT_HYPOTHESIS=dev|ci|sanitize (dev if unset).
+"""
 
 import os
+import sys
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-from python_tests import native_only
-
-native_only.enter()
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 _COMMON = {
     "deadline": None,  # the machine's other work is no failure of ours

@@ -21,7 +21,7 @@ without_aslr() {
 run_one() {
   local kind=$1 runtime=$2 build=build/$3 log=build/$3.log
   mkdir -p "$build"
-  if ! CPR_EXT_SANITIZE=$kind CPR_EXT_CUDA=OFF "$python" setup.py -q build --build-base "$build" \
+  if ! CPR_EXT_SANITIZE=$kind "$python" setup.py -q build --build-base "$build" \
       >"$log" 2>&1; then
     tail -40 "$log"
     echo "$kind: the build failed, see $log"
@@ -44,9 +44,9 @@ run_one() {
     UBSAN_OPTIONS="print_stacktrace=1:log_path=$PWD/$build/report" \
     TSAN_OPTIONS="exitcode=66:suppressions=$PWD/tools/tsan.supp:die_after_fork=0:log_path=$PWD/$build/report" \
     PYTHONPATH="$package:$PWD" PYTHONDONTWRITEBYTECODE=1 PYTHONMALLOC=malloc \
-    CPR_EXT_SANITIZER=$kind CPR_EXT_NATIVE_ONLY=1 CPR_EXT_HYPOTHESIS=sanitize \
+    CPR_EXT_SANITIZER=$kind CPR_EXT_HYPOTHESIS=sanitize \
     "$python" -c "$pytest" python_tests/csrc -p no:cacheprovider -p no:benchmark \
-    -o pythonpath="" -o faulthandler_timeout=200 ${PYTEST_ARGS:-} >"$log" 2>&1
+    -o faulthandler_timeout=200 ${PYTEST_ARGS:-} >"$log" 2>&1
   code=$?
   local reports
   reports=$(find "$build" -maxdepth 1 -name 'report.*' -size +0 | sort)

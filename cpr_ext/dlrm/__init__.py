@@ -1,6 +1,7 @@
 """The reference model (DLRM) and the data it is trained on."""
 
 from cpr_ext.dlrm.batch import Batch, DataSource
+from cpr_ext.dlrm.evaluation import Evaluation, evaluate
 from cpr_ext.dlrm.hyperparameters import Hyperparameters
 from cpr_ext.dlrm.model import DLRM, initial_rows
 from cpr_ext.dlrm.optimizers import build_optimizers
@@ -12,10 +13,12 @@ __all__ = [
     "DLRM",
     "Batch",
     "DataSource",
+    "Evaluation",
     "Hyperparameters",
     "Preset",
     "RowWiseAdagrad",
     "build_optimizers",
+    "evaluate",
     "find_preset",
     "initial_rows",
     "open_source",

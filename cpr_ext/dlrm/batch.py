@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from cpr_ext.dlrm.hyperparameters import Hyperparameters
+from cpr_ext.errors import UsageError
 
 
 @dataclass
@@ -95,3 +96,16 @@ class DataSource(Protocol):
     def warnings(self) -> list[str]:
         """One sentence, with counts, for each kind of input found malformed or skipped so far."""
         ...
+
+
+def check_batch_request(batch_size: int, first_batch: int) -> None:
+    """For sources: refuses at the call what would otherwise fail at the first batch.
+
+    Raises:
+        UsageError: `batch_size` is below 1 or `first_batch` below 0.
+    """
+    if batch_size < 1 or first_batch < 0:
+        raise UsageError(
+            f"batch_size is {batch_size} and must be 1 or more; "
+            f"first_batch is {first_batch} and must be 0 or more"
+        )

@@ -31,10 +31,11 @@ def initial_rows(
 
 
 def _mlp(widths: Sequence[int], generator: torch.Generator, *, relu_last: bool) -> nn.Sequential:
-    # Published initialisation: weights normal(0, sqrt(2/(in + out))), biases normal(0, sqrt(1/out)).
+    # Published: weights normal(0, sqrt(2 / (in + out))), biases normal(0, sqrt(1 / out)).
     layers: list[nn.Module] = []
     for position, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
-        layer = nn.utils.skip_init(nn.Linear, fan_in, fan_out)
+        # By way of "meta", so that torch's own initialisation draws no global random numbers.
+        layer = nn.Linear(fan_in, fan_out, device="meta").to_empty(device="cpu")
         with torch.no_grad():
             layer.weight.normal_(0.0, math.sqrt(2.0 / (fan_in + fan_out)), generator=generator)
             layer.bias.normal_(0.0, math.sqrt(1.0 / fan_out), generator=generator)

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cpr_ext.dlrm.batch import Batch
+from cpr_ext.dlrm.batch import Batch, check_batch_request
 from cpr_ext.dlrm.hyperparameters import Hyperparameters
 from cpr_ext.dlrm.movietweetings_files import Movie, read_movies, read_ratings
-from cpr_ext.errors import UsageError
 
 _Int64 = npt.NDArray[np.int64]
 _UNKNOWN_YEAR = 0  # row of the year table for movies without one
@@ -97,10 +96,9 @@ class MovieTweetings:
         return list(self._warnings)
 
     def _batches(self, order: _Int64, batch_size: int, first_batch: int) -> Iterator[Batch]:
-        if batch_size < 1 or first_batch < 0:
-            raise UsageError(f"batch_size is {batch_size}, first_batch {first_batch}")
-        for start in range(first_batch * batch_size, len(order), batch_size):
-            yield self._batch(order[start : start + batch_size])
+        check_batch_request(batch_size, first_batch)
+        starts = range(first_batch * batch_size, len(order), batch_size)
+        return (self._batch(order[start : start + batch_size]) for start in starts)
 
     def _batch(self, samples: _Int64) -> Batch:
         user, movie, year, hour = np.ascontiguousarray(self._row_ids[samples].T)

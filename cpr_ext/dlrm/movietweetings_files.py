@@ -92,6 +92,8 @@ def read_movies(folder: Path) -> tuple[dict[int, Movie], Counter[str]]:
             malformed["not 3 fields"] += 1
         elif not (number.isascii() and number.isdigit() and len(number) < 19):
             malformed["a movie number that is not a whole number"] += 1
+        elif int(number) in movies:
+            malformed["a movie listed before"] += 1
         else:
             year = _TITLE_YEAR.search(title)
             names = tuple(sorted({genre for genre in genres.split("|") if genre}))
@@ -109,8 +111,7 @@ def _lines(folder: Path, name: str) -> Iterator[str]:
             "ratings.dat and movies.dat of https://github.com/sidooms/MovieTweetings"
         )
     try:
-        opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-        with opened as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for line in file:
                 yield line.decode("utf-8", errors="replace").rstrip("\r\n")
     except (OSError, EOFError, zlib.error) as error:

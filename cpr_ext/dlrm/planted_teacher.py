@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -87,7 +88,8 @@ def row_effects(row_ids: Int64, *, table: int, effect: int, seed: int) -> Float6
         state = _splitmix64(state ^ word)
     hashed = _splitmix64(state + row_ids.astype(np.uint64))
     unit = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return np.sqrt(3.0) * (2.0 * unit - 1.0)
+    effects: Float64 = math.sqrt(3.0) * (2.0 * unit - 1.0)
+    return effects
 
 
 def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

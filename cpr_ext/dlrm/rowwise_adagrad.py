@@ -35,6 +35,9 @@ class RowWiseAdagrad(torch.optim.Optimizer):
         UsageError: a setting out of range, or a parameter that has not two dimensions.
     """
 
+    # See Table.untouched_rows_keep_still: a row without a gradient stays as it is.
+    updates_only_looked_up_rows = True
+
     def __init__(
         self,
         params: Iterable[Any],

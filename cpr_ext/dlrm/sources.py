@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cpr_ext.dlrm.batch import DataSource
+from cpr_ext.dlrm.criteo import Criteo, Encoding
 from cpr_ext.dlrm.movietweetings import MovieTweetings
 from cpr_ext.dlrm.presets import Preset
 from cpr_ext.dlrm.synthetic import Synthetic
@@ -11,7 +12,9 @@ from cpr_ext.errors import UsageError
 _ALLOWED = "synthetic, criteo:PATH, movietweetings:PATH"
 
 
-def open_source(spec: str, preset: Preset, seed: int = 0) -> DataSource:
+def open_source(
+    spec: str, preset: Preset, seed: int = 0, *, criteo_encoding: Encoding = "hash"
+) -> DataSource:
     """The data source named by `spec`.
 
     Args:
@@ -20,6 +23,7 @@ def open_source(spec: str, preset: Preset, seed: int = 0) -> DataSource:
         preset: gives the table sizes of the synthetic and Criteo sources; MovieTweetings has as
             many rows as the data has users and movies.
         seed: of the synthetic samples; the other sources do not use it.
+        criteo_encoding: how Criteo's categories become rows, see :class:`Criteo`.
 
     Raises:
         UsageError: an unknown spec, or one without its path.
@@ -28,6 +32,8 @@ def open_source(spec: str, preset: Preset, seed: int = 0) -> DataSource:
     kind, colon, path = spec.partition(":")
     if kind == "synthetic" and not colon:
         return Synthetic(preset.name, seed=seed)
+    if kind == "criteo" and path:
+        return Criteo(path, preset.criteo_num_embeddings, encoding=criteo_encoding)
     if kind == "movietweetings" and path:
         return MovieTweetings(path)
     raise UsageError(f"data source is {spec!r}; allowed: {_ALLOWED}")

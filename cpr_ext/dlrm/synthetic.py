@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from cpr_ext.dlrm.access_skew import production_skew
-from cpr_ext.dlrm.batch import Batch
+from cpr_ext.dlrm.batch import Batch, check_batch_request
 from cpr_ext.dlrm.hyperparameters import Hyperparameters
 from cpr_ext.dlrm.metrics import auc
 from cpr_ext.dlrm.planted_teacher import PlantedTeacher
@@ -102,8 +102,7 @@ class Synthetic:
     def _batches(
         self, split: int, num_samples: int, batch_size: int, first_batch: int
     ) -> Iterator[Batch]:
-        if batch_size < 1 or first_batch < 0:
-            raise UsageError(f"batch_size is {batch_size}, first_batch {first_batch}")
+        check_batch_request(batch_size, first_batch)
         return self._generate(split, num_samples, batch_size, first_batch)
 
     def _generate(

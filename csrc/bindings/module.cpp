@@ -56,4 +56,6 @@ PYBIND11_MODULE(_C, module) {
   cpr_ext::register_core(module);
   cpr_ext::register_staging(module);
   cpr_ext::register_pipeline(module);
+  cpr_ext::register_tracking(module);
+  cpr_ext::register_selection(module);
 }

@@ -197,7 +197,6 @@ def run_python(
     """Runs `code` in a process of its own, against the same native core; returns its output."""
     code = textwrap.dedent(code)
     prelude = "import sys; sys.path.remove('')\n"  # the working directory's core is another
-    prelude += "from python_tests import native_only; native_only.enter()\n"
     package = Path(native.__file__).resolve().parents[1]
     env = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{REPOSITORY}", **environment}
     if preload is not None:

@@ -1,0 +1,59 @@
+# `make demo` and `make test` each do their own set-up on a machine with Python 3.11, gcc and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CXX := $(shell find csrc -name '*.cpp' -o -name '*.h')
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+export MPLBACKEND := Agg
+
+.PHONY: help demo test lint fmt build bench bench-tiny sanitize clean
+
+help:
+	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
+	@echo "make test      lint, types, build, all tests (sets up everything)"
+	@echo "make bench     every operation against its peers; results in bench/results/"
+	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
+	@echo "make lint      check format, style and types;  make fmt: format"
+
+demo: build
+	$(BIN)/python examples/demo.py
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: build
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX)
+	$(BIN)/mypy
+
+fmt: $(VENV)/ready
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX)
+
+bench: build
+	$(BIN)/python bench/run.py
+
+bench-tiny: build
+	$(BIN)/python bench/run.py --tiny
+
+sanitize: build
+	PYTHON=$(BIN)/python tools/sanitize.sh
+
+build: $(VENV)/built
+
+# One environment; constraints.txt pins what the project is developed with (torch: the CPU build).
+$(VENV)/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt torch
+	$(BIN)/python tools/requirements.py build train dev > $(VENV)/requirements.txt
+	$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
+	touch $@
+
+$(VENV)/built: $(VENV)/ready setup.py CMakeLists.txt $(CXX)
+	CPR_EXT_WERROR=1 $(PIP) install --no-build-isolation --no-deps --editable .
+	touch $@
+
+clean:
+	rm -rf build $(VENV) demo_out cpr_ext/*.so *.egg-info

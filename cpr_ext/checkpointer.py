@@ -1,0 +1,587 @@
+"""What a training loop holds: counts lookups, takes snapshots, recovers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from cpr_ext._native import native
+from cpr_ext.committer import Committer
+from cpr_ext.dense import DensePart, capture_dense, refuse_nan, restore_dense
+from cpr_ext.errors import (
+    DamageError,
+    SnapshotError,
+    SnapshotFailedWarning,
+    StoreError,
+    UsageError,
+)
+from cpr_ext.manifest import SegmentRecord
+from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority
+from cpr_ext.recovery import RecoveryReport, newest_readable_dense, restore_shard
+from cpr_ext.schedules import EverySeconds, Progress, Schedule
+from cpr_ext.segment_capture import WriteOptions
+from cpr_ext.selection import Selector
+from cpr_ext.snapshot import Snapshot, SnapshotKind
+from cpr_ext.store import Store
+from cpr_ext.tables import Table, find_tables, prioritized_tables, register_tables, shard_row_range
+from cpr_ext.tracking import LookupRecorder
+
+logger = logging.getLogger("cpr_ext")
+
+Consistency = Literal["row", "step"]
+RecoveryMode = Literal["partial", "full"]
+DEFAULT_SLOT_BYTES = 8 << 20
+_NO_LOOKUPS = (
+    "no lookup was seen in the first step, so no row counts as changed. A model that was compiled "
+    "and called before the Checkpointer was made has no hooks in its graphs: make the Checkpointer "
+    "first, or call torch.compiler.reset(); for lookups outside modules call record_lookups()"
+)
+
+
+@dataclass
+class Metrics:
+    """What checkpointing did and cost so far.
+
+    Attributes:
+        base_snapshots, partial_snapshots, failed_snapshots: how many.
+        bytes_written: of committed segments.
+        stall_seconds: time that ``step()`` held training, in all.
+        max_stall_seconds: the longest such time.
+        samples_lost: samples whose effect failures took from lost shards, summed over the shards.
+    """
+
+    base_snapshots: int = 0
+    partial_snapshots: int = 0
+    failed_snapshots: int = 0
+    bytes_written: int = 0
+    stall_seconds: float = 0.0
+    max_stall_seconds: float = 0.0
+    samples_lost: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+class Checkpointer:
+    """Prioritized snapshots of a model's embedding tables, and recovery from them.
+
+    Args:
+        model: any module with ``nn.Embedding`` or ``nn.EmbeddingBag`` tables.
+        optimizers: the optimizer or optimizers of its parameters.
+        directory: the store; made if it does not exist.
+        priority: which rows a partial snapshot saves first.
+        schedule: when to take one.
+        consistency: ``"row"`` captures a snapshot over several steps, a slot at a time, so that the
+            pause at any one step is bounded; ``"step"`` captures all of it at one step.
+        num_shards: into how many row ranges to cut every table, each recovered on its own.
+        tables: parameters or modules by name, instead of those found in ``model``.
+        extra_state: called for each snapshot; what it returns (plain values and tensors) is saved
+            with it and given back as ``RecoveryReport.extra_state``.
+        rebase_after: take a base snapshot instead of a partial one once partial snapshots have
+            written this many times the bytes of the last base, so that disk use and recovery time
+            stay bounded; None: never.
+        when_busy: what to do when a snapshot is due while the last is still on its way:
+            ``"delay"`` starts it once that one is committed, ``"wait"`` holds training until then,
+            so that snapshots are taken at the same steps whatever the disk's speed.
+        on_nan: ``"raise"`` gives a snapshot up rather than save NaN; ``"save"`` saves it.
+        slot_bytes, num_slots: size and number of the staging slots, the memory of a snapshot.
+        num_threads: threads for counting, selecting and copying, the caller's included.
+        direct_io: write past the page cache where the file system allows it.
+
+    Raises:
+        UsageError: the model has no tables, or an option is out of range.
+        StoreError: the directory is no store, holds another model, or is in use.
+        StorageError: the directory cannot be made, read or written.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        directory: str | os.PathLike[str],
+        *,
+        priority: Priority | None = None,
+        schedule: Schedule | None = None,
+        consistency: Consistency = "row",
+        num_shards: int = 1,
+        tables: Mapping[str, torch.Tensor | nn.Module] | None = None,
+        extra_state: Callable[[], Any] | None = None,
+        rebase_after: float | None = 4.0,
+        when_busy: Literal["delay", "wait"] = "delay",
+        on_nan: Literal["raise", "save"] = "raise",
+        slot_bytes: int = DEFAULT_SLOT_BYTES,
+        num_slots: int = 2,
+        num_threads: int | None = None,
+        direct_io: bool = True,
+    ) -> None:
+        _require("consistency", consistency, ("row", "step"))
+        _require("when_busy", when_busy, ("delay", "wait"))
+        _require("on_nan", on_nan, ("raise", "save"))
+        if num_shards < 1:
+            raise UsageError(f"num_shards is {num_shards}; it must be at least 1")
+        if rebase_after is not None and not rebase_after > 0:
+            raise UsageError(f"rebase_after is {rebase_after}; it must be positive, or None")
+        if num_threads is not None and num_threads < 1:
+            raise UsageError(f"num_threads is {num_threads}; it must be at least 1, or None")
+        if priority is not None and not isinstance(priority, Priority):
+            raise UsageError(f"priority is {priority!r}; needed: such as MostFrequentlyUsed(0.125)")
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise UsageError(f"schedule is {schedule!r}; needed: such as EverySteps(500)")
+        if isinstance(priority, LargestChange) and on_nan == "save":
+            raise UsageError('LargestChange cannot rank NaN rows; use on_nan="raise" with it')
+        self.model = model
+        self.optimizers = (
+            [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        )
+        self.tables = (
+            find_tables(model, self.optimizers)
+            if tables is None
+            else register_tables(tables, self.optimizers)
+        )
+        if not self.tables:
+            raise UsageError(
+                "the model has no nn.Embedding or nn.EmbeddingBag; give its tables by name: "
+                'Checkpointer(..., tables={"name": parameter})'
+            )
+        self.priority = MostFrequentlyUsed() if priority is None else priority
+        self.schedule = EverySeconds(60) if schedule is None else schedule
+        self.consistency: Consistency = consistency
+        self.num_shards = num_shards
+        self.metrics = Metrics()
+        self._extra_state = extra_state
+        self._rebase_after = rebase_after
+        self._when_busy = when_busy
+        self._write_options = WriteOptions(direct_io, refuse_nan=on_nan == "raise")
+        self._by_name = {table.name: table for table in self.tables}
+        self._threads = native.ThreadPool(num_threads=num_threads or min(4, os.cpu_count() or 1))
+        prioritized = {table.name for table in prioritized_tables(self.tables)}
+        self._trackers = {
+            table.name: (
+                self.priority.make_tracker(table)
+                if table.name in prioritized
+                else native.DirtyRows(name=table.name, num_rows=table.num_embeddings)
+            )
+            for table in self.tables
+        }
+        self._selector = Selector(
+            self.tables, self._trackers, self.priority, prioritized, num_shards, self._threads
+        )
+        self._pipeline = native.SnapshotPipeline(
+            num_slots=num_slots, slot_bytes=slot_bytes, pool=self._threads
+        )
+        self.store = Store(directory, tables=self.tables, num_shards=num_shards)
+        self._recorder = LookupRecorder(self.tables, list(self._trackers.values()), self._threads)
+        self._recorder.attach()
+        self._committer = Committer()
+        self._step = 0
+        self._num_samples = 0
+        self._next_snapshot = self.store.last_snapshot + 1
+        self._in_flight: Snapshot | None = None
+        self._last_start = (0, time.monotonic())
+        self._shard_saved_samples = [0] * num_shards
+        self._base_bytes = 0
+        self._partial_bytes = 0
+        # Per-row arrays by table: of the base in the store, and of the snapshot in flight.
+        self._base_arrays: dict[str, list[str]] | None = None
+        self._in_flight_arrays: dict[str, list[str]] = {}
+        self._may_train = self.store.is_empty
+        self._base_failed = False
+        self._is_first_step = True
+        self._closed = False
+
+    @property
+    def step_count(self) -> int:
+        """Training steps done, those before a restart counted in."""
+        return self._step
+
+    @property
+    def num_samples(self) -> int:
+        """Samples trained, those before a restart counted in."""
+        return self._num_samples
+
+    def step(self, num_samples: int = 1) -> Snapshot | None:
+        """Call after each optimizer step: counts the batch's lookups, may start or go on saving.
+
+        Args:
+            num_samples: samples in the batch; losses are then told in samples, not in steps.
+
+        Returns:
+            The snapshot that began at this step, if one did.
+
+        Raises:
+            UsageError: the store holds snapshots that were not recovered, or this object is closed.
+            RowIndexError: the batch looked up a row that its table does not have.
+        """
+        started = time.perf_counter()
+        self._require_recovered()
+        if num_samples < 0:
+            raise UsageError(f"num_samples is {num_samples}; it must not be negative")
+        if self._is_first_step and self._recorder.misses_lookups:
+            warnings.warn(_NO_LOOKUPS, stacklevel=2)
+        self._is_first_step = False
+        self._recorder.flush()
+        self._step += 1
+        self._num_samples += num_samples
+        self._settle()
+        begun = self._begin_if_due()
+        wait = self.consistency == "step"
+        self._advance(max_bytes=0 if wait else self._pipeline.slot_bytes, wait_for_slot=wait)
+        stall_seconds = time.perf_counter() - started
+        self.metrics.stall_seconds += stall_seconds
+        self.metrics.max_stall_seconds = max(self.metrics.max_stall_seconds, stall_seconds)
+        return begun
+
+    def save(self, kind: SnapshotKind = "partial") -> Snapshot:
+        """Take a snapshot now, captured as a whole at this step; it is committed behind training.
+
+        Args:
+            kind: ``"partial"`` (selected rows) or ``"base"`` (all rows).
+
+        Returns:
+            The snapshot; :meth:`wait` returns once it is durable.
+        """
+        _require("kind", kind, ("partial", "base"))
+        self._require_recovered()
+        self._recorder.flush()
+        self._finish_in_flight()
+        snapshot = self._begin("base" if self._next_kind() == "base" else kind)
+        self._advance(max_bytes=0, wait_for_slot=True)
+        return snapshot
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until the snapshot in flight is durable; False if the time ran out first.
+
+        Raises:
+            SnapshotError: it failed; its cause is ``__cause__``.
+        """
+        self._require_open()
+        self._advance(max_bytes=0, wait_for_slot=True)
+        snapshot = self._in_flight
+        if snapshot is None:
+            return True
+        if not snapshot.wait_until_done(timeout_seconds):
+            return False
+        self._settle(warn=False)
+        if snapshot.error is not None:
+            raise SnapshotError(f"snapshot {snapshot.number} failed") from snapshot.error
+        return True
+
+    def recover(
+        self, *, shards: Sequence[int] | None = None, mode: RecoveryMode = "partial"
+    ) -> RecoveryReport:
+        """Bring back what was lost.
+
+        Without ``shards``, after the process died: every shard, the dense part, random number
+        generators and the position. With ``shards``, in a live model: only the rows of these.
+
+        Args:
+            shards: the lost shards; every other row, and the position, stay as they are.
+            mode: ``"partial"`` goes on from the newest state of every row; ``"full"`` goes back to
+                the last full-recovery point, a single step at which all rows were saved.
+
+        Returns:
+            What was restored; ``step`` is where training goes on, 0 if the store is empty.
+
+        Raises:
+            UsageError: no such shard, or ``shards`` together with ``mode="full"``.
+            StoreError: the store does not fit the model, or holds no full-recovery point.
+            DamageError: no undamaged snapshot of the dense part is left.
+        """
+        _require("mode", mode, ("partial", "full"))
+        self._require_open()
+        started = time.perf_counter()
+        if shards is not None and mode == "full":
+            raise UsageError('full recovery goes back with all shards; leave out "shards"')
+        for shard in shards or ():
+            if not 0 <= shard < self.num_shards:
+                raise UsageError(
+                    f"shard {shard} does not exist; there are 0 to {self.num_shards - 1}"
+                )
+        self._quiesce()
+        report = self._recover_all(mode) if shards is None else self._recover_shards(shards)
+        report.seconds = time.perf_counter() - started
+        for damaged in report.damaged_segments:
+            logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
+        return report
+
+    def record_lookups(self, table: str, indices: torch.Tensor) -> None:
+        """Count lookups that no hook sees (``F.embedding`` or ``weight[indices]``)."""
+        self._recorder.record(table, indices)
+
+    @contextmanager
+    def tracking_paused(self) -> Iterator[None]:
+        """Count no lookups inside the block."""
+        with self._recorder.paused():
+            yield
+
+    def close(self) -> None:
+        """Finish the snapshot in flight and give everything back. Closing twice is fine.
+
+        Raises:
+            SnapshotError: snapshots failed that no one was told of by an exception.
+        """
+        if self._closed:
+            return
+        try:
+            self._finish_in_flight()
+        finally:
+            self._release()
+        if failures := self.metrics.failures:
+            raise SnapshotError(
+                f"{len(failures)} snapshot(s) failed, the last because: {failures[-1]}"
+            )
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is None:
+            self.close()
+        elif not self._closed:
+            # The error may have left a step half done, so nothing more is captured.
+            self._quiesce()
+            self._release()
+
+    # --- snapshots ---
+
+    def _begin_if_due(self) -> Snapshot | None:
+        if self._in_flight is not None:
+            if self._when_busy == "delay" or not self._is_due():
+                return None
+            self._finish_in_flight()
+        # A base comes at once, so that there is something to recover; if it failed, by schedule.
+        at_once = self.store.is_empty and not self._base_failed
+        return self._begin(self._next_kind()) if at_once or self._is_due() else None
+
+    def _is_due(self) -> bool:
+        step, moment = self._last_start
+        return self.schedule.is_due(Progress(self._step - step, time.monotonic() - moment))
+
+    def _next_kind(self) -> SnapshotKind:
+        if self.store.is_empty or self._base_arrays != self._array_names():
+            return "base"
+        if self._rebase_after is not None and self._base_bytes:
+            return (
+                "base" if self._partial_bytes > self._rebase_after * self._base_bytes else "partial"
+            )
+        return "partial"
+
+    def _array_names(self) -> dict[str, list[str]]:
+        return {table.name: table.array_names() for table in self.tables}
+
+    def _begin(self, kind: SnapshotKind) -> Snapshot:
+        self._last_start = (self._step, time.monotonic())
+        self._in_flight_arrays = self._array_names()
+        self._in_flight = Snapshot(
+            number=self._next_snapshot,
+            kind=kind,
+            store=self.store,
+            selector=self._selector,
+            pipeline=self._pipeline,
+            options=self._write_options,
+            capture_dense=self._capture_dense,
+        )
+        self._next_snapshot += 1
+        return self._in_flight
+
+    def _capture_dense(self) -> DensePart:
+        extra = {
+            "step": self._step,
+            "num_samples": self._num_samples,
+            "extra_state": self._extra_state() if self._extra_state else None,
+        }
+        part = capture_dense(self.model, self.optimizers, self.tables, extra)
+        if self._write_options.refuse_nan:
+            refuse_nan(part)
+        return part
+
+    def _advance(self, *, max_bytes: int, wait_for_slot: bool) -> None:
+        snapshot = self._in_flight
+        if snapshot is None or snapshot.state != "capturing":
+            return
+        if self._array_names() != self._in_flight_arrays:
+            # The optimizer has made per-row state since: rows without it and a dense part that
+            # tells of it would not fit together.
+            snapshot.cancel("the optimizer has made new per-row state")
+            snapshot.put_back()
+            snapshot = self._begin("base")
+        snapshot.advance(
+            self._step, self._num_samples, max_bytes=max_bytes, wait_for_slot=wait_for_slot
+        )
+        if snapshot.is_captured:
+            self._committer.submit(snapshot)
+
+    def _settle(self, warn: bool = True) -> None:
+        """Take note of a snapshot that was committed or failed."""
+        snapshot = self._in_flight
+        if snapshot is None or not snapshot.is_done:
+            return
+        self._in_flight = None
+        if snapshot.error is None:
+            self._note_committed(snapshot)
+            return
+        snapshot.put_back()
+        self._base_failed = self._base_failed or snapshot.kind == "base"
+        self.metrics.failed_snapshots += 1
+        self.metrics.failures.append(str(snapshot.error))
+        logger.error("snapshot %d failed: %s", snapshot.number, snapshot.error)
+        if warn:
+            text = f"snapshot {snapshot.number} failed; training goes on: {snapshot.error}"
+            warnings.warn(text, SnapshotFailedWarning, stacklevel=3)
+
+    def _note_committed(self, snapshot: Snapshot) -> None:
+        self.metrics.bytes_written += snapshot.file_bytes
+        self._shard_saved_samples = [snapshot.num_samples] * self.num_shards
+        if snapshot.kind == "base":
+            self.metrics.base_snapshots += 1
+            self._base_arrays = self._in_flight_arrays
+            self._base_bytes, self._partial_bytes = snapshot.file_bytes, 0
+        else:
+            self.metrics.partial_snapshots += 1
+            self._partial_bytes += snapshot.file_bytes
+
+    def _finish_in_flight(self) -> None:
+        """Capture what is left of the snapshot in flight, now, and wait for its commit."""
+        if self._in_flight is not None:
+            self._advance(max_bytes=0, wait_for_slot=True)
+            self._in_flight.wait_until_done()
+            self._settle()
+
+    # --- recovery ---
+
+    def _quiesce(self) -> None:
+        """End the snapshot in flight: give it up if it is still capturing, else let it commit."""
+        if self._in_flight is not None:
+            if self._in_flight.state == "capturing":
+                self._in_flight.cancel("recovery or an error came first")
+                self._in_flight.put_back()
+                self._in_flight = None
+                return
+            self._in_flight.wait_until_done()
+            self._settle()
+
+    def _recover_shards(self, shards: Sequence[int]) -> RecoveryReport:
+        self._recorder.flush()
+        report = RecoveryReport(self._step, self._num_samples, tuple(sorted(set(shards))))
+        for shard in report.shards:
+            report.rows_stale += sum(
+                self._trackers[table.name].num_dirty(*self._range(table, shard))
+                for table in self.tables
+            )
+            report.samples_lost += self._num_samples - self._shard_saved_samples[shard]
+            self._restore(shard, report)
+            # What was trained until now is lost once; a later failure must not count it again.
+            self._shard_saved_samples[shard] = self._num_samples
+        self.metrics.samples_lost += report.samples_lost
+        if report.damaged_segments:
+            # Rows that kept an older state count as saved; only a base snapshot saves them again.
+            self._base_arrays = None
+        return report
+
+    def _recover_all(self, mode: RecoveryMode) -> RecoveryReport:
+        report = RecoveryReport(shards=tuple(range(self.num_shards)))
+        found = self._newest_dense(mode, report)
+        if found is None and self._step > 0:
+            raise StoreError(
+                f"'{self.store.directory}' holds nothing to go back to: no snapshot was committed "
+                f"in {self._step} steps. Build the model anew and start from step 0"
+            )
+        self._recorder.forget()
+        if found is None:
+            self.store.roll_back(0)
+            self._may_train = True
+            return report
+        record, part = found
+        extra = restore_dense(part, self.model, self.optimizers, self.tables)
+        self.store.roll_back(record.snapshot)
+        saved: dict[str, set[str]] = {}
+        for shard in report.shards:
+            for name, arrays in self._restore(shard, report).items():
+                saved.setdefault(name, set()).update(arrays)
+        for name, arrays in saved.items():
+            self._by_name[name].keep_row_states(arrays)
+        self._step = report.step = extra["step"]
+        self._num_samples = report.num_samples = extra["num_samples"]
+        report.extra_state = extra["extra_state"]
+        self._shard_saved_samples = [record.num_samples] * self.num_shards
+        self._base_arrays = None if report.damaged_segments else self._array_names()
+        self._last_start = (self._step, time.monotonic())
+        self._may_train = True
+        self._note_bytes_in_store()
+        return report
+
+    def _newest_dense(
+        self, mode: RecoveryMode, report: RecoveryReport
+    ) -> tuple[SegmentRecord, DensePart] | None:
+        candidates = [r for r in self.store.dense.segments if r.is_complete or mode == "partial"]
+        found = newest_readable_dense(self.store.dense, candidates, report)
+        if found is None and candidates:
+            damaged = report.damaged_segments[0]
+            raise DamageError(f"no undamaged dense part is left: {damaged.reason}")
+        if found is None and self.store.dense.segments:
+            raise StoreError(
+                "the store holds no full-recovery point: no snapshot saved every row at one step. "
+                'Use AllRows(), or consistency="step" for base snapshots, or recover partially'
+            )
+        return found
+
+    def _restore(self, shard: int, report: RecoveryReport) -> dict[str, set[str]]:
+        restored = restore_shard(
+            self.store.shards[shard],
+            shard,
+            self.num_shards,
+            self._by_name,
+            self._threads,
+            report,
+            direct_io=self._write_options.direct_io,
+        )
+        for table in self.tables:
+            # Restored rows are as saved: not dirty, and their change is measured from here.
+            begin, end = self._range(table, shard)
+            self._trackers[table.name].take_range(begin, end, weight=table.weight)
+        return restored
+
+    def _note_bytes_in_store(self) -> None:
+        records = [record for shard in self.store.shards for record in shard.segments]
+        self._base_bytes = sum(r.file_bytes for r in records if r.kind == "base")
+        self._partial_bytes = sum(r.file_bytes for r in records if r.kind == "partial")
+
+    def _range(self, table: Table, shard: int) -> tuple[int, int]:
+        return shard_row_range(table.num_embeddings, shard, self.num_shards)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("the Checkpointer is closed")
+
+    def _require_recovered(self) -> None:
+        self._require_open()
+        if not self._may_train:
+            last = self.store.dense.segments[-1]
+            raise UsageError(
+                f"'{self.store.directory}' holds a snapshot of step {last.last_step}; call "
+                "recover() before the first step(), or choose an empty directory to start anew"
+            )
+
+    def _release(self) -> None:
+        self._closed = True
+        self._recorder.detach()
+        self._committer.close()
+        self.store.close()
+
+
+def _require(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{option} is {value!r}; allowed: {', '.join(allowed)}")

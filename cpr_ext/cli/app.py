@@ -1,0 +1,31 @@
+"""The command group, and what becomes of errors."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from cpr_ext.cli.train import train
+from cpr_ext.errors import CprError, UsageError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="cpr_ext")
+def app() -> None:
+    """Cheap fault tolerance for recommendation-model training."""
+
+
+app.add_command(train)
+
+
+def run() -> None:
+    """Run the command; an error of ours becomes one line on stderr, never a traceback."""
+    try:
+        app(prog_name="cpr")
+    except UsageError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    except (CprError, OSError, MemoryError) as error:
+        click.echo(f"Error: {str(error) or type(error).__name__}", err=True)
+        sys.exit(1)

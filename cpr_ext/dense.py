@@ -1,0 +1,201 @@
+"""The dense part of a snapshot: all that is not a table row.
+
+Parameters and buffers of the model, what optimizers keep that is not per row, random number
+generators, the position in training and the caller's extra state.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cpr_ext._native import native
+from cpr_ext.errors import NanError, StoreError
+from cpr_ext.packing import pack, unpack
+from cpr_ext.tables import Table, is_row_state
+
+
+@dataclass(frozen=True)
+class DensePart:
+    """A captured dense part: a JSON-able skeleton and copies of its tensors, on the CPU."""
+
+    skeleton: Any
+    tensors: dict[str, torch.Tensor]
+
+
+def capture_dense(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tables: Sequence[Table],
+    extra: Any,
+) -> DensePart:
+    """Copy everything that is not a table row, as it is now."""
+    table_ids = {id(table.weight) for table in tables}
+    parameters = {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if id(value) not in table_ids
+    }
+    tree = {
+        "model": parameters,
+        "optimizers": [_optimizer_tree(optimizer, tables) for optimizer in optimizers],
+        "rng": _rng_tree(),
+        "extra": extra,
+    }
+    skeleton, tensors = pack(tree, "dense")
+    return DensePart(
+        skeleton,
+        {
+            name: tensor.detach().to("cpu", copy=True).contiguous()
+            for name, tensor in tensors.items()
+        },
+    )
+
+
+def refuse_nan(part: DensePart) -> None:
+    """Raise NanError, naming the parameter, if one of the model's holds NaN."""
+    for name, tensor in part.tensors.items():
+        if name.startswith("dense.model.") and native.find_nan(tensor) >= 0:
+            raise NanError(
+                f"parameter '{name.removeprefix('dense.model.')}' holds NaN; the snapshot is given "
+                'up and earlier ones are kept. Look for divergence, or save NaN with on_nan="save"'
+            )
+
+
+def restore_dense(
+    part: DensePart,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tables: Sequence[Table],
+) -> Any:
+    """Put a captured dense part back, in place; returns the caller's extra state.
+
+    Raises:
+        StoreError: the model or the optimizers are not those of the snapshot; nothing was changed.
+    """
+    tree = unpack(part.skeleton, part.tensors)
+    table_ids = {id(table.weight) for table in tables}
+    live = {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if id(value) not in table_ids
+    }
+    _check_parameters(tree["model"], live)
+    _check_optimizers(tree["optimizers"], optimizers)
+    with torch.no_grad():
+        for name, value in live.items():
+            if _is_extra_state(name):
+                model.load_state_dict({name: tree["model"][name]}, strict=False)
+            else:
+                value.copy_(tree["model"][name])
+        for optimizer, saved in zip(optimizers, tree["optimizers"], strict=True):
+            _restore_optimizer(optimizer, saved, tables)
+    _restore_rng(tree["rng"])
+    return tree["extra"]
+
+
+def _is_extra_state(name: str) -> bool:
+    """True for what a module's ``get_extra_state()`` gave."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def _check_parameters(saved: dict[str, Any], live: dict[str, Any]) -> None:
+    for name in sorted(saved.keys() | live.keys()):
+        if name not in live or name not in saved:
+            where = "model" if name not in live else "store"
+            raise StoreError(f"parameter '{name}' is not in the {where}")
+        if _is_extra_state(name):
+            continue
+        stored, wanted = ((p[name].dtype, tuple(p[name].shape)) for p in (saved, live))
+        if stored != wanted:
+            raise StoreError(
+                f"parameter '{name}' has dtype {stored[0]} and shape {stored[1]} in the store, "
+                f"{wanted[0]} and {wanted[1]} in the model"
+            )
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The optimizer's parameters in the order in which torch numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _optimizer_tree(optimizer: torch.optim.Optimizer, tables: Sequence[Table]) -> dict[str, Any]:
+    num_rows = {id(table.weight): table.num_embeddings for table in tables}
+    states = {}
+    for index, parameter in enumerate(_parameters(optimizer)):
+        rows = num_rows.get(id(parameter))
+        states[str(index)] = {
+            name: value
+            for name, value in optimizer.state.get(parameter, {}).items()
+            if rows is None or not is_row_state(value, rows)
+        }
+    groups = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    return {"type": type(optimizer).__name__, "groups": groups, "states": states}
+
+
+def _check_optimizers(saved: list[Any], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    live = [(type(o).__name__, len(o.param_groups), len(_parameters(o))) for o in optimizers]
+    stored = [(s["type"], len(s["groups"]), len(s["states"])) for s in saved]
+    if live != stored:
+        raise StoreError(
+            f"the store holds optimizers (type, groups, parameters) {stored}, the run has {live}"
+        )
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any], tables: Sequence[Table]
+) -> None:
+    """State made since the snapshot is dropped; that of rows is left to the shards."""
+    num_rows = {id(table.weight): table.num_embeddings for table in tables}
+    for group, saved_group in zip(optimizer.param_groups, saved["groups"], strict=True):
+        group.update(saved_group)
+    for index, parameter in enumerate(_parameters(optimizer)):
+        rows = num_rows.get(id(parameter))
+        saved_state = saved["states"][str(index)]
+        state = {
+            name: value
+            for name, value in optimizer.state.pop(parameter, {}).items()
+            if name in saved_state or (rows is not None and is_row_state(value, rows))
+        }
+        for name, value in saved_state.items():
+            state[name] = _restored_value(state.get(name), value, parameter)
+        if state:
+            optimizer.state[parameter] = state
+
+
+def _restored_value(live: Any, saved: Any, parameter: torch.Tensor) -> Any:
+    if not isinstance(saved, torch.Tensor):
+        return saved
+    if isinstance(live, torch.Tensor) and (live.shape, live.dtype) == (saved.shape, saved.dtype):
+        return live.copy_(saved)
+    # As the optimizer makes it: step counters stay on the CPU, the rest follows.
+    device = "cpu" if saved.dim() == 0 else parameter.device
+    return saved.to(device, copy=True)
+
+
+def _rng_tree() -> dict[str, Any]:
+    tree: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),  # noqa: NPY002 - the generator users' code shares
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available():
+        tree["cuda"] = torch.cuda.get_rng_state_all()
+    return tree
+
+
+def _restore_rng(tree: dict[str, Any]) -> None:
+    torch.set_rng_state(tree["torch"])
+    np.random.set_state(tree["numpy"])  # noqa: NPY002
+    random.setstate(tree["python"])
+    if "cuda" in tree and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(tree["cuda"][: torch.cuda.device_count()])

@@ -1,0 +1,73 @@
+"""The history of a training run, saved with each snapshot so that it survives a restart."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+# Enough for a picture, little for a snapshot.
+_MAX_LOSS_POINTS = 2000
+
+Recovery = Literal["partial", "full", "none"]
+
+
+@dataclass
+class FailureRecord:
+    """One failure and what recovering from it took.
+
+    Attributes:
+        step: training step after which it struck, counted from 1.
+        num_samples: samples trained by then.
+        shards: the shards lost.
+        recovery: how they came back.
+        rows_restored: rows brought back to a saved state.
+        rows_stale: rows whose last update is lost.
+        samples_lost: samples trained since a lost shard's last snapshot, summed over the shards.
+        samples_retrained: samples trained again after going back.
+        seconds: how long it took until training could go on.
+    """
+
+    step: int
+    num_samples: int
+    shards: list[int]
+    recovery: Recovery
+    rows_restored: int = 0
+    rows_stale: int = 0
+    samples_lost: int = 0
+    samples_retrained: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class RunLog:
+    """What happened so far.
+
+    Attributes:
+        losses: (samples trained, mean training loss of the steps since the last point).
+        snapshots: (samples trained, "base" or "partial") of each snapshot begun.
+        epoch, batch: the position in the data: the next batch to train.
+        config: what must not change between a run and its continuation.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    batch: int = 0
+    losses: list[list[float]] = field(default_factory=list)
+    snapshots: list[list[Any]] = field(default_factory=list)
+    failures: list[FailureRecord] = field(default_factory=list)
+
+    def add_loss(self, num_samples: int, loss: float) -> None:
+        """Note a point of the loss curve; a long run keeps every second of its points."""
+        self.losses.append([num_samples, loss])
+        if len(self.losses) > _MAX_LOSS_POINTS:
+            del self.losses[::2]
+
+    def to_plain(self) -> dict[str, Any]:
+        """As plain values, for the snapshot."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> RunLog:
+        """Inverse of :meth:`to_plain`."""
+        failures = [FailureRecord(**failure) for failure in plain["failures"]]
+        return cls(**{**plain, "failures": failures})

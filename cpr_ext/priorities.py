@@ -1,0 +1,92 @@
+"""Which rows a partial snapshot saves first. A priority makes the tracker that each table needs."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from cpr_ext._native import native
+from cpr_ext.errors import UsageError
+from cpr_ext.tables import Table
+
+
+@dataclass(frozen=True)
+class Priority(ABC):
+    """Base of the strategies.
+
+    Attributes:
+        fraction: share of a table's rows that one partial snapshot saves, in (0, 1].
+    """
+
+    fraction: float = 0.125
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise UsageError(
+                f"{type(self).__name__}: fraction is {self.fraction}; allowed: above 0, at most 1"
+            )
+
+    @abstractmethod
+    def make_tracker(self, table: Table) -> Any:
+        """The native tracker that follows ``table``."""
+
+    def budget(self, num_rows: int) -> int:
+        """How many of ``num_rows`` rows one partial snapshot saves."""
+        return math.ceil(self.fraction * num_rows)
+
+
+@dataclass(frozen=True)
+class MostFrequentlyUsed(Priority):
+    """MFU: the rows looked up most often since they were last saved. 4 bytes per row."""
+
+    def make_tracker(self, table: Table) -> Any:  # noqa: D102
+        return native.AccessCounter(name=table.name, num_rows=table.num_embeddings)
+
+
+@dataclass(frozen=True)
+class SubSampledUsed(Priority):
+    """SSU: rows met by sampling every ``period``-th lookup into a bounded list.
+
+    Takes 1 bit per row and the list of at most ``fraction * num_rows`` row ids; when it is full a
+    random one is evicted. Same ``seed``, same lookups: same rows.
+    """
+
+    period: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.period < 1:
+            raise UsageError(f"SubSampledUsed: period is {self.period}; it must be at least 1")
+
+    def make_tracker(self, table: Table) -> Any:  # noqa: D102
+        return native.RowSampler(
+            name=table.name,
+            num_rows=table.num_embeddings,
+            capacity=self.budget(table.num_embeddings),
+            period=self.period,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class LargestChange(Priority):
+    """SCAR: the rows whose weight moved furthest (L2) since they were last saved.
+
+    Keeps a copy of every prioritised table's weight.
+    """
+
+    def make_tracker(self, table: Table) -> Any:  # noqa: D102
+        return native.ChangeMeter(name=table.name, weight=table.weight.detach())
+
+
+@dataclass(frozen=True)
+class AllRows(Priority):
+    """Every row that changed since it was last saved. 1 bit per row."""
+
+    fraction: float = 1.0
+
+    def make_tracker(self, table: Table) -> Any:  # noqa: D102
+        return native.DirtyRows(name=table.name, num_rows=table.num_embeddings)

@@ -1,0 +1,51 @@
+"""A training run as text."""
+
+from __future__ import annotations
+
+from cpr_ext.dlrm.trainer import TrainResult
+
+
+def format_run(result: TrainResult) -> str:
+    """The figures of a run, one line each, and a line for each failure."""
+    snapshots, stall = result.snapshots, result.stall_seconds
+    trained = f"{result.samples:,} in {result.steps:,} steps"
+    if result.resumed_from_step:
+        trained += f", continued from step {result.resumed_from_step:,}"
+    share = f" ({100 * stall['total'] / result.seconds:.1f} % of it)" if result.seconds else ""
+    rows = [
+        ("test AUC", f"{result.auc:.4f}"),
+        ("test logloss", f"{result.logloss:.4f}"),
+        ("samples", trained),
+        ("training time", f"{result.seconds:.1f} s, {result.samples_per_second:,.0f} samples/s"),
+        (
+            "snapshots",
+            f"{snapshots['base']} base, {snapshots['partial']} partial, "
+            f"{format_bytes(snapshots['bytes'])}",
+        ),
+        (
+            "held training up",
+            f"{stall['total']:.2f} s{share}, at most {1e3 * stall['max']:.0f} ms at a time",
+        ),
+        ("PLS", f"{result.pls:.4f} (portion of lost samples)"),
+    ]
+    for failure in result.failures:
+        shards = "+".join(map(str, failure["shards"]))
+        text = (
+            f"step {failure['step']:,}, shards {shards}, recovery {failure['recovery']}: "
+            f"{failure['rows_restored']:,} rows restored, {failure['rows_stale']:,} stale, "
+            f"{failure['samples_lost']:,} samples lost"
+        )
+        if failure["samples_retrained"]:
+            text += f", {failure['samples_retrained']:,} trained again"
+        rows.append(("failure", f"{text}, {1e3 * failure['seconds']:.0f} ms"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"

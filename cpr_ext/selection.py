@@ -1,0 +1,101 @@
+"""Which rows go into a snapshot: all of a shard (base), or the most important ones (partial)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cpr_ext.priorities import AllRows, Priority
+from cpr_ext.tables import Table, shard_row_range
+
+RowIds = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows of a table to save: ascending ``row_ids`` (n,), or all of the range [begin, end)."""
+
+    table: Table
+    tracker: Any
+    begin: int
+    end: int
+    row_ids: RowIds | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows selected."""
+        return self.end - self.begin if self.row_ids is None else len(self.row_ids)
+
+    def take(self, first: int, count: int) -> Any:
+        """Tell the tracker that rows [first, first + count), by position, have been captured.
+
+        Returns what ``put_back`` needs to undo it.
+        """
+        if self.row_ids is None:
+            begin = self.begin + first
+            return self.tracker.take_range(begin, begin + count, weight=self.table.weight)
+        row_ids = self.row_ids[first : first + count]
+        return self.tracker.take(row_ids, weight=self.table.weight)
+
+
+class Selector:
+    """Applies a priority to the tables of a model.
+
+    Args:
+        trackers: the tracker of each table, by table name.
+        prioritized: names of the tables to which the priority applies; the others are saved whole.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        trackers: Mapping[str, Any],
+        priority: Priority,
+        prioritized: Collection[str],
+        num_shards: int,
+        pool: Any,
+    ) -> None:
+        self._tables = tables
+        self._trackers = trackers
+        self._priority = priority
+        self._prioritized = prioritized
+        self._num_shards = num_shards
+        self._pool = pool
+
+    def base(self, shard: int) -> list[Selection]:
+        """All rows of a shard."""
+        return [
+            Selection(table, self._trackers[table.name], *self._range(table, shard))
+            for table in self._tables
+        ]
+
+    def partial(self, shard: int) -> list[Selection]:
+        """The rows of a shard to save first, at most the fraction of each prioritised table."""
+        return [self._partial(table, shard) for table in self._tables]
+
+    def _partial(self, table: Table, shard: int) -> Selection:
+        tracker = self._trackers[table.name]
+        begin, end = self._range(table, shard)
+        if table.name not in self._prioritized:
+            return Selection(table, tracker, begin, end)
+        budget = self._priority.budget(end - begin)
+        if isinstance(self._priority, AllRows) and budget == end - begin:
+            if not table.untouched_rows_keep_still():
+                return Selection(table, tracker, begin, end)
+            return Selection(table, tracker, begin, end, tracker.dirty_rows(begin, end))
+        row_ids = tracker.select(begin, end, budget, weight=table.weight, pool=self._pool)
+        return Selection(table, tracker, begin, end, row_ids)
+
+    def is_complete(self, selection: Selection) -> bool:
+        """True if, its rows being captured, every row of the range is saved as it is now."""
+        if selection.row_ids is None:
+            return True
+        table = selection.table
+        clean = selection.tracker.num_dirty(selection.begin, selection.end) == 0
+        return clean and table.untouched_rows_keep_still()
+
+    def _range(self, table: Table, shard: int) -> tuple[int, int]:
+        return shard_row_range(table.num_embeddings, shard, self._num_shards)

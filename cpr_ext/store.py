@@ -1,0 +1,201 @@
+"""The store directory of one training job, opened for writing.
+
+    STORE.json                               which model this is
+    dense/MANIFEST.json                      snapshots of all that is not a table row
+    dense/00000012-dense.safetensors
+    shard-00003/MANIFEST.json                live segments of one shard, oldest first
+    shard-00003/00000012-partial.safetensors
+
+A shard commits on its own. The dense part of a snapshot commits after the shards of its process, so
+a snapshot that ``dense/MANIFEST.json`` names is committed as a whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.manifest import (
+    TEMPORARY_SUFFIX,
+    Manifest,
+    SegmentRecord,
+    make_directory,
+    read_signed,
+    storage_error,
+    write_signed,
+)
+from cpr_ext.segment import DTYPE_NAMES
+from cpr_ext.tables import Table
+
+STORE_FILE = "STORE.json"
+LOCK_FILE = "LOCK"
+
+
+class Store:
+    """The manifests of a store and the right to change them.
+
+    Args:
+        directory: the store; made if it does not exist.
+        tables: the tables of the model; a store of other tables is refused.
+        num_shards: into how many row ranges each table is cut.
+
+    Raises:
+        StoreError: the directory is not a store, holds another model or another number of shards,
+            or is in use by another process.
+        StorageError: the directory cannot be made, read or written.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, tables: Sequence[Table], num_shards: int
+    ) -> None:
+        self.directory = Path(directory)
+        self.num_shards = num_shards
+        self._locks: list[int] = []
+        try:
+            self._identify(describe_model(tables, num_shards))
+            self.dense = self._open_manifest(self.directory / "dense")
+            self.shards = [
+                self._open_manifest(self.directory / f"shard-{shard:05d}")
+                for shard in range(num_shards)
+            ]
+        except OSError as error:
+            self.close()
+            if isinstance(error, StoreError):
+                raise
+            raise storage_error("open the store", self.directory, error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _identify(self, model: dict[str, Any]) -> None:
+        path = self.directory / STORE_FILE
+        make_directory(self.directory)
+        recorded = read_signed(path, "cpr_ext.store")
+        if recorded is None:
+            strangers = [
+                entry.name
+                for entry in self.directory.iterdir()
+                if entry.name != STORE_FILE + TEMPORARY_SUFFIX
+            ]
+            if strangers:
+                raise StoreError(
+                    f"'{self.directory}' is not a cpr_ext store (it has no {STORE_FILE}) but holds "
+                    f"{strangers[0]!r}; choose an empty or a new directory"
+                )
+            write_signed(path, "cpr_ext.store", model)
+        elif differences := list_differences(recorded, model):
+            raise StoreError(
+                f"'{self.directory}' holds another model: {'; '.join(differences)}. "
+                "Choose another directory, or build the model that the store was made with"
+            )
+
+    def _open_manifest(self, directory: Path) -> Manifest:
+        make_directory(directory)
+        self._lock(directory / LOCK_FILE)
+        manifest = Manifest(directory)
+        manifest.remove_unlisted()
+        return manifest
+
+    def _lock(self, path: Path) -> None:
+        """Take an advisory lock that dies with this process."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._locks.append(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
+            raise StoreError(
+                f"'{path.parent}' is being written by process {holder}; end it, or choose another "
+                "directory"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    @property
+    def is_empty(self) -> bool:
+        """True until the first snapshot is committed as a whole."""
+        return not self.dense.segments
+
+    @property
+    def last_snapshot(self) -> int:
+        """Highest snapshot number in use; 0 if none is."""
+        manifests = [self.dense, *self.shards]
+        return max((m.segments[-1].snapshot for m in manifests if m.segments), default=0)
+
+    def add_to_shard(self, shard: int, record: SegmentRecord) -> None:
+        """Commit a segment of a shard."""
+        manifest = self.shards[shard]
+        manifest.commit((*manifest.segments, record))
+
+    def add_dense(self, record: SegmentRecord) -> None:
+        """Commit the dense part of a snapshot, and with it the snapshot as a whole.
+
+        Of older ones the newest full-recovery point stays; the others are superseded.
+        """
+        complete = [r for r in self.dense.segments if r.is_complete][-1:]
+        kept = complete if not record.is_complete else []
+        self.dense.commit((*kept, record))
+
+    def drop_before(self, snapshot: int) -> None:
+        """Remove what the base ``snapshot``, committed as a whole, supersedes."""
+        # The dense part first: a crash in between must not leave a full-recovery point whose rows
+        # are gone.
+        for manifest in [self.dense, *self.shards]:
+            kept = tuple(record for record in manifest.segments if record.snapshot >= snapshot)
+            if kept != manifest.segments:
+                manifest.commit(kept)
+
+    def roll_back(self, snapshot: int) -> None:
+        """Forget everything newer than ``snapshot``, which training goes back to."""
+        # The dense part first: a crash in between leaves shards that are newer than any snapshot
+        # committed as a whole, which the next roll-back removes.
+        for manifest in [self.dense, *self.shards]:
+            kept = tuple(record for record in manifest.segments if record.snapshot <= snapshot)
+            if kept != manifest.segments:
+                manifest.commit(kept)
+
+    def close(self) -> None:
+        """Give the locks back."""
+        for descriptor in self._locks:
+            os.close(descriptor)
+        self._locks.clear()
+
+
+def describe_model(tables: Sequence[Table], num_shards: int) -> dict[str, Any]:
+    """What STORE.json keeps of a model."""
+    return {
+        "num_shards": num_shards,
+        "tables": {
+            table.name: {
+                "num_embeddings": table.num_embeddings,
+                "embedding_dim": table.embedding_dim,
+                "dtype": DTYPE_NAMES[table.weight.dtype],
+            }
+            for table in tables
+        },
+    }
+
+
+def list_differences(recorded: dict[str, Any], model: dict[str, Any]) -> list[str]:
+    """What differs between the model of a store and a live one, one sentence each."""
+    try:
+        old_tables, new_tables = recorded["tables"], model["tables"]
+        differences = [
+            f"table '{name}' is not in the model" for name in old_tables.keys() - new_tables
+        ]
+        differences += [
+            f"table '{name}' is not in the store" for name in new_tables.keys() - old_tables
+        ]
+        for name in sorted(old_tables.keys() & new_tables.keys()):
+            for key, old in old_tables[name].items():
+                if (new := new_tables[name].get(key)) != old:
+                    differences.append(f"table '{name}' has {key} {old}, the model {new}")
+        if recorded["num_shards"] != model["num_shards"]:
+            differences.append(f"it has {recorded['num_shards']} shards, not {model['num_shards']}")
+    except (KeyError, AttributeError, TypeError) as error:
+        raise DamageError(f"{STORE_FILE} lacks what a store needs: {error!r}") from error
+    return sorted(differences)

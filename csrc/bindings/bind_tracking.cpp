@@ -1,0 +1,246 @@
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "bindings/index_view.h"
+#include "bindings/register.h"
+#include "bindings/tensor_view.h"
+#include "bindings/vector_array.h"
+#include "core/error.h"
+#include "tracking/access_counter.h"
+#include "tracking/change_meter.h"
+#include "tracking/count_lookups.h"
+#include "tracking/dirty_rows.h"
+#include "tracking/row_change.h"
+#include "tracking/row_sampler.h"
+
+namespace py = pybind11;
+
+namespace cpr_ext {
+
+namespace {
+
+using Pool = std::shared_ptr<ThreadPool>;
+
+WeightView view_weight(py::handle object, const std::string& table) {
+  const std::string name = "the weight of table '" + table + "'";
+  const TensorView view = view_tensor(object, name.c_str());
+  if (view.shape.size() != 2 || !is_floating(view.dtype)) {
+    throw UsageError(name + " has dtype " + view.dtype_name + " and " +
+                     std::to_string(view.shape.size()) +
+                     " dimensions; it must be floating and (num_rows, embedding_dim)");
+  }
+  const bool row_contiguous = view.shape[1] <= 1 || view.strides[1] == 1;
+  const bool rows_apart = view.shape[0] <= 1 || view.strides[0] >= view.shape[1];
+  if (!row_contiguous || !rows_apart) {
+    throw UsageError(name + " must have contiguous rows, one after the other; pass .contiguous()");
+  }
+  return {static_cast<const std::byte*>(view.data), view.dtype, view.shape[0], view.shape[1],
+          view.strides[0] * view.item_bytes};
+}
+
+struct OptionalWeight {
+  OptionalWeight(const py::object& object, const RowTracker& tracker) {
+    if (!object.is_none()) view = view_weight(object, tracker.name());
+  }
+  const WeightView* get() const { return view ? &*view : nullptr; }
+  std::optional<WeightView> view;
+};
+
+RowRange range_of(const RowTracker& tracker, int64_t begin, std::optional<int64_t> end) {
+  return {begin, end.value_or(tracker.num_rows())};
+}
+
+void observe(RowTracker& tracker, const py::object& indices) {
+  const Lookup lookup = view_indices(indices, tracker.name());
+  py::gil_scoped_release release;
+  tracker.check(lookup);
+  tracker.observe(lookup);
+}
+
+void check(const RowTracker& tracker, const py::object& indices) {
+  const Lookup lookup = view_indices(indices, tracker.name());
+  py::gil_scoped_release release;
+  tracker.check(lookup);
+}
+
+int64_t num_dirty(const RowTracker& tracker, int64_t begin, std::optional<int64_t> end) {
+  py::gil_scoped_release release;
+  return tracker.num_dirty(range_of(tracker, begin, end));
+}
+
+py::array_t<int64_t> dirty_rows(const RowTracker& tracker, int64_t begin,
+                                std::optional<int64_t> end) {
+  std::vector<int64_t> row_ids;
+  {
+    py::gil_scoped_release release;
+    row_ids = tracker.dirty_rows(range_of(tracker, begin, end));
+  }
+  return to_numpy(std::move(row_ids));
+}
+
+py::array_t<int64_t> select(const RowTracker& tracker, int64_t begin, int64_t end, int64_t k,
+                            const py::object& weight, const Pool& pool) {
+  const OptionalWeight now(weight, tracker);
+  std::vector<int64_t> row_ids;
+  {
+    py::gil_scoped_release release;
+    row_ids = tracker.select({begin, end}, k, now.get(), pool.get());
+  }
+  return to_numpy(std::move(row_ids));
+}
+
+TakenRows take(RowTracker& tracker, const py::object& row_ids, const py::object& weight,
+               const Pool& pool) {
+  const TensorView view = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
+  const OptionalWeight now(weight, tracker);
+  py::gil_scoped_release release;
+  return tracker.take({static_cast<const int64_t*>(view.data), view.shape[0]}, now.get(),
+                      pool.get());
+}
+
+TakenRows take_range(RowTracker& tracker, int64_t begin, int64_t end, const py::object& weight,
+                     const Pool& pool) {
+  const OptionalWeight now(weight, tracker);
+  py::gil_scoped_release release;
+  return tracker.take_range({begin, end}, now.get(), pool.get());
+}
+
+void put_back(RowTracker& tracker, TakenRows& taken) {
+  py::gil_scoped_release release;
+  tracker.put_back(taken);
+}
+
+void count_lookups_of(const py::sequence& trackers, const py::sequence& indices, const Pool& pool) {
+  const size_t size = trackers.size();
+  if (size != indices.size()) {
+    throw UsageError("there are " + std::to_string(size) + " trackers but " +
+                     std::to_string(indices.size()) + " index tensors; pass one for each");
+  }
+  std::vector<RowTracker*> targets(size);
+  std::vector<Lookup> lookups(size);
+  std::vector<py::object> alive(2 * size);  // another thread may change the lists meanwhile
+  for (size_t i = 0; i < size; ++i) {
+    alive[2 * i] = trackers[i];
+    alive[2 * i + 1] = indices[i];
+    try {
+      targets[i] = alive[2 * i].cast<RowTracker*>();
+    } catch (const py::cast_error&) {
+      targets[i] = nullptr;
+    }
+    if (targets[i] == nullptr) {
+      throw UsageError("trackers[" + std::to_string(i) + "] is a " +
+                       std::string(py::str(py::type::of(alive[2 * i]).attr("__name__"))) +
+                       "; allowed: AccessCounter, RowSampler, ChangeMeter, DirtyRows");
+    }
+    lookups[i] = view_indices(alive[2 * i + 1], targets[i]->name());
+  }
+  py::gil_scoped_release release;
+  count_lookups(targets, lookups, pool.get());
+}
+
+std::string describe(const RowTracker& tracker) {
+  return std::string(tracker.kind()) + "(name='" + tracker.name() +
+         "', num_rows=" + std::to_string(tracker.num_rows()) + ")";
+}
+
+void register_taken_rows(py::module_& module) {
+  py::class_<TakenRows>(module, "TakenRows",
+                        "What a tracker forgot when rows were captured; for put_back.")
+      .def_property_readonly("num_rows", &TakenRows::num_rows, "How many of them were dirty.")
+      .def_property_readonly(
+          "row_ids",
+          [](const TakenRows& taken) { return to_numpy(std::vector<int64_t>(taken.row_ids)); },
+          "(num_rows) int64, ascending, a copy.")
+      .def("__repr__", [](const TakenRows& taken) {
+        return "TakenRows(" + taken.kind + " '" + taken.tracker +
+               "', num_rows=" + std::to_string(taken.num_rows()) + ")";
+      });
+}
+
+void register_row_tracker(py::module_& module) {
+  py::class_<RowTracker>(module, "RowTracker",
+                         "Which rows of one table are dirty (looked up since last taken), and how\n"
+                         "much each matters. Used by one thread at a time.")
+      .def_property_readonly("name", &RowTracker::name)
+      .def_property_readonly("num_rows", &RowTracker::num_rows)
+      .def("memory_bytes", &RowTracker::memory_bytes, "Bytes held for this table.")
+      .def("check", &check, py::arg("indices"),
+           "Raises RowIndexError for the first index outside the table.")
+      .def("observe", &observe, py::arg("indices"),
+           "Marks the rows dirty and adds to their score.\n\n"
+           "indices: int32 or int64, any shape, contiguous; torch (CPU) or numpy. Raises\n"
+           "RowIndexError, with nothing changed, for an index outside the table.")
+      .def("num_dirty", &num_dirty, py::arg("begin") = 0, py::arg("end") = py::none(),
+           "Number of dirty rows in [begin, end); by default in the whole table.")
+      .def("dirty_rows", &dirty_rows, py::arg("begin") = 0, py::arg("end") = py::none(),
+           "The dirty rows in [begin, end): int64, ascending.")
+      .def("select", &select, py::arg("begin"), py::arg("end"), py::arg("k"), py::kw_only(),
+           py::arg("weight") = py::none(), py::arg("pool") = nullptr,
+           "At most k dirty rows in [begin, end), highest score first, ties by lowest row id.\n\n"
+           "weight: (num_rows, embedding_dim), as it is now; ChangeMeter needs it, others ignore\n"
+           "it. Returns int64 row ids, ascending; the same for any number of threads.")
+      .def("take", &take, py::arg("row_ids"), py::kw_only(), py::arg("weight") = py::none(),
+           py::arg("pool") = nullptr,
+           "The rows have just been captured: clears their score and dirtiness.\n\n"
+           "row_ids: (n) int64, strictly ascending. Returns TakenRows for put_back.")
+      .def("take_range", &take_range, py::arg("begin"), py::arg("end"), py::kw_only(),
+           py::arg("weight") = py::none(), py::arg("pool") = nullptr,
+           "As take, of every row in [begin, end).")
+      .def("put_back", &put_back, py::arg("taken"),
+           "The save failed: the rows are dirty again and their scores are added to what they\n"
+           "have gathered since. Leaves `taken` empty.")
+      .def("__repr__", &describe);
+}
+
+}  // namespace
+
+void register_tracking(py::module_& module) {
+  register_taken_rows(module);
+  register_row_tracker(module);
+  py::class_<DirtyRows, RowTracker>(module, "DirtyRows",
+                                    "One bit per row; every dirty row scores the same.")
+      .def(py::init<std::string, int64_t>(), py::kw_only(), py::arg("name"), py::arg("num_rows"));
+  py::class_<AccessCounter, RowTracker>(
+      module, "AccessCounter",
+      "MFU: how often each row was looked up; four bytes per row, saturating at 2**32 - 1.")
+      .def(py::init<std::string, int64_t>(), py::kw_only(), py::arg("name"), py::arg("num_rows"))
+      .def(
+          "counts",
+          [](const py::object& self) {
+            const auto& counter = self.cast<const AccessCounter&>();
+            py::array_t<uint32_t> view(counter.num_rows(), counter.counts(), self);
+            view.attr("flags").attr("writeable") = false;
+            return view;
+          },
+          "(num_rows) uint32: a read-only view of the live counts, keeping the counter alive.");
+  py::class_<RowSampler, RowTracker>(
+      module, "RowSampler",
+      "SSU: a bounded sample of the lookups; two bits per row and eight bytes per sampled row.")
+      .def(py::init([](std::string name, int64_t num_rows, int64_t capacity, int64_t period,
+                       uint64_t seed) {
+             return std::make_unique<RowSampler>(std::move(name), num_rows,
+                                                 SamplerOptions{capacity, period, seed});
+           }),
+           py::kw_only(), py::arg("name"), py::arg("num_rows"), py::arg("capacity"),
+           py::arg("period") = SamplerOptions{}.period, py::arg("seed") = SamplerOptions{}.seed)
+      .def_property_readonly("capacity",
+                             [](const RowSampler& sampler) { return sampler.options().capacity; })
+      .def_property_readonly("num_sampled", &RowSampler::num_sampled);
+  py::class_<ChangeMeter, RowTracker>(
+      module, "ChangeMeter",
+      "SCAR: L2 change of each dirty row since last taken; holds one more copy of the weight.")
+      .def(py::init([](std::string name, const py::object& weight) {
+             const WeightView view = view_weight(weight, name);
+             return std::make_unique<ChangeMeter>(std::move(name), view);
+           }),
+           py::kw_only(), py::arg("name"), py::arg("weight"));
+  module.def(
+      "count_lookups", &count_lookups_of, py::arg("trackers"), py::arg("indices"),
+      py::arg("pool") = nullptr,
+      "A whole batch in one call: trackers[i] observes indices[i]; a tracker may occur more\n"
+      "than once. All is checked before anything changes (RowIndexError, UsageError).\n\n"
+      "indices: int32 or int64 each, any shape, contiguous; torch (CPU) or numpy.");
+}
+
+}  // namespace cpr_ext

@@ -1,0 +1,35 @@
+// MFU: how often each row was looked up since it was last taken.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tracking/row_tracker.h"
+
+namespace cpr_ext {
+
+// Invariant: a row is dirty exactly if its count is above zero. Counts saturate at 2^32 - 1.
+class AccessCounter final : public RowTracker {
+ public:
+  AccessCounter(std::string name, int64_t num_rows);
+
+  const char* kind() const override { return "AccessCounter"; }
+  int64_t memory_bytes() const override;
+  void observe(const Lookup& lookup) override;
+
+  const uint32_t* counts() const { return counts_.data(); }  // (num_rows)
+
+ private:
+  int64_t count_dirty(RowRange range) const override;
+  std::vector<int64_t> list_dirty(RowRange range) const override;
+  std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
+                                   ThreadPool* pool) const override;
+  TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
+  TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
+  void restore(const TakenRows& taken) override;
+
+  std::vector<uint32_t> counts_;
+  int64_t headroom_ = UINT32_MAX;  // Invariant: no count can saturate within this many lookups
+};
+
+}  // namespace cpr_ext

@@ -1,0 +1,83 @@
+#include "tracking/dirty_rows.h"
+
+#include <algorithm>
+
+namespace cpr_ext {
+
+DirtyRows::DirtyRows(std::string name, int64_t num_rows)
+    : RowTracker(std::move(name), num_rows), words_(word_of(num_rows - 1) + 1) {}
+
+int64_t DirtyRows::memory_bytes() const {
+  return static_cast<int64_t>(words_.size() * sizeof(uint64_t));
+}
+
+void DirtyRows::observe(const Lookup& lookup) {
+  visit_indices(lookup, [&](const auto* indices, int64_t num_indices) {
+    for (int64_t i = 0; i < num_indices; ++i) mark(indices[i]);
+  });
+}
+
+// Calls body(index of the word, its bits inside the range) until it returns false.
+template <class Body>
+void DirtyRows::for_each_word(RowRange range, Body&& body) const {
+  if (range.size() == 0) return;
+  const size_t first = word_of(range.begin);
+  const size_t last = word_of(range.end - 1);
+  for (size_t i = first; i <= last; ++i) {
+    uint64_t mask = ~uint64_t{0};
+    if (i == first) mask &= mask << (range.begin & 63);
+    if (i == last) mask &= ~uint64_t{0} >> (63 - ((range.end - 1) & 63));
+    if (!body(i, words_[i] & mask)) return;
+  }
+}
+
+int64_t DirtyRows::count_dirty(RowRange range) const {
+  int64_t count = 0;
+  for_each_word(range, [&](size_t, uint64_t bits) {
+    count += __builtin_popcountll(bits);
+    return true;
+  });
+  return count;
+}
+
+std::vector<int64_t> DirtyRows::list_dirty(RowRange range) const {
+  return select_best(range, range.size(), nullptr, nullptr);
+}
+
+std::vector<int64_t> DirtyRows::select_best(RowRange range, int64_t k, const WeightView*,
+                                            ThreadPool*) const {
+  std::vector<int64_t> row_ids(static_cast<size_t>(std::min(k, count_dirty(range))));
+  size_t size = 0;
+  for_each_word(range, [&](size_t word, uint64_t bits) {
+    for (; bits != 0 && size < row_ids.size(); bits &= bits - 1) {
+      row_ids[size++] = static_cast<int64_t>(word * 64) + __builtin_ctzll(bits);
+    }
+    return size < row_ids.size();
+  });
+  return row_ids;
+}
+
+TakenRows DirtyRows::clear_rows(RowIds row_ids, const WeightView*, ThreadPool*) {
+  TakenRows taken = nothing_taken();
+  for (int64_t i = 0; i < row_ids.size; ++i) {
+    if (is_dirty(row_ids.data[i])) taken.row_ids.push_back(row_ids.data[i]);
+  }
+  for (const int64_t row_id : taken.row_ids) clear(row_id);
+  return taken;
+}
+
+TakenRows DirtyRows::clear_range(RowRange range, const WeightView*, ThreadPool*) {
+  TakenRows taken = nothing_taken();
+  taken.row_ids = list_dirty(range);
+  for_each_word(range, [&](size_t word, uint64_t bits) {
+    words_[word] &= ~bits;
+    return true;
+  });
+  return taken;
+}
+
+void DirtyRows::restore(const TakenRows& taken) {
+  for (const int64_t row_id : taken.row_ids) mark(row_id);
+}
+
+}  // namespace cpr_ext

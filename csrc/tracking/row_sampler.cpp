@@ -1,0 +1,112 @@
+#include "tracking/row_sampler.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "selection/top_rows.h"
+
+namespace cpr_ext {
+
+RowSampler::RowSampler(std::string name, int64_t num_rows, const SamplerOptions& options)
+    : RowTracker(name, num_rows),
+      options_(options),
+      dirty_(name, num_rows),
+      sampled_(name, num_rows),
+      random_(options.seed) {
+  if (options.capacity < 1) {
+    throw UsageError("table '" + name + "': capacity is " + std::to_string(options.capacity) +
+                     "; the sample must hold at least 1 row");
+  }
+  if (options.period < 1) {
+    throw UsageError("table '" + name + "': period is " + std::to_string(options.period) +
+                     "; it must be at least 1 (1: every lookup is sampled)");
+  }
+  options_.capacity = std::min(options.capacity, num_rows);
+  sample_.reserve(static_cast<size_t>(options_.capacity));
+}
+
+int64_t RowSampler::memory_bytes() const {
+  return dirty_.memory_bytes() + sampled_.memory_bytes() +
+         static_cast<int64_t>(sample_.capacity() * sizeof(int64_t));
+}
+
+void RowSampler::observe(const Lookup& lookup) {
+  dirty_.observe(lookup);
+  const auto period = static_cast<uint64_t>(options_.period);
+  const auto first = static_cast<int64_t>(period - 1 - num_observed_ % period);
+  visit_indices(lookup, [&](const auto* indices, int64_t num_indices) {
+    for (int64_t i = first; i < num_indices; i += options_.period) add_to_sample(indices[i]);
+  });
+  num_observed_ += static_cast<uint64_t>(lookup.num_indices);
+}
+
+void RowSampler::add_to_sample(int64_t row_id) {
+  if (sampled_.is_dirty(row_id)) return;
+  if (num_sampled() < options_.capacity) {
+    sample_.push_back(row_id);
+  } else {
+    int64_t& victim = sample_[random_.next() % sample_.size()];
+    sampled_.clear(victim);
+    victim = row_id;
+  }
+  sampled_.mark(row_id);
+}
+
+int64_t RowSampler::count_dirty(RowRange range) const { return dirty_.num_dirty(range); }
+
+std::vector<int64_t> RowSampler::list_dirty(RowRange range) const {
+  return dirty_.dirty_rows(range);
+}
+
+std::vector<int64_t> RowSampler::select_best(RowRange range, int64_t k, const WeightView*,
+                                             ThreadPool* pool) const {
+  std::vector<int64_t> row_ids = sampled_.dirty_rows(range);
+  if (static_cast<int64_t>(row_ids.size()) <= k) return row_ids;
+  const uint64_t salt = mix_bits(options_.seed ^ mix_bits(num_observed_));
+  std::vector<uint32_t> lots(row_ids.size());
+  for (size_t i = 0; i < lots.size(); ++i) {
+    const uint64_t hash = mix_bits(salt + static_cast<uint64_t>(row_ids[i]));
+    lots[i] = static_cast<uint32_t>(hash >> 32) | 1;  // top_rows passes over zeros
+  }
+  std::vector<int64_t> chosen = top_rows(lots.data(), static_cast<int64_t>(lots.size()), k, pool);
+  for (int64_t& position : chosen) position = row_ids[position];
+  return chosen;
+}
+
+// Removes the rows of `taken`, already clean, from the sample, and notes which were in it.
+void RowSampler::forget(TakenRows& taken) {
+  taken.counts.reserve(taken.row_ids.size());
+  bool any = false;
+  for (const int64_t row_id : taken.row_ids) {
+    taken.counts.push_back(sampled_.is_dirty(row_id) ? 1 : 0);
+    any |= taken.counts.back() != 0;
+    sampled_.clear(row_id);
+  }
+  if (!any) return;
+  const auto gone = std::remove_if(sample_.begin(), sample_.end(),
+                                   [&](int64_t row_id) { return !sampled_.is_dirty(row_id); });
+  sample_.erase(gone, sample_.end());
+}
+
+TakenRows RowSampler::clear_rows(RowIds row_ids, const WeightView*, ThreadPool*) {
+  TakenRows taken = dirty_.take(row_ids, nullptr, nullptr);
+  taken.kind = kind();
+  forget(taken);
+  return taken;
+}
+
+TakenRows RowSampler::clear_range(RowRange range, const WeightView*, ThreadPool*) {
+  TakenRows taken = dirty_.take_range(range, nullptr, nullptr);
+  taken.kind = kind();
+  forget(taken);
+  return taken;
+}
+
+void RowSampler::restore(const TakenRows& taken) {
+  for (size_t i = 0; i < taken.row_ids.size(); ++i) {
+    dirty_.mark(taken.row_ids[i]);
+    if (taken.counts[i] != 0) add_to_sample(taken.row_ids[i]);
+  }
+}
+
+}  // namespace cpr_ext

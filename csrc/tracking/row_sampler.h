@@ -1,0 +1,56 @@
+// SSU: a bounded random sample of the lookups, for where four bytes per row are too many.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tracking/dirty_rows.h"
+#include "tracking/random.h"
+#include "tracking/row_tracker.h"
+
+namespace cpr_ext {
+
+struct SamplerOptions {
+  int64_t capacity = 1;  // most rows in the sample, >= 1
+  int64_t period = 2;    // every period-th lookup of the table is sampled, >= 1; 1: all
+  uint64_t seed = 0;
+};
+
+// Of the lookups, numbered from 1 over the tracker's life, every period-th puts its row into the
+// sample unless it is there; a full sample first evicts a random member.
+//
+// The sample is the score: sampled rows before all others, and only they are selected. Where more
+// than `k` of them lie in the range, those with the highest hash of (seed, lookups seen so far,
+// row id) are: no row is favoured over time, and the same state gives the same answer.
+class RowSampler final : public RowTracker {
+ public:
+  RowSampler(std::string name, int64_t num_rows, const SamplerOptions& options);
+
+  const char* kind() const override { return "RowSampler"; }
+  int64_t memory_bytes() const override;
+  void observe(const Lookup& lookup) override;
+
+  int64_t num_sampled() const { return static_cast<int64_t>(sample_.size()); }
+  const SamplerOptions& options() const { return options_; }
+
+ private:
+  int64_t count_dirty(RowRange range) const override;
+  std::vector<int64_t> list_dirty(RowRange range) const override;
+  std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
+                                   ThreadPool* pool) const override;
+  TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
+  TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
+  void restore(const TakenRows& taken) override;
+
+  void add_to_sample(int64_t row_id);
+  void forget(TakenRows& taken);
+
+  SamplerOptions options_;
+  DirtyRows dirty_;
+  DirtyRows sampled_;            // Invariant: the rows in sample_, a subset of dirty_
+  std::vector<int64_t> sample_;  // in order of arrival; an arrival takes its victim's place
+  SplitMix64 random_;
+  uint64_t num_observed_ = 0;
+};
+
+}  // namespace cpr_ext

@@ -1,0 +1,111 @@
+#include "tracking/row_tracker.h"
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "core/error.h"
+
+namespace cpr_ext {
+
+namespace {
+
+// True if an index is negative or above `last`. An index in range leaves the sign bit of both
+// itself and (last - index) clear, which a vector unit can test without unsigned comparison.
+template <class Index>
+bool any_outside(const Index* indices, int64_t num_indices, int64_t num_rows) {
+  using Unsigned = std::make_unsigned_t<Index>;
+  constexpr int64_t kHighest = std::numeric_limits<Index>::max();
+  const auto last = static_cast<Unsigned>(std::min(num_rows - 1, kHighest));
+  Unsigned signs = 0;
+  for (int64_t i = 0; i < num_indices; ++i) {
+    const auto index = static_cast<Unsigned>(indices[i]);
+    signs |= index | (last - index);
+  }
+  return (signs >> (8 * sizeof(Index) - 1)) != 0;
+}
+
+template <class Index>
+[[noreturn]] void throw_first_outside(const std::string& name, const Index* indices,
+                                      int64_t num_indices, int64_t num_rows) {
+  const Index* bad = std::find_if(indices, indices + num_indices, [&](Index index) {
+    return index < 0 || static_cast<int64_t>(index) >= num_rows;
+  });
+  throw RowIndexError("table '" + name + "': index " + std::to_string(*bad) + " at position " +
+                      std::to_string(bad - indices) + " of the lookup; allowed: 0 to " +
+                      std::to_string(num_rows - 1) + " (num_rows is " + std::to_string(num_rows) +
+                      ")");
+}
+
+}  // namespace
+
+RowTracker::RowTracker(std::string name, int64_t num_rows)
+    : name_(std::move(name)), num_rows_(num_rows) {
+  if (num_rows < 1) {
+    throw UsageError("a table without rows: num_rows of '" + name_ + "' is " +
+                     std::to_string(num_rows) + "; it must be at least 1");
+  }
+}
+
+void RowTracker::check(const Lookup& lookup) const {
+  visit_indices(lookup, [&](const auto* indices, int64_t num_indices) {
+    if (any_outside(indices, num_indices, num_rows_)) {
+      throw_first_outside(name_, indices, num_indices, num_rows_);
+    }
+  });
+}
+
+int64_t RowTracker::num_dirty(RowRange range) const {
+  check_range(range);
+  return count_dirty(range);
+}
+
+std::vector<int64_t> RowTracker::dirty_rows(RowRange range) const {
+  check_range(range);
+  return list_dirty(range);
+}
+
+std::vector<int64_t> RowTracker::select(RowRange range, int64_t k, const WeightView* weight,
+                                        ThreadPool* pool) const {
+  check_range(range);
+  return select_best(range, std::max<int64_t>(0, k), weight, pool);
+}
+
+TakenRows RowTracker::take(RowIds row_ids, const WeightView* weight, ThreadPool* pool) {
+  for (int64_t i = 0; i < row_ids.size; ++i) {
+    if (i > 0 && row_ids.data[i] <= row_ids.data[i - 1]) {
+      throw UsageError("table '" + name_ + "': row_ids must be strictly ascending, but " +
+                       std::to_string(row_ids.data[i]) + " at position " + std::to_string(i) +
+                       " follows " + std::to_string(row_ids.data[i - 1]));
+    }
+  }
+  check({row_ids.data, DType::kInt64, row_ids.size});
+  return clear_rows(row_ids, weight, pool);
+}
+
+TakenRows RowTracker::take_range(RowRange range, const WeightView* weight, ThreadPool* pool) {
+  check_range(range);
+  return clear_range(range, weight, pool);
+}
+
+void RowTracker::put_back(TakenRows& taken) {
+  const bool from_here = taken.tracker == name_ && taken.kind == kind() &&
+                         (taken.row_ids.empty() || taken.row_ids.back() < num_rows_);
+  if (!from_here) {
+    throw UsageError("these rows were taken from the " + taken.kind + " of table '" +
+                     taken.tracker + "' and cannot be put back into the " + kind() + " of table '" +
+                     name_ + "'");
+  }
+  restore(taken);
+  taken = nothing_taken();
+}
+
+void RowTracker::check_range(RowRange range) const {
+  if (range.begin < 0 || range.begin > range.end || range.end > num_rows_) {
+    throw UsageError("table '" + name_ + "': the range [" + std::to_string(range.begin) + ", " +
+                     std::to_string(range.end) + ") is not inside its rows [0, " +
+                     std::to_string(num_rows_) + ")");
+  }
+}
+
+}  // namespace cpr_ext

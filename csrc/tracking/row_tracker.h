@@ -1,0 +1,88 @@
+// The specification of a tracker: it watches which rows of one table are looked up, and says which
+// are dirty and which of them matter most. One suite of tests holds for every tracker and backend.
+//
+// "Dirty" means observed since last taken; it is known exactly, whatever the score.
+// A tracker is used by one thread at a time; it may spread one call over the pool it is given
+// (nullptr: no other threads). No result depends on the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "tracking/lookup.h"
+#include "tracking/taken_rows.h"
+#include "tracking/weight_view.h"
+
+namespace cpr_ext {
+
+struct RowRange {
+  int64_t begin = 0;
+  int64_t end = 0;  // exclusive
+
+  int64_t size() const { return end - begin; }
+  bool contains(int64_t row_id) const { return begin <= row_id && row_id < end; }
+};
+
+struct RowIds {
+  const int64_t* data = nullptr;  // strictly ascending
+  int64_t size = 0;
+};
+
+// The public calls check their arguments and throw UsageError with nothing changed; the private
+// virtual ones may rely on that.
+class RowTracker {
+ public:
+  RowTracker(std::string name, int64_t num_rows);
+  virtual ~RowTracker() = default;
+  RowTracker(const RowTracker&) = delete;
+  RowTracker& operator=(const RowTracker&) = delete;
+
+  const std::string& name() const { return name_; }
+  int64_t num_rows() const { return num_rows_; }
+  virtual const char* kind() const = 0;
+  virtual int64_t memory_bytes() const = 0;
+
+  // Throws RowIndexError for the first index that is negative or not below num_rows.
+  void check(const Lookup& lookup) const;
+
+  // Marks the rows dirty and adds to their score. REQUIRES: check(lookup) has passed.
+  virtual void observe(const Lookup& lookup) = 0;
+
+  int64_t num_dirty(RowRange range) const;
+  std::vector<int64_t> dirty_rows(RowRange range) const;  // ascending
+
+  // At most `k` dirty rows of the range, those with the highest score, ties by lowest row id;
+  // ascending. `weight` is needed by ChangeMeter only.
+  std::vector<int64_t> select(RowRange range, int64_t k, const WeightView* weight,
+                              ThreadPool* pool) const;
+
+  // The rows have just been captured: clears their score and dirtiness. If it throws, nothing has
+  // changed.
+  TakenRows take(RowIds row_ids, const WeightView* weight, ThreadPool* pool);
+  TakenRows take_range(RowRange range, const WeightView* weight, ThreadPool* pool);
+
+  // The save failed: the rows are dirty again, and their scores are added to what they have
+  // gathered since. Leaves `taken` empty, so that giving back twice does no more than once.
+  void put_back(TakenRows& taken);
+
+ protected:
+  TakenRows nothing_taken() const { return {name_, kind(), {}, {}, {}}; }
+
+ private:
+  virtual int64_t count_dirty(RowRange range) const = 0;
+  virtual std::vector<int64_t> list_dirty(RowRange range) const = 0;
+  virtual std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
+                                           ThreadPool* pool) const = 0;
+  virtual TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) = 0;
+  virtual TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) = 0;
+  virtual void restore(const TakenRows& taken) = 0;
+
+  void check_range(RowRange range) const;
+
+  std::string name_;
+  int64_t num_rows_;
+};
+
+}  // namespace cpr_ext

@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpr_ext import _C
+from cpr_ext.errors import UsageError
+from python_tests.csrc import reference
+
+POOLS = [None] + [_C.ThreadPool(num_threads=threads) for threads in range(1, 5)]
+FLOATS = st.floats(0, width=32, allow_subnormal=True)
+COUNTS = st.one_of(st.integers(0, 3), st.integers(2040, 2056), st.integers(0, 2**32 - 1))
+
+
+@settings(max_examples=300, deadline=None)
+@given(scores=st.lists(COUNTS, max_size=60), k=st.integers(-1, 61))
+def test_counts_are_ranked_as_a_sort_ranks_them(scores, k):
+    row_ids = _C.top_rows(np.array(scores, dtype=np.uint32), k)
+    assert row_ids.dtype == np.int64
+    assert row_ids.tolist() == reference.top_rows(scores, k)
+
+
+@settings(max_examples=300, deadline=None)
+@given(scores=st.lists(FLOATS, max_size=60), k=st.integers(-1, 61))
+def test_floats_are_ranked_as_a_sort_ranks_them(scores, k):
+    assert _C.top_rows(np.array(scores, dtype=np.float32), k).tolist() == reference.top_rows(
+        scores, k
+    )
+
+
+KINDS = {
+    "few_small_counts": lambda random, n: random.poisson(0.1, n).astype(np.uint32),
+    "small_counts": lambda random, n: random.poisson(3, n).astype(np.uint32),
+    "counts_around_the_bins": lambda random, n: random.integers(2040, 2056, n, np.uint32),
+    "counts_around_65536": lambda random, n: random.integers(65_000, 66_000, n, np.uint32),
+    "large_counts": lambda random, n: random.integers(0, 2**32, n, np.uint32),
+    "equal_counts": lambda random, n: np.full(n, 7, np.uint32),
+    "highest_counts": lambda random, n: np.full(n, 2**32 - 1, np.uint32),
+    "zeros": lambda random, n: np.zeros(n, np.uint32),
+    "floats": lambda random, n: random.random(n, np.float32),
+    "floats_of_all_sizes": lambda random, n: np.exp2(random.uniform(-149, 127, n)).astype("f4"),
+    "near_floats": lambda random, n: (1 + random.integers(0, 9, n) * 2.0**-23).astype(np.float32),
+    "equal_floats": lambda random, n: np.full(n, 0.5, np.float32),
+    "mostly_zero_floats": lambda random, n: (random.poisson(0.1, n) / 8).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 1023, 1024, 1025, 2048, 70_001, 300_000])
+def test_every_size_budget_and_thread_count_gives_the_same_rows(kind, n):
+    scores = KINDS[kind](np.random.default_rng(n), n)
+    for k in {0, 1, n // 8, n // 2, n - 1, n, n + 1}:
+        expected = reference.top_rows_fast(scores, k)
+        for pool in POOLS if n > 65_536 else POOLS[:2]:
+            np.testing.assert_array_equal(_C.top_rows(scores, k, pool), expected)
+
+
+def test_infinity_ranks_first_and_minus_zero_is_zero():
+    scores = np.array([1, np.inf, -0.0, 3e38, 0, 1e-45], dtype=np.float32)
+    assert _C.top_rows(scores, 1).tolist() == [1]
+    assert _C.top_rows(scores, 2).tolist() == [1, 3]
+    assert _C.top_rows(scores, 6).tolist() == [0, 1, 3, 5]
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, -1.0, -np.inf, -1e-45])
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_score_that_is_nan_or_negative_is_named(bad, pool):
+    scores = np.ones(300_000, dtype=np.float32)
+    scores[[200_000, 250_000]] = bad
+    with pytest.raises(UsageError, match=r"row 200000 is -?(nan|[0-9]|inf)"):
+        _C.top_rows(scores, 5, pool)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (np.zeros(3, np.float64), "float64.*float32"),
+        (np.zeros((3, 1), np.float32), "2 dimensions"),
+        (np.zeros(6, np.float32)[::2], "contiguous"),
+        ([1.0], "list"),
+    ],
+)
+def test_what_is_no_array_of_scores_is_refused(scores, message):
+    with pytest.raises(UsageError, match=message):
+        _C.top_rows(scores, 1)
+
+
+def test_no_scores_give_no_rows():
+    assert _C.top_rows(np.zeros(0, np.float32), 5).tolist() == []
