@@ -24,8 +24,8 @@ PYTHON_LAYERS: list[set[str]] = [
     {"_C"},  # the compiled module; only _native imports it
     {"errors"},
     {"_native"},
-    {"packing", "manifest"},
-    {"segment"},
+    {"segment", "manifest"},
+    {"packing"},
     {"tables"},
     {"tracking", "priorities", "schedules", "store"},
     {"selection", "dense"},
