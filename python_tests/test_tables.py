@@ -1,5 +1,7 @@
 """What a table is: found in any module, with the state that belongs to its rows."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -135,7 +137,7 @@ def test_shards_cut_a_table_into_ranges_that_meet_and_are_of_nearly_equal_size(r
     ranges = [shard_row_range(rows, shard, num_shards) for shard in range(num_shards)]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == rows
-    assert all(left[1] == right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in pairwise(ranges))
     sizes = [end - begin for begin, end in ranges]
     assert max(sizes) - min(sizes) <= 1
 
