@@ -434,6 +434,16 @@ def test_a_restart_continues_from_the_newest_committed_snapshot(tmp_path):
     last.checkpointer.close()
 
 
+def test_lookups_of_a_step_that_training_goes_back_behind_make_no_row_dirty(tmp_path):
+    run = Trained(tmp_path, **OPTIONS)
+    run.train(1)
+    run.checkpointer.record_lookups("tables.big", torch.tensor([7, 8]))
+    run.checkpointer.recover()
+    run.checkpointer._recorder.flush()
+    assert run.checkpointer._trackers["tables.big"].num_dirty(0, 200) == 0
+    run.checkpointer.close()
+
+
 def test_extra_state_comes_back_as_it_was_at_the_snapshot(tmp_path):
     position = {"epoch": 0, "tensor": torch.arange(3), "names": ("a", None)}
     run = Trained(tmp_path, extra_state=lambda: dict(position), **OPTIONS)
