@@ -94,25 +94,10 @@ class Store:
 
     def _open_manifest(self, directory: Path) -> Manifest:
         directory.mkdir(exist_ok=True)
-        self._lock(directory / LOCK_FILE)
+        self._locks.append(lock_directory(directory))
         manifest = Manifest(directory)
         manifest.remove_unlisted()
         return manifest
-
-    def _lock(self, path: Path) -> None:
-        """Take an advisory lock that dies with this process."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._locks.append(descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
-            raise StoreError(
-                f"'{path.parent}' is being written by process {holder}; end it, or choose another "
-                "directory"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     @property
     def is_empty(self) -> bool:
@@ -160,6 +145,35 @@ class Store:
         for descriptor in self._locks:
             os.close(descriptor)
         self._locks.clear()
+
+
+def lock_directory(directory: Path) -> int:
+    """Take the advisory lock of a shard or the dense part; it dies with this process.
+
+    Returns:
+        The descriptor to close to give it back.
+
+    Raises:
+        StoreError: another process has it; names it.
+        OSError: the operating system refused.
+    """
+    path = directory / LOCK_FILE
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StoreError(
+            f"'{directory}' is being written by process {holder}; end it, or choose another "
+            "directory"
+        ) from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def describe_model(tables: Sequence[Table], num_shards: int) -> dict[str, Any]:
