@@ -36,14 +36,15 @@ def capture_dense(
     extra: Any,
 ) -> DensePart:
     """Copy everything that is not a table row, as it is now."""
-    table_ids = {id(table.weight) for table in tables}
-    parameters = {
-        name: value
-        for name, value in model.state_dict(keep_vars=True).items()
-        if id(value) not in table_ids
-    }
+    table_names = {id(table.weight): table.name for table in tables}
+    values = model.state_dict(keep_vars=True)
     tree = {
-        "model": parameters,
+        "model": {name: value for name, value in values.items() if id(value) not in table_names},
+        "table_keys": {
+            name: table_names[id(value)]
+            for name, value in values.items()
+            if id(value) in table_names
+        },
         "optimizers": [_optimizer_tree(optimizer, tables) for optimizer in optimizers],
         "rng": _rng_tree(),
         "extra": extra,
