@@ -70,8 +70,6 @@ def write_merged(
     """
     opened = [open_segment(manifest, record) for record in merge.read]
     sources = [SegmentRows(segment, dict(row_ranges)) for segment in opened]
-    for source in sources:
-        pace.spend(source.bytes_read)
     tables = {
         name: ShardRows(name, sources) for name in row_ranges if any(s.table(name) for s in sources)
     }
@@ -90,6 +88,7 @@ def write_merged(
     )
     if merge.kind == "base":
         _require_all(opened[0], row_ranges)
+    pace.spend(sum(source.bytes_read for source in sources))
     with SegmentStream(
         manifest.directory,
         snapshot=merge.snapshot,
@@ -162,8 +161,8 @@ def commit_merged(manifest: Manifest, merged: Merged) -> bool:
     if at < 0 or live[at : at + len(sources)] != sources:
         discard_merged(manifest, merged)
         return False
-    # If this fails, the merged file stays: the manifest on disk may name it already. Whether it does
-    # or not, the next open finds one state or the other and removes what it does not name.
+    # If this fails, the merged file stays, as the manifest on disk may name it already. Either way
+    # the next open finds one state or the other and removes what it does not name.
     manifest.commit((*live[:at], merged.record, *live[at + len(sources) :]))
     return True
 
