@@ -12,6 +12,7 @@ from cpr_ext.checkpointer import Checkpointer
 from cpr_ext.errors import CprError
 from cpr_ext.priorities import AllRows, LargestChange, MostFrequentlyUsed, SubSampledUsed
 from cpr_ext.recovery import RecoveryReport
+from cpr_ext.retention import Retention
 from cpr_ext.schedules import EverySeconds, EverySteps
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "LargestChange",
     "MostFrequentlyUsed",
     "RecoveryReport",
+    "Retention",
     "SubSampledUsed",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -17,6 +18,7 @@ from torch import nn
 
 from cpr_ext._native import native
 from cpr_ext.committer import Committer
+from cpr_ext.compactor import Compactor
 from cpr_ext.dense import DensePart, capture_dense, refuse_nan, restore_dense
 from cpr_ext.errors import (
     DamageError,
@@ -26,8 +28,10 @@ from cpr_ext.errors import (
     UsageError,
 )
 from cpr_ext.manifest import SegmentRecord
+from cpr_ext.merging import MergeLimits
 from cpr_ext.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.recovery import RecoveryReport, newest_readable_dense, restore_shard
+from cpr_ext.retention import Retention, keep_needed
 from cpr_ext.schedules import EverySeconds, Progress, Schedule
 from cpr_ext.segment_capture import WriteOptions
 from cpr_ext.selection import Selector
@@ -53,6 +57,7 @@ class Metrics:
         stall_seconds: time that ``step()`` held training, in all.
         max_stall_seconds: the longest such time.
         samples_lost: samples whose effect failures took from lost shards, summed over the shards.
+        compactions, failed_compactions: merged segments that became live; merges that failed.
     """
 
     base_snapshots: int = 0
@@ -62,6 +67,8 @@ class Metrics:
     stall_seconds: float = 0.0
     max_stall_seconds: float = 0.0
     samples_lost: int = 0
+    compactions: int = 0
+    failed_compactions: int = 0
     failures: list[str] = field(default_factory=list)
 
 
@@ -83,6 +90,10 @@ class Checkpointer:
         rebase_after: take a base snapshot instead of a partial one once partial snapshots have
             written this many times the bytes of the last base, so that disk use and recovery time
             stay bounded; None: never.
+        compact_after: merge a shard's partial segments, in the background, once they hold this many
+            times the bytes of its base; partial snapshots then need no new base. None: never.
+        compact_bytes_per_second: the most that compaction reads and writes; None: no limit.
+        retention: how many full-recovery points to keep, and how many bytes in all.
         when_busy: what to do when a snapshot is due while the last is still on its way:
             ``"delay"`` starts it once that one is committed, ``"wait"`` holds training until then,
             so that snapshots are taken at the same steps whatever the disk's speed.
@@ -110,6 +121,9 @@ class Checkpointer:
         tables: Mapping[str, torch.Tensor | nn.Module] | None = None,
         extra_state: Callable[[], Any] | None = None,
         rebase_after: float | None = 4.0,
+        compact_after: float | None = None,
+        compact_bytes_per_second: float | None = None,
+        retention: Retention | None = None,
         when_busy: Literal["delay", "wait"] = "delay",
         on_nan: Literal["raise", "save"] = "raise",
         slot_bytes: int = DEFAULT_SLOT_BYTES,
@@ -122,8 +136,13 @@ class Checkpointer:
         _require("on_nan", on_nan, ("raise", "save"))
         if num_shards < 1:
             raise UsageError(f"num_shards is {num_shards}; it must be at least 1")
-        if rebase_after is not None and not rebase_after > 0:
-            raise UsageError(f"rebase_after is {rebase_after}; it must be positive, or None")
+        for option, value in (
+            ("rebase_after", rebase_after),
+            ("compact_after", compact_after),
+            ("compact_bytes_per_second", compact_bytes_per_second),
+        ):
+            if value is not None and not value > 0:
+                raise UsageError(f"{option} is {value}; it must be positive, or None")
         self.model = model
         self.optimizers = (
             [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
@@ -164,10 +183,22 @@ class Checkpointer:
         self._pipeline = native.SnapshotPipeline(
             num_slots=num_slots, slot_bytes=slot_bytes, pool=self._threads
         )
-        self.store = Store(directory, tables=self.tables, num_shards=num_shards)
+        self.store = Store(
+            directory, tables=self.tables, num_shards=num_shards, retention=retention
+        )
         self._recorder = LookupRecorder(self.tables, list(self._trackers.values()), self._threads)
         self._recorder.attach()
         self._committer = Committer()
+        self._compactor: Compactor | None = None
+        if compact_after is not None:
+            ranges = [
+                {table.name: self._range(table, shard) for table in self.tables}
+                for shard in range(num_shards)
+            ]
+            limits = MergeLimits(bytes_per_second=compact_bytes_per_second)
+            self._compactor = Compactor(
+                self.store, self._committer, ranges, after=compact_after, limits=limits
+            )
         self._step = 0
         self._num_samples = 0
         self._next_snapshot = self.store.last_snapshot + 1
@@ -404,7 +435,8 @@ class Checkpointer:
             self._committer.submit(snapshot)
 
     def _settle(self, warn: bool = True) -> None:
-        """Take note of a snapshot that was committed or failed."""
+        """Take note of a snapshot that was committed or failed, and of compaction."""
+        self._settle_compaction()
         snapshot = self._in_flight
         if snapshot is None or not snapshot.is_done:
             return
@@ -413,6 +445,10 @@ class Checkpointer:
             self._note_committed(snapshot)
             return
         snapshot.put_back()
+        if self.store.retention.release_when_full and _is_disk_full(snapshot.error):
+            # Where all manifests are changed; whatever comes next waits behind it.
+            history = Retention(full_recovery_points=0)
+            self._committer.call(lambda: self.store.retain(history))
         self._base_failed = self._base_failed or snapshot.kind == "base"
         if snapshot.kind == "base":
             self._base_arrays = None
@@ -423,6 +459,18 @@ class Checkpointer:
             text = f"snapshot {snapshot.number} failed; training goes on: {snapshot.error}"
             warnings.warn(text, SnapshotFailedWarning, stacklevel=3)
 
+    def _settle_compaction(self) -> None:
+        if (compactor := self._compactor) is None:
+            return
+        if compactor.merges_done != self.metrics.compactions:
+            self.metrics.compactions = compactor.merges_done
+            self._note_bytes_in_store()
+        while compactor.errors:
+            error = compactor.errors.pop(0)
+            self.metrics.failed_compactions += 1
+            text = f"compaction failed; training goes on and no snapshot is affected: {error}"
+            warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
+
     def _note_committed(self, snapshot: Snapshot) -> None:
         self.metrics.bytes_written += snapshot.file_bytes
         self._shard_saved_samples = [snapshot.num_samples] * self.num_shards
@@ -432,6 +480,8 @@ class Checkpointer:
         else:
             self.metrics.partial_snapshots += 1
             self._partial_bytes += snapshot.file_bytes
+        if self._compactor is not None:
+            self._compactor.consider()
 
     def _finish_in_flight(self) -> None:
         """Capture what is left of the snapshot in flight, now, and wait for its commit."""
@@ -444,6 +494,13 @@ class Checkpointer:
 
     def _quiesce(self) -> None:
         """End the snapshot in flight: give it up if it is still capturing, else let it commit."""
+        self._end_snapshot()
+        if self._compactor is not None:
+            self._compactor.stop()
+            self._settle_compaction()
+        self._committer.call(lambda: None).result()  # no manifest changes any more
+
+    def _end_snapshot(self) -> None:
         if self._in_flight is not None:
             if self._in_flight.state == "capturing":
                 self._in_flight.cancel("recovery or an error came first")
@@ -522,9 +579,10 @@ class Checkpointer:
             self._trackers[table.name].take_range(begin, end, weight=table.weight)
 
     def _note_bytes_in_store(self) -> None:
-        records = [record for shard in self.store.shards for record in shard.segments]
+        newest = self.store.last_snapshot
+        records = [r for shard in self.store.shards for r in keep_needed(shard.segments, newest)]
         self._base_bytes = sum(r.file_bytes for r in records if r.kind == "base")
-        self._partial_bytes = sum(r.file_bytes for r in records if r.kind == "partial")
+        self._partial_bytes = sum(r.file_bytes for r in records if r.kind != "base")
 
     def _range(self, table: Table, shard: int) -> tuple[int, int]:
         return shard_row_range(table.num_embeddings, shard, self.num_shards)
@@ -536,8 +594,14 @@ class Checkpointer:
     def _release(self) -> None:
         self._closed = True
         self._recorder.detach()
+        if self._compactor is not None:
+            self._compactor.close()
         self._committer.close()
         self.store.close()
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _require(option: str, value: str, allowed: tuple[str, ...]) -> None:
