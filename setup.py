@@ -1,7 +1,6 @@
 """Builds the native core with CMake and Ninja; all other metadata is in pyproject.toml.
 
-Environment: CPR_EXT_CUDA=AUTO|ON|OFF, CUDA_HOME, TORCH_CUDA_ARCH_LIST, MAX_JOBS,
-CPR_EXT_SANITIZE=address|thread, CPR_EXT_WERROR=1, CMAKE_ARGS.
+Environment: MAX_JOBS, CMAKE_ARGS, CPR_EXT_SANITIZE=address|thread, CPR_EXT_WERROR=1.
 """
 
 import os
@@ -37,7 +36,6 @@ class CMakeBuild(build_ext):
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DCMAKE_BUILD_TYPE={'RelWithDebInfo' if SANITIZE else 'Release'}",
-            f"-DCPR_EXT_CUDA={os.environ.get('CPR_EXT_CUDA', 'AUTO')}",
             f"-DCPR_EXT_SANITIZE={SANITIZE}",
             f"-DCPR_EXT_WERROR={'ON' if os.environ.get('CPR_EXT_WERROR') == '1' else 'OFF'}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
@@ -45,8 +43,10 @@ class CMakeBuild(build_ext):
         build = ["cmake", "--build", str(build_dir)]
         if jobs := os.environ.get("MAX_JOBS"):
             build += ["--parallel", jobs]
-        subprocess.run(configure, check=True)
-        subprocess.run(build, check=True)
+        # cmake and ninja from PyPI lie beside the interpreter, even in a venv not activated.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        for command in (configure, build):
+            subprocess.run(command, check=True, env={**os.environ, "PATH": path})
 
 
 setup(ext_modules=[Extension("cpr_ext._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -8,12 +8,18 @@
 >>> ckpt.close()
 """
 
-from cpr_ext.checkpointer import Checkpointer
-from cpr_ext.errors import CprError
-from cpr_ext.priorities import AllRows, LargestChange, MostFrequentlyUsed, SubSampledUsed
-from cpr_ext.recovery import RecoveryReport
-from cpr_ext.retention import Retention
-from cpr_ext.schedules import EverySeconds, EverySteps
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cpr_ext.checkpointer import Checkpointer
+    from cpr_ext.errors import CprError
+    from cpr_ext.priorities import AllRows, LargestChange, MostFrequentlyUsed, SubSampledUsed
+    from cpr_ext.recovery import RecoveryReport
+    from cpr_ext.retention import Retention
+    from cpr_ext.schedules import EverySeconds, EverySteps
 
 __all__ = [
     "AllRows",
@@ -29,3 +35,30 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# Imported when first asked for: torch takes seconds, and `cpr --help` or a look at a store need
+# none of it.
+_MODULES = {
+    "AllRows": "priorities",
+    "Checkpointer": "checkpointer",
+    "CprError": "errors",
+    "EverySeconds": "schedules",
+    "EverySteps": "schedules",
+    "LargestChange": "priorities",
+    "MostFrequentlyUsed": "priorities",
+    "RecoveryReport": "recovery",
+    "Retention": "retention",
+    "SubSampledUsed": "priorities",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'cpr_ext' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"cpr_ext.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -29,7 +29,7 @@ from cpr_ext.errors import (
 )
 from cpr_ext.manifest import SegmentRecord
 from cpr_ext.merging import MergeLimits
-from cpr_ext.priorities import MostFrequentlyUsed, Priority
+from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority
 from cpr_ext.recovery import RecoveryReport, newest_readable_dense, restore_shard
 from cpr_ext.retention import Retention, keep_needed
 from cpr_ext.schedules import EverySeconds, Progress, Schedule
@@ -45,6 +45,11 @@ logger = logging.getLogger("cpr_ext")
 Consistency = Literal["row", "step"]
 RecoveryMode = Literal["partial", "full"]
 DEFAULT_SLOT_BYTES = 8 << 20
+_NO_LOOKUPS = (
+    "no lookup was seen in the first step, so no row counts as changed. A model that was compiled "
+    "and called before the Checkpointer was made has no hooks in its graphs: make the Checkpointer "
+    "first, or call torch.compiler.reset(); for lookups outside modules call record_lookups()"
+)
 
 
 @dataclass
@@ -143,6 +148,14 @@ class Checkpointer:
         ):
             if value is not None and not value > 0:
                 raise UsageError(f"{option} is {value}; it must be positive, or None")
+        if num_threads is not None and num_threads < 1:
+            raise UsageError(f"num_threads is {num_threads}; it must be at least 1, or None")
+        if priority is not None and not isinstance(priority, Priority):
+            raise UsageError(f"priority is {priority!r}; needed: such as MostFrequentlyUsed(0.125)")
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise UsageError(f"schedule is {schedule!r}; needed: such as EverySteps(500)")
+        if isinstance(priority, LargestChange) and on_nan == "save":
+            raise UsageError('LargestChange cannot rank NaN rows; use on_nan="raise" with it')
         self.model = model
         self.optimizers = (
             [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
@@ -207,9 +220,12 @@ class Checkpointer:
         self._shard_saved_samples = [0] * num_shards
         self._base_bytes = 0
         self._partial_bytes = 0
+        # Per-row arrays by table: of the base in the store, and of the snapshot in flight.
         self._base_arrays: dict[str, list[str]] | None = None
+        self._in_flight_arrays: dict[str, list[str]] = {}
         self._may_train = self.store.is_empty
         self._base_failed = False
+        self._is_first_step = True
         self._closed = False
 
     @property
@@ -236,13 +252,12 @@ class Checkpointer:
             RowIndexError: the batch looked up a row that its table does not have.
         """
         started = time.perf_counter()
-        self._require_open()
-        if not self._may_train:
-            last = self.store.dense.segments[-1]
-            raise UsageError(
-                f"'{self.store.directory}' holds a snapshot of step {last.last_step}; call "
-                "recover() before the first step(), or choose an empty directory to start anew"
-            )
+        self._require_recovered()
+        if num_samples < 0:
+            raise UsageError(f"num_samples is {num_samples}; it must not be negative")
+        if self._is_first_step and self._recorder.misses_lookups:
+            warnings.warn(_NO_LOOKUPS, stacklevel=2)
+        self._is_first_step = False
         self._recorder.flush()
         self._step += 1
         self._num_samples += num_samples
@@ -265,7 +280,7 @@ class Checkpointer:
             The snapshot; :meth:`wait` returns once it is durable.
         """
         _require("kind", kind, ("partial", "base"))
-        self._require_open()
+        self._require_recovered()
         self._recorder.flush()
         self._finish_in_flight()
         snapshot = self._begin("base" if self._next_kind() == "base" else kind)
@@ -279,10 +294,10 @@ class Checkpointer:
             SnapshotError: it failed; its cause is ``__cause__``.
         """
         self._require_open()
+        self._advance(max_bytes=0, wait_for_slot=True)
         snapshot = self._in_flight
         if snapshot is None:
             return True
-        self._advance(max_bytes=0, wait_for_slot=True)
         if not snapshot.wait_until_done(timeout_seconds):
             return False
         self._settle(warn=False)
@@ -334,7 +349,7 @@ class Checkpointer:
 
     @contextmanager
     def tracking_paused(self) -> Iterator[None]:
-        """Count no lookups inside the block; without hooks the model runs at full speed."""
+        """Count no lookups inside the block."""
         with self._recorder.paused():
             yield
 
@@ -346,8 +361,10 @@ class Checkpointer:
         """
         if self._closed:
             return
-        self._finish_in_flight()
-        self._release()
+        try:
+            self._finish_in_flight()
+        finally:
+            self._release()
         if failures := self.metrics.failures:
             raise SnapshotError(
                 f"{len(failures)} snapshot(s) failed, the last because: {failures[-1]}"
@@ -394,11 +411,11 @@ class Checkpointer:
         return "partial"
 
     def _array_names(self) -> dict[str, list[str]]:
-        return {table.name: sorted(table.arrays()) for table in self.tables}
+        return {table.name: table.array_names() for table in self.tables}
 
     def _begin(self, kind: SnapshotKind) -> Snapshot:
         self._last_start = (self._step, time.monotonic())
-        arrays = self._array_names()
+        self._in_flight_arrays = self._array_names()
         self._in_flight = Snapshot(
             number=self._next_snapshot,
             kind=kind,
@@ -409,8 +426,6 @@ class Checkpointer:
             capture_dense=self._capture_dense,
         )
         self._next_snapshot += 1
-        if kind == "base":
-            self._base_arrays = arrays
         return self._in_flight
 
     def _capture_dense(self) -> DensePart:
@@ -428,6 +443,12 @@ class Checkpointer:
         snapshot = self._in_flight
         if snapshot is None or snapshot.state != "capturing":
             return
+        if self._array_names() != self._in_flight_arrays:
+            # The optimizer has made per-row state since: rows without it and a dense part that
+            # tells of it would not fit together.
+            snapshot.cancel("the optimizer has made new per-row state")
+            snapshot.put_back()
+            snapshot = self._begin("base")
         snapshot.advance(
             self._step, self._num_samples, max_bytes=max_bytes, wait_for_slot=wait_for_slot
         )
@@ -450,8 +471,6 @@ class Checkpointer:
             history = Retention(full_recovery_points=0)
             self._committer.call(lambda: self.store.retain(history))
         self._base_failed = self._base_failed or snapshot.kind == "base"
-        if snapshot.kind == "base":
-            self._base_arrays = None
         self.metrics.failed_snapshots += 1
         self.metrics.failures.append(str(snapshot.error))
         logger.error("snapshot %d failed: %s", snapshot.number, snapshot.error)
@@ -476,6 +495,7 @@ class Checkpointer:
         self._shard_saved_samples = [snapshot.num_samples] * self.num_shards
         if snapshot.kind == "base":
             self.metrics.base_snapshots += 1
+            self._base_arrays = self._in_flight_arrays
             self._base_bytes, self._partial_bytes = snapshot.file_bytes, 0
         else:
             self.metrics.partial_snapshots += 1
@@ -523,11 +543,19 @@ class Checkpointer:
             # What was trained until now is lost once; a later failure must not count it again.
             self._shard_saved_samples[shard] = self._num_samples
         self.metrics.samples_lost += report.samples_lost
+        if report.damaged_segments:
+            # Rows that kept an older state count as saved; only a base snapshot saves them again.
+            self._base_arrays = None
         return report
 
     def _recover_all(self, mode: RecoveryMode) -> RecoveryReport:
         report = RecoveryReport(shards=tuple(range(self.num_shards)))
         found = self._newest_dense(mode, report)
+        if found is None and self._step > 0:
+            raise StoreError(
+                f"'{self.store.directory}' holds nothing to go back to: no snapshot was committed "
+                f"in {self._step} steps. Build the model anew and start from step 0"
+            )
         self._recorder.forget()
         if found is None:
             self.store.roll_back(0)
@@ -536,13 +564,17 @@ class Checkpointer:
         record, part = found
         extra = restore_dense(part, self.model, self.optimizers, self.tables)
         self.store.roll_back(record.snapshot)
+        saved: dict[str, set[str]] = {}
         for shard in report.shards:
-            self._restore(shard, report)
+            for name, arrays in self._restore(shard, report).items():
+                saved.setdefault(name, set()).update(arrays)
+        for name, arrays in saved.items():
+            self._by_name[name].keep_row_states(arrays)
         self._step = report.step = extra["step"]
         self._num_samples = report.num_samples = extra["num_samples"]
         report.extra_state = extra["extra_state"]
         self._shard_saved_samples = [record.num_samples] * self.num_shards
-        self._base_arrays = self._array_names()
+        self._base_arrays = None if report.damaged_segments else self._array_names()
         self._last_start = (self._step, time.monotonic())
         self._may_train = True
         self._note_bytes_in_store()
@@ -563,8 +595,8 @@ class Checkpointer:
             )
         return found
 
-    def _restore(self, shard: int, report: RecoveryReport) -> None:
-        restore_shard(
+    def _restore(self, shard: int, report: RecoveryReport) -> dict[str, set[str]]:
+        restored = restore_shard(
             self.store.shards[shard],
             shard,
             self.num_shards,
@@ -577,6 +609,7 @@ class Checkpointer:
             # Restored rows are as saved: not dirty, and their change is measured from here.
             begin, end = self._range(table, shard)
             self._trackers[table.name].take_range(begin, end, weight=table.weight)
+        return restored
 
     def _note_bytes_in_store(self) -> None:
         newest = self.store.last_snapshot
@@ -590,6 +623,15 @@ class Checkpointer:
     def _require_open(self) -> None:
         if self._closed:
             raise UsageError("the Checkpointer is closed")
+
+    def _require_recovered(self) -> None:
+        self._require_open()
+        if not self._may_train:
+            last = self.store.dense.segments[-1]
+            raise UsageError(
+                f"'{self.store.directory}' holds a snapshot of step {last.last_step}; call "
+                "recover() before the first step(), or choose an empty directory to start anew"
+            )
 
     def _release(self) -> None:
         self._closed = True

@@ -91,22 +91,33 @@ def restore_dense(
     _check_optimizers(tree["optimizers"], optimizers)
     with torch.no_grad():
         for name, value in live.items():
-            value.copy_(tree["model"][name])
+            if _is_extra_state(name):
+                model.load_state_dict({name: tree["model"][name]}, strict=False)
+            else:
+                value.copy_(tree["model"][name])
         for optimizer, saved in zip(optimizers, tree["optimizers"], strict=True):
             _restore_optimizer(optimizer, saved, tables)
     _restore_rng(tree["rng"])
     return tree["extra"]
 
 
-def _check_parameters(saved: dict[str, torch.Tensor], live: dict[str, torch.Tensor]) -> None:
+def _is_extra_state(name: str) -> bool:
+    """True for what a module's ``get_extra_state()`` gave."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def _check_parameters(saved: dict[str, Any], live: dict[str, Any]) -> None:
     for name in sorted(saved.keys() | live.keys()):
         if name not in live or name not in saved:
             where = "model" if name not in live else "store"
             raise StoreError(f"parameter '{name}' is not in the {where}")
-        if saved[name].shape != live[name].shape:
+        if _is_extra_state(name):
+            continue
+        stored, wanted = ((p[name].dtype, tuple(p[name].shape)) for p in (saved, live))
+        if stored != wanted:
             raise StoreError(
-                f"parameter '{name}' has shape {tuple(saved[name].shape)} in the store and "
-                f"{tuple(live[name].shape)} in the model"
+                f"parameter '{name}' has dtype {stored[0]} and shape {stored[1]} in the store, "
+                f"{wanted[0]} and {wanted[1]} in the model"
             )
 
 

@@ -185,6 +185,14 @@ def sync_directory(directory: Path) -> None:
         raise storage_error("sync", directory, error) from error
 
 
+def make_directory(directory: Path) -> None:
+    """Make ``directory`` and its parents, durably."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in missing or [directory]:
+        sync_directory(path.parent)
+
+
 def storage_error(operation: str, path: Path, error: OSError) -> StorageError:
     """``error`` with what was tried on what, as this library raises it."""
     return StorageError(

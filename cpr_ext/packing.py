@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.segment import DTYPE_NAMES, list_dtypes
 
 _ALLOWED = "None, bool, int, float, str, list, tuple, dict, numpy scalars and arrays, torch.Tensor"
 
@@ -60,15 +61,34 @@ def _named(tensors: dict[str, torch.Tensor], name: Any) -> torch.Tensor:
     return tensors[name]
 
 
+def _add(tensors: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> str:
+    """Add ``tensor`` under a name of its own: {"a": {"b": t}, "a.b": u} has two of one path."""
+    unique, copies = name, 1
+    while unique in tensors:
+        copies += 1
+        unique = f"{name}#{copies}"
+    tensors[unique] = tensor
+    return unique
+
+
 def _pack(tree: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(tree, np.generic):
         tree = tree.item()
     if isinstance(tree, torch.Tensor):
-        tensors[name] = tree.detach()
-        return {"$tensor": name}
+        if tree.layout != torch.strided or tree.is_quantized or tree.dtype not in DTYPE_NAMES:
+            raise UsageError(
+                f"{name or 'the tree'} is a tensor of {tree.dtype}, {tree.layout}; can be stored: "
+                f"strided tensors of {list_dtypes()}"
+            )
+        return {"$tensor": _add(tensors, name, tree.detach())}
     if isinstance(tree, np.ndarray):
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(tree))
-        return {"$array": name}
+        try:
+            tensor = torch.from_numpy(np.array(tree, order="C"))
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"{name or 'the tree'} is an array of {tree.dtype}; can be stored: {list_dtypes()}"
+            ) from error
+        return {"$array": _pack(tensor, name, tensors)["$tensor"]}
     if isinstance(tree, float) and not math.isfinite(tree):
         return {"$float": repr(tree)}
     if tree is None or isinstance(tree, bool | int | float | str):

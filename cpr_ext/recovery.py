@@ -74,12 +74,15 @@ def restore_shard(
     report: RecoveryReport,
     *,
     direct_io: bool = True,
-) -> None:
+) -> dict[str, set[str]]:
     """Restore every row of ``shard`` from the live segments of its manifest, and nothing else.
 
     Args:
         tables: the live tables by name; rows of other shards are not touched.
         report: counts are added to it.
+
+    Returns:
+        The names of the arrays restored, by table.
 
     Raises:
         StoreError: a segment does not fit the live tables; rows of older ones may be restored.
@@ -102,6 +105,11 @@ def restore_shard(
         _restore_segment(segment, tables, ranges, pool, report, direct_io)
     if any(segment.metadata["kind"] == "base" for segment in segments):
         report.rows_restored += sum(end - begin for begin, end in ranges.values())
+    restored: dict[str, set[str]] = {}
+    for segment in segments:
+        for spec in segment.layout.tables:
+            restored.setdefault(spec.name, set()).update(array.name for array in spec.arrays)
+    return restored
 
 
 def _open(manifest: Manifest, record: SegmentRecord) -> Segment:

@@ -50,6 +50,11 @@ _WIDEST_CHECKSUM = 2**32 - 1
 Chunk = tuple[int, int, int, int, list[int]]
 
 
+def list_dtypes() -> str:
+    """The dtypes that can be stored, for a message."""
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
+
+
 def align_up(size_bytes: int) -> int:
     """Round up to a whole number of blocks."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
@@ -113,6 +118,11 @@ class SegmentLayout:
         ]
         self._place(start=0)
         self.header_bytes = align_up(8 + len(self._header_json(widest)))
+        if self.header_bytes > MAX_HEADER_BYTES:
+            raise UsageError(
+                f"the segment's header would take {self.header_bytes} bytes of {MAX_HEADER_BYTES}; "
+                "make slot_bytes larger, or give large extra state as tensors"
+            )
         self._place(start=self.header_bytes)
 
     def _place(self, start: int) -> None:
@@ -203,8 +213,8 @@ def array_specs(table: str, arrays: Mapping[str, torch.Tensor]) -> tuple[ArraySp
     """
     for name, tensor in arrays.items():
         if tensor.dtype not in DTYPE_NAMES:
-            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
-            raise UsageError(f"'{table}/{name}' has dtype {tensor.dtype}; can be stored: {allowed}")
+            place = f"{table}/{name}" if name else table
+            raise UsageError(f"'{place}' has dtype {tensor.dtype}; can be stored: {list_dtypes()}")
     return tuple(
         ArraySpec(name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in arrays.items()
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,17 @@ from cpr_ext.selection import RowIds, Selection
 
 @dataclass(frozen=True)
 class Source:
-    """What one table of a segment is captured from."""
+    """What one table of a segment is captured from.
+
+    Attributes:
+        arrays: the memory to capture.
+        live_arrays: tells what training uses now; None if nothing else has the memory.
+    """
 
     spec: TableSpec
     arrays: Mapping[str, torch.Tensor]
     row_ids: RowIds | None = None
+    live_arrays: Callable[[], Mapping[str, torch.Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ def selection_source(selection: Selection) -> Source:
     spec = TableSpec(
         selection.table.name, selection.num_rows, begin, array_specs(selection.table.name, arrays)
     )
-    return Source(spec, arrays, selection.row_ids)
+    return Source(spec, arrays, selection.row_ids, selection.table.arrays)
 
 
 class SegmentCapture:
@@ -87,7 +93,6 @@ class SegmentCapture:
         self._layout.place(
             [table.rows_per_chunk(pipeline.slot_bytes) for table in self._native_tables()]
         )
-        self._addresses = self._source_addresses()
         self._steps: list[int] = []
         self._job = pipeline.start(
             path=str(manifest.directory / segment_name(snapshot, kind)),
@@ -115,7 +120,7 @@ class SegmentCapture:
             SnapshotError: a table's memory was replaced since the snapshot began.
             CprError: what has stopped the writing meanwhile.
         """
-        if self._source_addresses() != self._addresses:
+        if any(_was_replaced(source) for source in self._sources):
             raise SnapshotError(
                 "a table or its optimizer state was replaced while it was being saved (model.to(), "
                 "load_state_dict() or a new parameter); call wait() before such a change"
@@ -164,5 +169,13 @@ class SegmentCapture:
             for index, source in enumerate(self._sources)
         ]
 
-    def _source_addresses(self) -> list[int]:
-        return [tensor.data_ptr() for source in self._sources for tensor in source.arrays.values()]
+
+def _was_replaced(source: Source) -> bool:
+    """True if training goes on in other memory than the one captured from."""
+    if source.live_arrays is None:
+        return False
+    live = source.live_arrays()
+    return any(
+        name not in live or live[name].data_ptr() != tensor.data_ptr()
+        for name, tensor in source.arrays.items()
+    )

@@ -81,11 +81,20 @@ class Snapshot:
         self._dense: DensePart | None = None
         self._done = threading.Event()
         self._parts: list[_Part] = []
-        for shard in range(store.num_shards):
-            chosen = selector.base(shard) if kind == "base" else selector.partial(shard)
-            selections = [selection for selection in chosen if selection.num_rows > 0]
-            if selections:
-                self._parts.append(_Part(shard, self._start(shard, selections), selections))
+        self._chosen: list[Selection] = []
+        try:
+            for shard in range(store.num_shards):
+                self._choose(shard)
+        except Exception as error:
+            self._fail(error)
+
+    def _choose(self, shard: int) -> None:
+        is_base = self.kind == "base"
+        chosen = self._selector.base(shard) if is_base else self._selector.partial(shard)
+        self._chosen += chosen
+        selections = [selection for selection in chosen if selection.num_rows > 0]
+        if selections:
+            self._parts.append(_Part(shard, self._start(shard, selections), selections))
 
     def _start(self, shard: int, selections: Sequence[Selection]) -> SegmentCapture:
         return SegmentCapture(
@@ -139,9 +148,7 @@ class Snapshot:
         self.last_step = step
         self.num_samples = num_samples
         self.is_complete = self.first_step == step and all(
-            self._selector.is_complete(selection)
-            for part in self._parts
-            for selection in part.selections
+            self._selector.is_complete(selection) for selection in self._chosen
         )
         self._dense = self._capture_dense()
         self._state = "captured"

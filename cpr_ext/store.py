@@ -24,6 +24,7 @@ from cpr_ext.manifest import (
     TEMPORARY_SUFFIX,
     Manifest,
     SegmentRecord,
+    make_directory,
     read_signed,
     storage_error,
     write_signed,
@@ -83,7 +84,7 @@ class Store:
 
     def _identify(self, model: dict[str, Any]) -> None:
         path = self.directory / STORE_FILE
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         recorded = read_signed(path, "cpr_ext.store")
         if recorded is None:
             strangers = [
@@ -104,7 +105,7 @@ class Store:
             )
 
     def _open_manifest(self, directory: Path) -> Manifest:
-        directory.mkdir(exist_ok=True)
+        make_directory(directory)
         self._locks.append(lock_directory(directory))
         manifest = Manifest(directory)
         manifest.remove_unlisted()

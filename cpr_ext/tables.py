@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from cpr_ext.errors import UsageError
-from cpr_ext.segment import DTYPE_NAMES
+from cpr_ext.segment import DTYPE_NAMES, list_dtypes
 
 WEIGHT = "weight"
 # Tables that hold this share of all rows are prioritised; the small rest is saved whole.
@@ -40,9 +40,12 @@ class Table:
                 "with at least one row and one column"
             )
         if self.weight.dtype not in DTYPE_NAMES:
-            raise UsageError(f"table {self.name!r} has dtype {self.weight.dtype}")
+            raise UsageError(
+                f"table {self.name!r} has dtype {self.weight.dtype}; can be stored: {list_dtypes()}"
+            )
         if not self.weight.is_contiguous():
             raise UsageError(f"table {self.name!r} is not contiguous; call .contiguous() on it")
+        self._form = (self.weight.shape, self.weight.dtype)
 
     @property
     def num_embeddings(self) -> int:
@@ -77,8 +80,33 @@ class Table:
         return states
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """The weight and every per-row state, each (num_embeddings, ...), detached, not copied."""
+        """The weight and every per-row state, each (num_embeddings, ...), detached, not copied.
+
+        Raises:
+            UsageError: what the modules look rows up in is not this weight any more, or it has
+                another shape or dtype; or a state cannot be saved.
+        """
+        replaced = any(module.weight is not self.weight for module in self.modules)
+        if replaced or (self.weight.shape, self.weight.dtype) != self._form:
+            raise UsageError(
+                f"table {self.name!r}: its weight was replaced, or has another shape or dtype than "
+                "when the Checkpointer was made; make a new Checkpointer after such a change"
+            )
         return {WEIGHT: self.weight.detach(), **self.row_states()}
+
+    def array_names(self) -> list[str]:
+        """Sorted names of the weight and its per-row states, also of those no file can hold."""
+        states = {} if self.optimizer is None else self.optimizer.state.get(self.weight, {})
+        names = [name for name, value in states.items() if is_row_state(value, self.num_embeddings)]
+        return sorted([WEIGHT, *names])
+
+    def keep_row_states(self, names: Collection[str]) -> None:
+        """Drop every per-row state but these; the optimizer makes them anew when it needs them."""
+        for name in self.row_states().keys() - set(names):
+            assert self.optimizer is not None
+            del self.optimizer.state[self.weight][name]
+        if self.optimizer is not None and not self.optimizer.state.get(self.weight, True):
+            del self.optimizer.state[self.weight]
 
     def make_row_state(self, name: str, row_shape: Sequence[int], dtype: torch.dtype) -> None:
         """Create an all-zero per-row state that the optimizer would have made at its first step."""

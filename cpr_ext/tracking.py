@@ -22,8 +22,7 @@ _MAX_PENDING_LOOKUPS = 1 << 24
 class LookupRecorder:
     """Notes which rows each training batch looks up and counts them at :meth:`flush`.
 
-    Lookups in eval mode or without gradients change no row and are not noted. While
-    :attr:`enabled` is False there are no hooks on the model at all.
+    Lookups in eval mode or without gradients change no row and are not noted.
     """
 
     def __init__(self, tables: Sequence[Table], trackers: Sequence[Any], pool: Any) -> None:
@@ -34,17 +33,16 @@ class LookupRecorder:
         self._pending: list[tuple[int, torch.Tensor]] = []
         self._pending_lookups = 0
         self._handles: list[Any] = []
+        self._is_noting = False
+        # Changed by every noting in a compiled graph, so that no two are taken for the same.
+        self._ticket = torch.zeros((), dtype=torch.int64)
         self._id = _register(self)
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the hooks are on the model."""
-        return bool(self._handles)
 
     def attach(self) -> None:
         """Place a hook on every module that looks rows up."""
         if self._handles:
             return
+        self._is_noting = True
         for index, table in enumerate(self._tables):
             for module in table.modules:
                 hook = self._make_hook(index)
@@ -53,26 +51,35 @@ class LookupRecorder:
 
     def detach(self) -> None:
         """Take the hooks away: the model runs as if this object did not exist."""
+        self._is_noting = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Count nothing inside the block."""
-        was_enabled = self.enabled
-        self.detach()
+        """Note no lookup of the model inside the block."""
+        # The hooks stay: a graph compiled without them would not see that they are back.
+        was_noting, self._is_noting = self._is_noting, False
         try:
             yield
         finally:
-            if was_enabled:
-                self.attach()
+            self._is_noting = was_noting
 
     def record(self, name: str, indices: torch.Tensor) -> None:
         """Note lookups of ``indices`` (any shape, int32 or int64) in table ``name``."""
         if name not in self._index:
             raise UsageError(f"no table {name!r}; there are: {', '.join(self._index)}")
+        if not isinstance(indices, torch.Tensor):
+            raise UsageError(
+                f"table {name!r}: indices are a {type(indices).__name__}; needed: torch.Tensor"
+            )
         self._note(self._index[name], indices)
+
+    @property
+    def misses_lookups(self) -> bool:
+        """Whether nothing was noted since the last flush although there are modules to watch."""
+        return self._is_noting and bool(self._handles) and not self._pending
 
     def flush(self) -> None:
         """Count what was noted since the last flush, in one native call.
@@ -104,21 +111,14 @@ class LookupRecorder:
     def _make_hook(self, index: int) -> Any:
         recorder_id = self._id
 
-        def note_lookups(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        def note_lookups(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not (module.training and torch.is_grad_enabled()):
-                return None
+                return
             indices = args[0] if args else kwargs["input"]
-            if not torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():
+                torch.ops.cpr_ext.note_lookups(indices, self._ticket, recorder_id, index)
+            elif self._is_noting:
                 self._note(index, indices)
-                return None
-            # In a compiled graph the noting is an operator whose output the lookup uses, so that
-            # it is neither optimised away nor breaks the graph.
-            noted = torch.ops.cpr_ext.note_lookups(indices, recorder_id, index)
-            if args:
-                return (noted, *args[1:]), kwargs
-            return args, {**kwargs, "input": noted}
 
         return note_lookups
 
@@ -137,14 +137,19 @@ def _register(recorder: LookupRecorder) -> int:
         return _next_id
 
 
-@torch.library.custom_op("cpr_ext::note_lookups", mutates_args=())
-def _note_lookups(indices: torch.Tensor, recorder_id: int, table_index: int) -> torch.Tensor:
-    noted = indices.clone()
-    if (recorder := _recorders.get(recorder_id)) is not None:
-        recorder._note(table_index, noted)
-    return noted
+# In a compiled graph the noting is an operator. That it changes `ticket` keeps it where it is: it
+# is neither optimised away nor, for two lookups of the same indices, done once.
+@torch.library.custom_op("cpr_ext::note_lookups", mutates_args=("ticket",))
+def _note_lookups(
+    indices: torch.Tensor, ticket: torch.Tensor, recorder_id: int, table_index: int
+) -> None:
+    ticket.add_(1)
+    recorder = _recorders.get(recorder_id)
+    if recorder is not None and recorder._is_noting:
+        # A copy: the graph may use the memory of its intermediate values again.
+        recorder._note(table_index, indices.clone())
 
 
 @_note_lookups.register_fake
-def _(indices: torch.Tensor, recorder_id: int, table_index: int) -> torch.Tensor:
-    return torch.empty_like(indices)
+def _(indices: torch.Tensor, ticket: torch.Tensor, recorder_id: int, table_index: int) -> None:
+    return None

@@ -1,10 +1,29 @@
-"""Lets the tests share references as ``python_tests.*``.
+"""Shared by all tests: where they import from, and hypothesis profiles.
 
-Appended, not inserted: the cpr_ext under test is the installed one (or the one on PYTHONPATH, such
-as a sanitizer build) before the source directory's.
+The checkout is appended to the path, not inserted: ``python_tests.*`` can be imported, and the
+cpr_ext under test stays the installed one or that on PYTHONPATH (such as a sanitizer build).
+Profiles are chosen by CPR_EXT_HYPOTHESIS=dev|ci|sanitize (dev if unset).
 """
 
+import os
 import sys
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+_COMMON = {
+    "deadline": None,  # the machine's other work is no failure of ours
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+}
+settings.register_profile("dev", max_examples=60, **_COMMON)
+settings.register_profile("ci", max_examples=300, print_blob=True, **_COMMON)
+settings.register_profile("sanitize", max_examples=15, **_COMMON)
+settings.load_profile(os.environ.get("CPR_EXT_HYPOTHESIS", "dev"))
+
+
+def pytest_report_header() -> str:
+    from cpr_ext._native import native
+
+    return f"native core: {native.__file__}"

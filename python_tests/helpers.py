@@ -5,7 +5,10 @@ the reader of this package cannot hide.
 """
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,6 +97,7 @@ class Trained:
         self.model, self.optimizers = build(self.tables, optimizer, seed=seed)
         self.lookups = lookups
         self.checkpointer = cpr_ext.Checkpointer(self.model, self.optimizers, directory, **options)
+        torch.manual_seed(seed)
 
     @property
     def store(self):
@@ -211,7 +215,7 @@ def own_metadata(path):
 
 
 def read_chunks(path) -> list[Captured]:
-    """Every chunk of a segment file, read by the safetensors library."""
+    """Every chunk of a segment file, read by the safetensors library; copies, not views of it."""
     chunks = []
     with safe_open(path, "pt") as file:
         own = json.loads(file.metadata()["cpr_ext"])
@@ -219,12 +223,12 @@ def read_chunks(path) -> list[Captured]:
             table = own["tables"][index]
             rows = slice(first, first + count)
             if table["range_begin"] is None:
-                row_ids = file.get_tensor(f"{table['name']}/row_ids")[rows]
+                row_ids = file.get_tensor(f"{table['name']}/row_ids")[rows].clone()
             else:
                 begin = table["range_begin"] + first
                 row_ids = torch.arange(begin, begin + count)
             arrays = {
-                name: file.get_tensor(f"{table['name']}/{name}")[rows]
+                name: file.get_tensor(f"{table['name']}/{name}")[rows].clone()
                 for name, _, _ in table["arrays"]
             }
             chunks.append(Captured(table["name"], step, row_ids, arrays))
@@ -240,11 +244,10 @@ def shard_records(store) -> Iterator[tuple]:
 
 def flip(path: Path, position: int, bit: int = 0) -> None:
     """Damage one bit of a file."""
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ (1 << bit)]))
+    descriptor = os.open(path, os.O_RDWR)
+    byte = os.pread(descriptor, 1, position)[0]
+    os.pwrite(descriptor, bytes([byte ^ (1 << bit)]), position)
+    os.close(descriptor)
 
 
 @contextmanager
@@ -255,3 +258,14 @@ def flipped(path: Path, position: int, bit: int = 0):
         yield
     finally:
         flip(path, position, bit)
+
+
+def run_python(code, *arguments, timeout_seconds=120):
+    """Run ``code`` in a process of its own; returns what it printed, fails if it fails."""
+    here = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r})\n"
+    command = [sys.executable, "-c", here + code, *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_seconds, check=False, cwd="/"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -11,6 +11,7 @@
 #include "bindings/row_array_view.h"
 #include "bindings/tensor_view.h"
 #include "core/error.h"
+#include "core/process.h"
 #include "pipeline/segment_restore.h"
 #include "pipeline/snapshot_pipeline.h"
 
@@ -23,6 +24,7 @@ namespace {
 struct TableSpec {
   SegmentTable table;
   std::vector<int64_t> row_ids;
+  std::string read_only;  // name of an array that cannot be restored into
   py::list owners;
 
   TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset, int64_t range_begin,
@@ -31,12 +33,7 @@ struct TableSpec {
     table.num_rows = num_rows;
     table.row_ids_offset = row_ids_offset;
     table.range_begin = range_begin;
-    if (num_rows < 0 || range_begin < 0) {
-      throw UsageError("table '" + table.name + "': num_rows and range_begin must not be negative");
-    }
-    if (row_ids_offset >= 0 && row_ids_offset % kAlignment != 0) {
-      throw UsageError("table '" + table.name + "': row_ids_offset is not aligned");
-    }
+    check_table(table);
     if (!ids.is_none()) {
       const TensorView view = view_contiguous(ids, "row_ids", 1, {DType::kInt64});
       const auto* begin = static_cast<const int64_t*>(view.data);
@@ -48,19 +45,22 @@ struct TableSpec {
     }
   }
 
-  void add(SegmentArray array) {
-    if (array.file_offset < 0 || array.file_offset % kAlignment != 0) {
-      throw UsageError("table '" + table.name + "', " + array.name + ": offset " +
-                       std::to_string(array.file_offset) + " is not a multiple of " +
-                       std::to_string(kAlignment));
-    }
+  void add(SegmentArray array, const py::object& tensor) {
+    if (!view_tensor(tensor, array.name.c_str()).writable) read_only = array.name;
     table.arrays.push_back(std::move(array));
+    try {
+      check_table(table);
+    } catch (...) {
+      table.arrays.pop_back();
+      throw;
+    }
+    owners.append(tensor);
   }
 
   void add_rows(std::string name, const py::object& tensor, int64_t file_offset,
                 int64_t first_row_id) {
-    add({name, view_rows(tensor, name.c_str(), first_row_id), file_offset});
-    owners.append(tensor);
+    if (first_row_id < 0) throw UsageError(name + ": first_row_id must not be negative");
+    add({name, view_rows(tensor, name.c_str(), first_row_id), file_offset}, tensor);
   }
 
   // A tensor that is not made of rows (the dense part): one row per byte.
@@ -73,8 +73,7 @@ struct TableSpec {
     rows.row_bytes = 1;
     rows.row_stride_bytes = 1;
     rows.dtype = check_nan ? view.dtype : DType::kOther;
-    add({name, rows, file_offset});
-    owners.append(tensor);
+    add({name, rows, file_offset}, tensor);
   }
 
   // Every row of the segment lies in memory; `restore` rows come from the file and are checked
@@ -152,18 +151,17 @@ Job start(SnapshotPipeline& pipeline, const std::string& path, int64_t header_by
   plan.refuse_nan = refuse_nan;
   py::list owners;
   for (const TableSpec* spec : tables) {
+    if (spec == nullptr) throw UsageError("a table is None");
     spec->require_rows_in_memory();
-    for (const SegmentArray& array : spec->table.arrays) {
-      const int64_t end = array.file_offset + align_up(spec->table.num_rows * array.rows.row_bytes);
-      if (array.file_offset < header_bytes || end > file_bytes) {
-        throw UsageError("table '" + spec->table.name + "', " + array.name +
-                         ": lies outside the planned file");
-      }
+    if (!spec->table.is_range() &&
+        static_cast<int64_t>(spec->row_ids.size()) != spec->table.num_rows) {
+      throw UsageError("table '" + spec->table.name + "': row_ids are needed to capture its rows");
     }
     plan.tables.push_back(spec->table);
     plan.row_ids.push_back(spec->row_ids);
     owners.append(spec->owners);
   }
+  check_layout(plan.tables, header_bytes, file_bytes);
   return Job{pipeline.start(std::move(plan)), owners};
 }
 
@@ -175,7 +173,7 @@ bool wait_for(const Job& job, const std::string& state, std::optional<double> ti
     const double slice = std::min(left, 0.2);
     {
       py::gil_scoped_release release;
-      if (job.job->wait(wanted, std::chrono::duration<double>(slice))) return true;
+      if (job.job->settle(wanted, std::chrono::duration<double>(slice))) break;
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     left -= slice;
@@ -191,24 +189,22 @@ py::dict restore(const std::string& path, const std::vector<TableSpec*>& tables,
   if (wanted.size() != tables.size()) throw UsageError("one wanted range per table is needed");
   std::vector<RestoreTable> restore_tables;
   for (size_t i = 0; i < tables.size(); ++i) {
+    if (tables[i] == nullptr) throw UsageError("a table is None");
+    if (!tables[i]->read_only.empty()) {
+      throw UsageError("table '" + tables[i]->table.name + "', " + tables[i]->read_only +
+                       " is read-only");
+    }
     if (tables[i]->table.is_range()) tables[i]->require_rows_in_memory();
     restore_tables.push_back({tables[i]->table, wanted[i].first, wanted[i].second});
   }
   std::vector<Chunk> chunks;
   for (const auto& [table, first, count, step, checksums] : chunk_tuples) {
-    if (table < 0 || table >= static_cast<int>(tables.size()) || first < 0 || count < 1 ||
-        count > tables[table]->table.num_rows - first) {
-      throw UsageError("a chunk lies outside its table");
-    }
-    const std::vector<Piece> pieces = chunk_pieces(tables[table]->table, first, count);
-    for (const Piece& piece : pieces) {
-      if (piece.file_offset % kAlignment != 0) throw UsageError("a chunk is not aligned");
-    }
-    if (checksums.size() != pieces.size()) throw UsageError("a chunk lacks checksums");
-    if (chunk_bytes(tables[table]->table, count) > slots.slot_bytes()) {
-      throw UsageError("a chunk is larger than the staging slot");
+    if (table < 0 || table >= static_cast<int>(tables.size())) {
+      throw UsageError("a chunk names table " + std::to_string(table) + "; there are " +
+                       std::to_string(tables.size()));
     }
     chunks.push_back({table, first, count, step, checksums});
+    check_chunk(tables[table]->table, chunks.back(), slots.slot_bytes());
   }
   RestoreResult result;
   {
@@ -246,8 +242,13 @@ void register_pipeline(py::module_& module) {
            [](const TableSpec& spec, int64_t slot_bytes) {
              return rows_per_chunk(spec.table, slot_bytes);
            })
-      .def("chunk_bytes",
-           [](const TableSpec& spec, int64_t count) { return chunk_bytes(spec.table, count); });
+      .def("chunk_bytes", [](const TableSpec& spec, int64_t count) {
+        if (count < 0 || count > spec.table.num_rows) {
+          throw UsageError("count is " + std::to_string(count) + "; the table has " +
+                           std::to_string(spec.table.num_rows) + " rows");
+        }
+        return chunk_bytes(spec.table, count);
+      });
   py::class_<Job>(module, "SegmentJob", "One segment on its way to disk.")
       .def(
           "capture",
@@ -274,12 +275,20 @@ void register_pipeline(py::module_& module) {
           py::arg("header"), "Write the header (bytes) and sync the file.")
       .def("mark_committed", [](Job& job) { job.job->mark_committed(); })
       .def(
-          "cancel", [](Job& job, const std::string& reason) { job.job->cancel(reason); },
-          py::arg("reason"), "Give the job up; from the capturing thread only.");
-  py::class_<SnapshotPipeline>(module, "SnapshotPipeline",
-                               "Double-buffered writing of segments on a thread of its own.")
-      .def(py::init<int, int64_t, std::shared_ptr<ThreadPool>>(), py::kw_only(),
-           py::arg("num_slots"), py::arg("slot_bytes"), py::arg("pool") = nullptr)
+          "cancel",
+          [](Job& job, const std::string& reason) {
+            py::gil_scoped_release release;
+            job.job->cancel(reason);
+          },
+          py::arg("reason"),
+          "Give the job up, from any thread; wait() tells when nothing is left.");
+  py::class_<SnapshotPipeline, std::shared_ptr<SnapshotPipeline>>(
+      module, "SnapshotPipeline", "Double-buffered writing of segments on a thread of its own.")
+      .def(py::init([](int num_slots, int64_t slot_bytes, std::shared_ptr<ThreadPool> pool) {
+             return std::shared_ptr<SnapshotPipeline>(
+                 new SnapshotPipeline(num_slots, slot_bytes, std::move(pool)), DeleteInCreator());
+           }),
+           py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"), py::arg("pool") = nullptr)
       .def("start", &start, py::keep_alive<0, 1>(), py::kw_only(), py::arg("path"),
            py::arg("header_bytes"), py::arg("file_bytes"), py::arg("tables"),
            py::arg("direct_io") = true, py::arg("refuse_nan") = true)

@@ -1,4 +1,7 @@
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
 
 #include "bindings/register.h"
 #include "bindings/row_array_view.h"
@@ -25,18 +28,20 @@ RowArray view_rows(py::handle tensor, const char* name, int64_t first_row_id) {
   rows.first_row_id = first_row_id;
   int64_t row_items = 1;
   for (size_t i = view.shape.size(); i-- > 1;) {
-    if (view.shape[i] != 1 && view.strides[i] != row_items) {
+    if (view.shape[i] == 0) throw UsageError(std::string(name) + ": a row has no bytes");
+    const bool is_apart = view.shape[i] != 1 && view.strides[i] != row_items;
+    if (is_apart && rows.num_rows > 0) {  // numpy gives empty arrays any strides
       throw UsageError(std::string(name) + ": the elements of a row must be contiguous");
     }
     row_items *= view.shape[i];
   }
   rows.row_bytes = row_items * view.item_bytes;
+  if (rows.row_bytes == 0) throw UsageError(std::string(name) + ": a row has no bytes");
   rows.row_stride_bytes = view.strides[0] * view.item_bytes;
   if (rows.num_rows > 1 && rows.row_stride_bytes < rows.row_bytes) {
     throw UsageError(std::string(name) + ": rows overlap or are in reverse order");
   }
   if (rows.num_rows <= 1) rows.row_stride_bytes = rows.row_bytes;
-  if (rows.row_bytes == 0) throw UsageError(std::string(name) + ": a row has no bytes");
   return rows;
 }
 
@@ -71,6 +76,10 @@ RowCopy check_row_copy(py::handle table, py::handle row_ids, py::handle packed) 
                      std::to_string(copy.table.row_bytes));
   }
   copy.packed = static_cast<std::byte*>(bytes.data);
+  const std::byte* table_end = copy.table.data + copy.table.num_rows * copy.table.row_stride_bytes;
+  if (copy.packed < table_end && copy.packed + bytes.numel() * bytes.item_bytes > copy.table.data) {
+    throw UsageError("packed shares memory with the table");
+  }
   return copy;
 }
 
@@ -110,6 +119,7 @@ uint32_t checksum(const py::buffer& data, uint32_t crc, const std::string& backe
     throw UsageError("backend is '" + backend + "'; allowed: best, portable, sse42");
   }
   const py::buffer_info info = data.request();
+  if (PyBuffer_IsContiguous(info.view(), 'C') == 0) throw UsageError("data is not contiguous");
   const auto* bytes = info.ptr;
   const auto size = static_cast<size_t>(info.size * info.itemsize);
   py::gil_scoped_release release;

@@ -6,6 +6,7 @@
 
 #include "bindings/register.h"
 #include "core/error.h"
+#include "core/process.h"
 #include "core/thread_pool.h"
 
 namespace py = pybind11;
@@ -39,7 +40,10 @@ void register_errors() {
 void register_core(py::module_& module) {
   py::class_<ThreadPool, std::shared_ptr<ThreadPool>>(
       module, "ThreadPool", "Threads shared by the native operations; the caller counts as one.")
-      .def(py::init<int>(), py::kw_only(), py::arg("num_threads"))
+      .def(py::init([](int num_threads) {
+             return std::shared_ptr<ThreadPool>(new ThreadPool(num_threads), DeleteInCreator());
+           }),
+           py::kw_only(), py::arg("num_threads"))
       .def_property_readonly("num_threads", &ThreadPool::num_threads);
 }
 

@@ -44,7 +44,7 @@ const DTypeInfo& dtype_info(py::handle dtype) {
       .first->second;
 }
 
-TensorView view_numpy(py::handle object) {
+TensorView view_numpy(py::handle object, const char* name) {
   const auto array = py::reinterpret_borrow<py::array>(object);
   TensorView view;
   view.data = const_cast<void*>(array.data());
@@ -54,9 +54,17 @@ TensorView view_numpy(py::handle object) {
   const auto known = dtype_names().find(view.dtype_name);
   view.dtype = known == dtype_names().end() ? DType::kOther : known->second;
   view.item_bytes = array.itemsize();
+  if (py::cast<bool>(array.dtype().attr("hasobject"))) {
+    throw UsageError(std::string(name) + " holds Python objects, not numbers");
+  }
+  const auto item_bytes = std::max<py::ssize_t>(1, array.itemsize());
   for (py::ssize_t i = 0; i < array.ndim(); ++i) {
+    // A field of a packed record has strides between the items.
+    if (array.shape(i) > 1 && array.strides(i) % item_bytes != 0) {
+      throw UsageError(std::string(name) + " has strides that are not whole elements; pass a copy");
+    }
     view.shape.push_back(array.shape(i));
-    view.strides.push_back(array.strides(i) / std::max<py::ssize_t>(1, array.itemsize()));
+    view.strides.push_back(array.strides(i) / item_bytes);
   }
   return view;
 }
@@ -107,7 +115,7 @@ bool TensorView::is_contiguous() const {
 }
 
 TensorView view_tensor(py::handle object, const char* name) {
-  if (py::isinstance<py::array>(object)) return view_numpy(object);
+  if (py::isinstance<py::array>(object)) return view_numpy(object, name);
   if (py::hasattr(object, "data_ptr")) return view_torch(object, name);
   throw UsageError(std::string(name) + " is a " +
                    std::string(py::str(py::type::of(object).attr("__name__"))) +
@@ -123,6 +131,9 @@ TensorView view_contiguous(py::handle object, const char* name, int ndim,
   }
   if (!view.is_contiguous()) {
     throw UsageError(std::string(name) + " is not contiguous; pass " + name + ".contiguous()");
+  }
+  if (view.item_bytes > 0 && reinterpret_cast<uintptr_t>(view.data) % view.item_bytes != 0) {
+    throw UsageError(std::string(name) + " starts at an unaligned address; pass a copy");
   }
   if (allowed.size() != 0 &&
       std::find(allowed.begin(), allowed.end(), view.dtype) == allowed.end()) {

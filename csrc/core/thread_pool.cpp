@@ -1,5 +1,7 @@
 #include "core/thread_pool.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <exception>
 
@@ -18,14 +20,21 @@ struct ThreadPool::Loop {
   std::exception_ptr error;
 };
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads) : creator_(::getpid()) {
   if (num_threads < 1 || num_threads > 1024) {
     throw UsageError("num_threads is " + std::to_string(num_threads) + "; allowed: 1 to 1024");
   }
-  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { worker(); });
+  try {
+    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { worker(); });
+  } catch (...) {
+    stop();  // else the threads already started would end the process
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
@@ -67,6 +76,10 @@ void ThreadPool::worker() {
 
 void ThreadPool::parallel_for(int64_t num_tasks, const std::function<void(int64_t)>& body) {
   if (num_tasks <= 0) return;
+  if (::getpid() != creator_) {  // a worker may have held mutex_ when the process was forked
+    for (int64_t task = 0; task < num_tasks; ++task) body(task);
+    return;
+  }
   std::lock_guard<std::mutex> one_loop(one_loop_);
   Loop loop(body, num_tasks);
   const bool shared = !workers_.empty() && num_tasks > 1;

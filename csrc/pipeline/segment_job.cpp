@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <cassert>
 #include <cstring>
+#include <utility>
 
 #include "core/error.h"
 #include "pipeline/snapshot_pipeline.h"
@@ -19,11 +19,25 @@ SegmentJob::SegmentJob(SnapshotPipeline& pipeline, CapturePlan plan)
 }
 
 std::vector<Chunk> SegmentJob::capture(int64_t step, int64_t max_bytes, bool wait_for_slot) {
+  std::lock_guard<std::mutex> one_capture(capture_mutex_);
   std::vector<Chunk> captured;
-  int64_t captured_bytes = 0;
+  if (state() != JobState::kCapturing) return captured;
+  try {
+    capture_chunks(step, max_bytes, wait_for_slot, &captured);
+  } catch (...) {
+    fail(std::current_exception());  // else chunks recorded but never written would count as saved
+    throw;
+  }
+  return captured;
+}
+
+void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_slot,
+                                std::vector<Chunk>* captured) {
   const int64_t slot_bytes = pipeline_.slots().slot_bytes();
   const int num_tables = static_cast<int>(plan_.tables.size());
-  if (state() != JobState::kCapturing) return captured;
+  int64_t captured_bytes = 0;
+  FilledSlot open;
+  int64_t open_bytes = 0;
   while (next_table_ < num_tables) {
     const SegmentTable& table = plan_.tables[next_table_];
     if (next_row_ == table.num_rows) {
@@ -34,40 +48,32 @@ std::vector<Chunk> SegmentJob::capture(int64_t step, int64_t max_bytes, bool wai
     const int64_t count = std::min(rows_per_chunk_[next_table_], table.num_rows - next_row_);
     const int64_t bytes = chunk_bytes(table, count);
     if (captured_bytes > 0 && max_bytes > 0 && captured_bytes + bytes > max_bytes) break;
-    if (open_.slot && open_bytes_ + bytes > slot_bytes) submit_open_slot();
-    if (!open_.slot) {
-      open_.slot = wait_for_slot ? pipeline_.slots().acquire() : pipeline_.slots().try_acquire();
-      if (!open_.slot) break;
+    if (open.slot && open_bytes + bytes > slot_bytes) {
+      submit(std::exchange(open, FilledSlot()), false);
+      open_bytes = 0;
+    }
+    if (!open.slot) {
+      open.slot = wait_for_slot ? pipeline_.slots().acquire() : pipeline_.slots().try_acquire();
+      if (!open.slot) break;
     }
     Chunk chunk{next_table_, next_row_, count, step, {}};
-    gather_chunk(chunk, open_.slot.data() + open_bytes_);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (state_ == JobState::kFailed) {
-        // Not reported as captured: the caller must not take the row for saved.
-        open_ = FilledSlot();
-        return captured;
-      }
-      open_.chunks.push_back(chunks_.size());
-      chunks_.push_back(chunk);
-    }
-    open_bytes_ += bytes;
+    gather_chunk(chunk, open.slot.data() + open_bytes);
+    if (!record(chunk, &open)) return;
+    open_bytes += bytes;
     captured_bytes += bytes;
     next_row_ += count;
-    captured.push_back(std::move(chunk));
+    captured->push_back(std::move(chunk));
   }
-  if (next_table_ == num_tables) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (state_ == JobState::kCapturing) {
-        all_captured_ = true;
-        state_ = slots_in_flight_ == 0 && !open_.slot ? JobState::kWritten : JobState::kCaptured;
-      }
-    }
-    changed_.notify_all();
-    if (open_.slot) submit_open_slot();
-  }
-  return captured;
+  submit(std::move(open), next_table_ == num_tables);
+}
+
+// False if the job has failed meanwhile: the caller must not take the rows for saved.
+bool SegmentJob::record(const Chunk& chunk, FilledSlot* filled) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ == JobState::kFailed) return false;
+  filled->chunks.push_back(chunks_.size());
+  chunks_.push_back(chunk);
+  return true;
 }
 
 void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out) const {
@@ -93,14 +99,26 @@ void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out) const {
   }
 }
 
-void SegmentJob::submit_open_slot() {
+// Hands over a slot (or none, if nothing was left to capture). The last slot is counted in the same
+// critical section that ends the capture: the writer, done with the one before, must not find
+// everything captured and nothing in flight.
+void SegmentJob::submit(FilledSlot filled, bool is_last) {
+  const bool has_slot = static_cast<bool>(filled.slot);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    ++slots_in_flight_;
+    if (state_ == JobState::kFailed) return;
+    if (has_slot) ++slots_in_flight_;
+    if (is_last) state_ = slots_in_flight_ == 0 ? JobState::kWritten : JobState::kCaptured;
   }
-  pipeline_.enqueue({shared_from_this(), std::move(open_)});
-  open_ = FilledSlot();
-  open_bytes_ = 0;
+  changed_.notify_all();
+  if (!has_slot) return;
+  try {
+    pipeline_.enqueue({shared_from_this(), std::move(filled)});
+  } catch (...) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    --slots_in_flight_;
+    throw;
+  }
 }
 
 void SegmentJob::check_nan(const Chunk& chunk, const std::byte* data) const {
@@ -114,52 +132,58 @@ void SegmentJob::check_nan(const Chunk& chunk, const std::byte* data) const {
       const int64_t position = chunk.first + at * item_bytes / array.rows.row_bytes;
       const int64_t row_id =
           table.is_range() ? table.range_begin + position : plan_.row_ids[chunk.table][position];
-      throw NanError("table '" + table.name + "', row " + std::to_string(row_id) + ": " +
-                     array.name + " is NaN; the snapshot is given up and earlier ones are kept. " +
+      const bool is_row = array.rows.row_bytes >= item_bytes;  // else bytes of a dense tensor
+      throw NanError("table '" + table.name + "', " +
+                     (is_row ? "row " + std::to_string(row_id)
+                             : "element " + std::to_string(position / item_bytes)) +
+                     ": " + array.name +
+                     " is NaN; the snapshot is given up and earlier ones are kept. " +
                      "Look for divergence, or save NaN rows with on_nan=\"save\"");
     }
     data += align_up(bytes);
   }
 }
 
-void SegmentJob::write(FilledSlot filled) {
+void SegmentJob::write_chunks(const FilledSlot& filled) {
   std::vector<Chunk> chunks;  // copies: chunks_ may grow while this slot is written
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (state_ != JobState::kFailed) {
-      for (const size_t index : filled.chunks) chunks.push_back(chunks_[index]);
-    }
+    if (state_ == JobState::kFailed) return;
+    for (const size_t index : filled.chunks) chunks.push_back(chunks_[index]);
   }
+  std::vector<Piece> pieces;
+  const std::byte* data = filled.slot.data();
+  for (const Chunk& chunk : chunks) {
+    if (plan_.refuse_nan) check_nan(chunk, data);
+    const auto of_chunk = chunk_pieces(plan_.tables[chunk.table], chunk.first, chunk.count);
+    for (const Piece& piece : of_chunk) data += piece.size_bytes;
+    pieces.insert(pieces.end(), of_chunk.begin(), of_chunk.end());
+  }
+  const std::vector<uint32_t> checksums = writer_.write(pieces, filled.slot.data());
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto checksum = checksums.begin();
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const auto count =
+        chunk_pieces(plan_.tables[chunks[i].table], chunks[i].first, chunks[i].count).size();
+    chunks_[filled.chunks[i]].checksums.assign(checksum, checksum + count);
+    checksum += count;
+  }
+}
+
+void SegmentJob::write(FilledSlot filled) {
+  std::exception_ptr error;
   try {
-    std::vector<Piece> pieces;
-    const std::byte* data = filled.slot.data();
-    for (const Chunk& chunk : chunks) {
-      if (plan_.refuse_nan) check_nan(chunk, data);
-      const auto of_chunk = chunk_pieces(plan_.tables[chunk.table], chunk.first, chunk.count);
-      for (const Piece& piece : of_chunk) data += piece.size_bytes;
-      pieces.insert(pieces.end(), of_chunk.begin(), of_chunk.end());
-    }
-    const std::vector<uint32_t> checksums = writer_.write(pieces, filled.slot.data());
-    filled.slot = SlotLease();  // free for the next capture before anyone is told
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto checksum = checksums.begin();
-    for (size_t i = 0; i < chunks.size(); ++i) {
-      const auto count =
-          chunk_pieces(plan_.tables[chunks[i].table], chunks[i].first, chunks[i].count).size();
-      chunks_[filled.chunks[i]].checksums.assign(checksum, checksum + count);
-      checksum += count;
-    }
+    write_chunks(filled);
   } catch (...) {
-    fail(std::current_exception());
+    error = std::current_exception();
   }
+  filled.slot = SlotLease();  // free before anyone is told
   {
     std::lock_guard<std::mutex> lock(mutex_);
     --slots_in_flight_;
-    if (state_ == JobState::kFailed) {
-      if (slots_in_flight_ == 0) writer_.abandon();
-    } else if (all_captured_ && slots_in_flight_ == 0) {
-      state_ = JobState::kWritten;
-    }
+    if (error) fail_locked(error);
+    if (state_ == JobState::kFailed && slots_in_flight_ == 0) writer_.abandon();
+    if (state_ == JobState::kCaptured && slots_in_flight_ == 0) state_ = JobState::kWritten;
   }
   changed_.notify_all();
 }
@@ -169,17 +193,25 @@ JobState SegmentJob::state() const {
   return state_;
 }
 
-bool SegmentJob::wait(JobState state, std::chrono::duration<double> timeout) const {
+bool SegmentJob::settle(JobState state, std::chrono::duration<double> timeout) const {
   std::unique_lock<std::mutex> lock(mutex_);
-  // kFailed is the last of the states, so it ends every wait.
-  const bool reached = changed_.wait_for(lock, timeout, [&] { return state_ >= state; });
+  return changed_.wait_for(lock, timeout, [&] {
+    if (state_ == JobState::kFailed) return slots_in_flight_ == 0 && !finishing_;
+    return state_ >= state;
+  });
+}
+
+bool SegmentJob::wait(JobState state, std::chrono::duration<double> timeout) const {
+  const bool settled = settle(state, timeout);
+  std::lock_guard<std::mutex> lock(mutex_);
   if (state_ == JobState::kFailed) std::rethrow_exception(error_);
-  return reached;
+  return settled;
 }
 
 std::vector<Chunk> SegmentJob::chunks() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  assert(state_ == JobState::kWritten);
+  if (state_ == JobState::kFailed) std::rethrow_exception(error_);
+  if (state_ < JobState::kWritten) throw UsageError("chunks() before all rows are written");
   return chunks_;
 }
 
@@ -187,7 +219,8 @@ void SegmentJob::finish(const std::string& header) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ == JobState::kFailed) std::rethrow_exception(error_);
-    if (state_ != JobState::kWritten) throw UsageError("finish() before all rows are written");
+    if (state_ < JobState::kWritten) throw UsageError("finish() before all rows are written");
+    if (finishing_ || finished_) throw UsageError("finish() was called before");
     finishing_ = true;
   }
   std::exception_ptr error;
@@ -199,37 +232,48 @@ void SegmentJob::finish(const std::string& header) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     finishing_ = false;
-    if (state_ == JobState::kFailed) error = error_;  // given up meanwhile
-    if (error) writer_.abandon();
+    if (error) fail_locked(error);
+    error = error_;  // the job's, if it was given up meanwhile: nobody will commit the file
+    if (error) {
+      writer_.abandon();
+    } else {
+      writer_.keep();
+      finished_ = true;
+    }
   }
-  if (error) {
-    fail(error);
-    std::rethrow_exception(error);
-  }
+  changed_.notify_all();
+  if (error) std::rethrow_exception(error);
 }
 
 void SegmentJob::mark_committed() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (state_ == JobState::kFailed && !finished_) std::rethrow_exception(error_);
+    if (!finished_) throw UsageError("mark_committed() before finish()");
     if (state_ == JobState::kWritten) state_ = JobState::kCommitted;
   }
   changed_.notify_all();
 }
 
+void SegmentJob::fail_locked(std::exception_ptr error) {
+  if (state_ == JobState::kFailed || state_ == JobState::kCommitted) return;
+  state_ = JobState::kFailed;
+  error_ = error;
+}
+
 void SegmentJob::fail(std::exception_ptr error) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (state_ == JobState::kFailed || state_ == JobState::kCommitted) return;
-    state_ = JobState::kFailed;
-    error_ = error;
-    if (slots_in_flight_ == 0 && !finishing_) writer_.abandon();  // else its user does
+    fail_locked(error);
+    // Else whoever owns the writer does it.
+    const bool is_idle = slots_in_flight_ == 0 && !finishing_;
+    if (state_ == JobState::kFailed && is_idle) writer_.abandon();
   }
   changed_.notify_all();
 }
 
 void SegmentJob::cancel(const std::string& reason) {
   fail(std::make_exception_ptr(std::runtime_error(reason)));
-  open_ = FilledSlot();
 }
 
 }  // namespace cpr_ext

@@ -11,6 +11,9 @@
 
 namespace cpr_ext {
 
+// No segment is larger, so that no sum of offsets and sizes overflows.
+constexpr int64_t kMaxSegmentBytes = int64_t{1} << 50;
+
 // The weight or a per-row state of one table.
 struct SegmentArray {
   std::string name;
@@ -38,6 +41,18 @@ struct Chunk {
   int64_t step = 0;
   std::vector<uint32_t> checksums;  // of its pieces, in their order
 };
+
+// The checks below face numbers that come from files. They throw UsageError, naming the table.
+
+// Counts and offsets are such that every chunk of the table can be computed without overflow.
+void check_table(const SegmentTable& table);
+
+// No two arrays share bytes of the file, and all lie between its header and its end.
+void check_layout(const std::vector<SegmentTable>& tables, int64_t header_bytes,
+                  int64_t file_bytes);
+
+// The chunk lies in the table, starts aligned, has its checksums and fits into a slot.
+void check_chunk(const SegmentTable& table, const Chunk& chunk, int64_t slot_bytes);
 
 // The pieces of a chunk, in the order in which they lie in a slot: row ids (unless a range), then
 // each array. REQUIRES: first is such that every piece starts aligned.

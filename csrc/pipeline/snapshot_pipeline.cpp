@@ -1,6 +1,7 @@
 #include "pipeline/snapshot_pipeline.h"
 
 #include "core/error.h"
+#include "core/process.h"
 
 namespace cpr_ext {
 
@@ -24,7 +25,7 @@ SnapshotPipeline::~SnapshotPipeline() {
 }
 
 std::shared_ptr<SegmentJob> SnapshotPipeline::start(CapturePlan plan) {
-  return std::make_shared<SegmentJob>(*this, std::move(plan));
+  return std::shared_ptr<SegmentJob>(new SegmentJob(*this, std::move(plan)), DeleteInCreator());
 }
 
 void SnapshotPipeline::enqueue(Work work) {

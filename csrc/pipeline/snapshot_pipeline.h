@@ -35,35 +35,42 @@ struct CapturePlan {
   std::vector<std::vector<int64_t>> row_ids;  // per table (num_rows,), ascending; empty for a range
 };
 
-// One segment on its way to disk. capture() is called by one thread, the training thread, and only
-// while no one writes the tables; everything else may be called from any thread.
+// One segment on its way to disk. Everything may be called from any thread; capture() only while no
+// one writes the tables.
 class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
  public:
   SegmentJob(SnapshotPipeline& pipeline, CapturePlan plan);
 
   // Copies whole chunks into slots until about max_bytes were captured in this call (at least one
   // chunk; no limit if max_bytes <= 0), no slot is free (unless `wait_for_slot`), the job has
-  // failed, or nothing is left. Returns what it captured, checksums not yet known.
+  // failed, or nothing is left. What was captured is on its way to the writer when it returns: no
+  // slot stays behind, so jobs that share a pipeline cannot starve each other. Returns the captured
+  // chunks, checksums not yet known.
   std::vector<Chunk> capture(int64_t step, int64_t max_bytes, bool wait_for_slot);
 
   JobState state() const;
 
-  // Waits until `state` or a later one is reached; false if `timeout` passed first. Rethrows the
-  // first error of a failed job, every time.
+  // Waits until `state` or a later one is reached, or the job has failed and nothing of it is left:
+  // its slots are free and its file is removed. False if `timeout` passed first.
+  bool settle(JobState state, std::chrono::duration<double> timeout) const;
+
+  // As settle(), but rethrows the first error of a failed job, every time; at the time-out too.
   bool wait(JobState state, std::chrono::duration<double> timeout) const;
 
-  // The captured chunks with their checksums. REQUIRES: kWritten.
+  // The captured chunks with their checksums. Throws UsageError before kWritten.
   std::vector<Chunk> chunks() const;
 
-  // Writes the header and syncs. REQUIRES: kWritten. An error fails the job and is rethrown.
+  // Writes the header and syncs, once. Throws UsageError before kWritten. An error fails the job
+  // and is rethrown.
   void finish(const std::string& header);
+
+  // The manifest names the segment. Throws UsageError unless it is finished.
   void mark_committed();
 
-  // Gives the job up (kFailed) unless it is committed; the first error is kept. A file without a
-  // header is removed; a finished one is the store's, which knows whether a manifest names it.
+  // Gives the job up (kFailed) unless it is committed; the first error is kept. The file is
+  // removed, unless finish() has returned: then it is the store's, which knows whether a manifest
+  // names it.
   void fail(std::exception_ptr error);
-
-  // As fail(), from the capturing thread, which thereby returns the slot it was filling.
   void cancel(const std::string& reason);
 
  private:
@@ -72,29 +79,32 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
     SlotLease slot;
     std::vector<size_t> chunks;  // indices into chunks_
   };
+  void capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_slot,
+                      std::vector<Chunk>* captured);
+  bool record(const Chunk& chunk, FilledSlot* filled);
   void gather_chunk(const Chunk& chunk, std::byte* out) const;
   void check_nan(const Chunk& chunk, const std::byte* data) const;
-  void submit_open_slot();
+  void submit(FilledSlot filled, bool is_last);
   void write(FilledSlot filled);  // on the writer's thread
+  void write_chunks(const FilledSlot& filled);
+  void fail_locked(std::exception_ptr error);
 
   SnapshotPipeline& pipeline_;
   const CapturePlan plan_;
   std::vector<int64_t> rows_per_chunk_;  // per table
   SegmentWriter writer_;                 // the writer's thread, then finish()'s caller
 
-  // The capturing thread's own.
+  std::mutex capture_mutex_;  // held by capture(), guards these two; taken before mutex_
   int next_table_ = 0;
   int64_t next_row_ = 0;
-  FilledSlot open_;
-  int64_t open_bytes_ = 0;
 
   mutable std::mutex mutex_;  // guards all below
   mutable std::condition_variable changed_;
   JobState state_ = JobState::kCapturing;
   std::vector<Chunk> chunks_;
-  int64_t slots_in_flight_ = 0;
-  bool all_captured_ = false;
-  bool finishing_ = false;  // finish() owns writer_
+  int64_t slots_in_flight_ = 0;  // while > 0 the writer's thread owns writer_
+  bool finishing_ = false;       // finish() owns writer_
+  bool finished_ = false;
   std::exception_ptr error_;
 };
 

@@ -18,6 +18,10 @@ namespace {
 constexpr int64_t kMaxTransfer = int64_t{1} << 30;
 
 int open_retrying(const std::string& path, int flags) {
+  if (path.find('\0') != std::string::npos) {  // the system would see a shorter name
+    errno = EINVAL;
+    return -1;
+  }
   int fd;
   do {
     fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
@@ -48,8 +52,11 @@ File File::create(const std::string& path, int64_t file_bytes, Io io) {
   do {
     result = ::fallocate(fd, 0, 0, file_bytes);
   } while (result != 0 && errno == EINTR);
-  // Reserving is a convenience: only what would stop the writing as well is an error here.
-  if (result != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG || errno == EIO)) {
+  // Where blocks cannot be reserved, the size alone must do: nothing is written to the very end if
+  // the last table is empty.
+  const bool refused = errno == ENOSPC || errno == EDQUOT || errno == EFBIG || errno == EIO;
+  if (result != 0 && !refused) result = ::ftruncate(fd, file_bytes);
+  if (result != 0) {
     const int code = errno;
     remove_quietly(path);
     throw StorageError("reserving " + std::to_string(file_bytes) + " bytes", path, code,
@@ -60,8 +67,11 @@ File File::create(const std::string& path, int64_t file_bytes, Io io) {
 
 File File::open(const std::string& path, Io io) {
   bool direct = io == Io::kDirect;
-  const int fd = open_preferring_direct(path, O_RDONLY | O_NOFOLLOW, &direct);
-  if (fd < 0) throw StorageError("open", path, errno);
+  // O_NONBLOCK: a pipe in the place of a segment must not hang the restore.
+  const int fd = open_preferring_direct(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, &direct);
+  if (fd < 0) {
+    throw StorageError("open", path, errno, errno == ELOOP ? "symbolic links are refused" : "");
+  }
   File file(path, fd, direct);
   struct stat status;
   if (::fstat(fd, &status) != 0) throw StorageError("stat", path, errno);

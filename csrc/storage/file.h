@@ -19,11 +19,13 @@ class File {
  public:
   enum class Io { kDirect, kBuffered };
 
-  // Creates `path`, which must not exist, and reserves file_bytes (so that a full disk shows now).
+  // Creates `path`, which must not exist, file_bytes long; reserves them where the file system can,
+  // so that a full disk shows now.
   // kDirect falls back to buffered where the file system refuses it. Throws StorageError.
   static File create(const std::string& path, int64_t file_bytes, Io io);
 
-  // Opens an existing regular file for reading; a symbolic link is refused. Throws StorageError.
+  // Opens an existing regular file for reading; anything else, also a symbolic link, is refused.
+  // Throws StorageError.
   static File open(const std::string& path, Io io);
 
   File(File&& other) noexcept;

@@ -1,5 +1,7 @@
 #include "storage/segment_writer.h"
 
+#include <unistd.h>
+
 #include <cassert>
 #include <cstdlib>
 #include <cstring>
@@ -27,9 +29,10 @@ SegmentWriter::SegmentWriter(std::string path, int64_t header_bytes, int64_t fil
 SegmentWriter::~SegmentWriter() { abandon(); }
 
 File& SegmentWriter::file() {
-  assert(!finished_ && "write after finish");
+  assert(!ended_ && "write after finish or abandon");
   if (!file_) {
     file_ = File::create(path_, file_bytes_, direct_io_ ? File::Io::kDirect : File::Io::kBuffered);
+    creator_process_ = ::getpid();
   }
   return *file_;
 }
@@ -72,15 +75,14 @@ void SegmentWriter::finish(const std::string& header) {
   file().write_at(0, aligned.get(), header_bytes_);
   file().sync();
   file_.reset();
-  finished_ = true;
+  ended_ = true;
 }
 
 void SegmentWriter::abandon() noexcept {
-  if (finished_) return;
-  finished_ = true;
-  if (!file_) return;
+  ended_ = true;
   file_.reset();
-  remove_quietly(path_);
+  if (!kept_ && creator_process_ == ::getpid()) remove_quietly(path_);
+  creator_process_ = 0;
 }
 
 }  // namespace cpr_ext

@@ -22,17 +22,22 @@ class SegmentWriter {
  public:
   // Creates nothing yet. REQUIRES: file_bytes, header_bytes multiples of kAlignment.
   SegmentWriter(std::string path, int64_t header_bytes, int64_t file_bytes, bool direct_io);
-  // A segment that was not finished is removed.
+  // A segment that is not kept is removed.
   ~SegmentWriter();
 
   // Writes `pieces`, which lie one after the other in `data` (page-aligned), and returns the CRC32C
   // of each. Pieces that are also neighbours in the file go out in one call. Throws StorageError.
   std::vector<uint32_t> write(const std::vector<Piece>& pieces, const std::byte* data);
 
-  // Writes the header, exactly header_bytes long, and syncs the file. No write may follow.
+  // Writes the header, exactly header_bytes long, syncs and closes the file. No write may follow.
   void finish(const std::string& header);
 
-  // Closes and removes a file that is not finished; no write may follow.
+  // The finished file is the store's from here on.
+  void keep() noexcept { kept_ = true; }
+
+  // Closes and removes a file that is not kept; no write may follow. A file that this writer did
+  // not create is never removed, nor is one created before this process was forked off: it is the
+  // parent's.
   void abandon() noexcept;
 
   const std::string& path() const { return path_; }
@@ -45,7 +50,9 @@ class SegmentWriter {
   const int64_t file_bytes_;
   const bool direct_io_;
   std::optional<File> file_;  // opened by the first write, on the writer's thread
-  bool finished_ = false;
+  int creator_process_ = 0;   // 0: no file created
+  bool ended_ = false;
+  bool kept_ = false;
 };
 
 }  // namespace cpr_ext

@@ -1,0 +1,146 @@
+"""The arrows that are allowed between rooms and modules, and a reader of those that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+# room -> the rooms it may include, besides itself
+CPP_ROOMS: dict[str, set[str]] = {
+    "core": set(),
+    "selection": {"core"},
+    "tracking": {"core", "selection"},
+    "staging": {"core"},
+    "storage": {"core"},
+    "pipeline": {"core", "staging", "storage"},
+    "bindings": {"core", "selection", "tracking", "staging", "storage", "pipeline"},
+}
+DEVICE_HEADER = "staging/device.h"  # the one header that may know CUDA
+
+# A module may import those of any line above its own, and the other parts of its own package.
+PYTHON_LAYERS: list[set[str]] = [
+    {"_C"},  # the compiled module; only _native imports it
+    {"errors"},
+    {"_native"},
+    {"packing", "manifest"},
+    {"segment"},
+    {"tables"},
+    {"tracking", "priorities", "schedules", "store"},
+    {"selection", "dense"},
+    {"segment_capture"},
+    {"snapshot", "recovery"},
+    {"committer"},
+    {"checkpointer"},
+    {"__init__"},
+    {"distributed", "emulation", "integrations", "report"},
+    {"cli"},
+]
+# Modules beside the layers: what each may import, besides itself.
+PYTHON_ASIDE: dict[str, set[str]] = {
+    "policy": {"errors"},
+    "dlrm": {"errors"},
+    # What trains and fails the reference model: the public names, also where they are defined.
+    "dlrm.trainer": {
+        *("errors", "dlrm", "__init__", "checkpointer", "policy", "priorities", "schedules"),
+        "tables",
+    },
+}
+_TRAINER = ("trainer", "failures")
+# Everything on top of the layers may use what lies aside.
+TOP_LAYERS = ("distributed", "emulation", "integrations", "report", "cli", "__init__")
+
+HOW_TO_ADD = (
+    "it is not in python_tests/architecture.py: add it to PYTHON_LAYERS in the line above all "
+    "modules that may import it (or to PYTHON_ASIDE), and to docs/architecture.md"
+)
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def cpp_faults(path: str, text: str) -> Iterator[str]:
+    """What is wrong with the includes of csrc/`path`, one sentence each."""
+    room = path.split("/")[0]
+    if room not in CPP_ROOMS:
+        yield f"csrc/{path}: room '{room}' is not in CPP_ROOMS: add it, and to csrc/README.md"
+        return
+    for bracket, header in _INCLUDE.findall(text):
+        if header.startswith(("pybind11/", "Python.h")) and room != "bindings":
+            yield f"csrc/{path} includes {header}; only bindings/ may know Python"
+        if header.startswith(("torch/", "ATen/", "c10/")):
+            yield f"csrc/{path} includes {header}; the core links no torch"
+        is_cuda = header.startswith(("cuda", "cub/", "thrust/"))
+        if is_cuda and not path.endswith(".cu") and path != DEVICE_HEADER:
+            yield f"csrc/{path} includes {header}; CUDA belongs in *.cu and {DEVICE_HEADER}"
+        if header == DEVICE_HEADER and room == "storage":
+            yield f"csrc/{path} includes {header}; storage never sees a device"
+        target = header.split("/")[0]
+        if bracket == '"' and target != room and target not in CPP_ROOMS[room]:
+            allowed = ", ".join(sorted(CPP_ROOMS[room])) or "nothing else"
+            yield f"csrc/{path} includes {header}; {room}/ may include {allowed}"
+
+
+def _modules() -> set[str]:
+    return set().union(*PYTHON_LAYERS, PYTHON_ASIDE)
+
+
+def module_of(path: str) -> str:
+    """The name in the tables above that cpr_ext/`path` belongs to."""
+    parts = Path(path).with_suffix("").parts
+    if parts[0] == "dlrm" and len(parts) > 1 and parts[1].startswith(_TRAINER):
+        return "dlrm.trainer"
+    return parts[0]
+
+
+def allowed_imports(module: str) -> set[str]:
+    if module in PYTHON_ASIDE:
+        return PYTHON_ASIDE[module]
+    below: set[str] = set()
+    if module == "_native":
+        return {"_C", "errors"}
+    for layer in PYTHON_LAYERS:
+        if module in layer:
+            break
+        below |= layer - {"_C"}
+    return below | (set(PYTHON_ASIDE) if module in TOP_LAYERS else set())
+
+
+def _imported_paths(path: str, text: str) -> Iterator[str]:
+    """The parts of cpr_ext that a module imports, as paths below it ('' for the package)."""
+    package = Path("cpr_ext", path).parent.parts
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "cpr_ext":
+                    yield "/".join(alias.name.split(".")[1:])
+        elif isinstance(node, ast.ImportFrom):
+            base = (node.module or "").split(".") if node.module else []
+            if node.level:
+                base = [*package[: len(package) - node.level + 1], *base]
+            if base[:1] != ["cpr_ext"]:
+                continue
+            if len(base) > 1:
+                # `from cpr_ext.dlrm import trainer` names a module of its own.
+                for alias in node.names:
+                    yield "/".join([*base[1:], alias.name])
+                continue
+            for alias in node.names:  # from cpr_ext import x: a module, or a public name
+                yield alias.name if alias.name in _modules() else ""
+
+
+def python_faults(path: str, text: str) -> Iterator[str]:
+    """What is wrong with the imports of cpr_ext/`path`, one sentence each."""
+    module = module_of(path)
+    if module not in _modules():
+        yield f"cpr_ext/{path}: {HOW_TO_ADD}"
+        return
+    for imported in _imported_paths(path, text):
+        target = module_of(imported + ".py") if imported else "__init__"
+        if module == "__init__" and target == "__init__":
+            continue
+        if target not in _modules():
+            yield f"cpr_ext/{path} imports cpr_ext.{target}: {HOW_TO_ADD}"
+        elif target != module and target not in allowed_imports(module):
+            allowed = ", ".join(sorted(allowed_imports(module))) or "nothing of ours"
+            yield f"cpr_ext/{path} imports {target}; {module} may import {allowed}"

@@ -1,0 +1,165 @@
+"""csrc/pipeline/segment_restore.h: damage is found, named, and nothing of it is written."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext._native import native
+from python_tests.csrc import segments
+from python_tests.csrc.segments import HEADER, Layout, Table, random_table
+
+
+def _tables() -> list[Table]:
+    return [
+        random_table("ranged", 3000, 16),
+        random_table("chosen", 4000, 8, row_ids=np.arange(1, 4000, 2)),
+        random_table("tiny", 3, 1),
+    ]
+
+
+def _pieces(segment):
+    """(chunk index, piece index, begin, end) of every piece in the file."""
+    for index, (i, first, count, _, _) in enumerate(segment.chunks):
+        table = segment.layout.tables[i]
+        for piece, (name, offset) in enumerate(segment.layout.offsets[i].items()):
+            width = 8 if name == "" else table.arrays[name][:1].nbytes
+            begin = offset + first * width
+            yield index, piece, begin, begin + segments.align_up(count * width)
+
+
+@pytest.fixture(scope="module")
+def segment(tmp_path_factory):
+    written = segments.write_segment(tmp_path_factory.mktemp("damage") / "s", _tables())
+    assert len(written.chunks) > 4
+    return written
+
+
+@given(data=st.data())
+def test_any_flipped_bit_is_reported_and_nothing_of_its_chunk_is_written(
+    segment, tmp_path_factory, data
+):
+    image = bytearray(segment.path.read_bytes())
+    place = data.draw(st.integers(len(HEADER), len(image) - 1))
+    image[place] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path_factory.mktemp("flip") / "s"
+    path.write_bytes(image)
+    [(bad, piece)] = [(i, p) for i, p, begin, end in _pieces(segment) if begin <= place < end]
+    i, first, count, _, checksums = segment.chunks[bad]
+    targets = [table.emptied() for table in segment.layout.tables]
+    result = segments.restore(
+        segments.Segment(path, segment.layout, segment.chunks),
+        targets,
+        direct_io=data.draw(st.booleans()),
+    )
+    [(table, damaged_first, damaged_count, reason, row_ids)] = result["damaged"]
+    assert (table, damaged_first, damaged_count) == (i, first, count)
+    assert f"recorded {checksums[piece]:08x}" in reason
+    source = segment.layout.tables[i]
+    lost = source.saved_ids[first : first + count]
+    if source.row_ids is not None and piece == 0:
+        assert row_ids is None, "row ids that fail their checksum are not to be believed"
+    else:
+        np.testing.assert_array_equal(row_ids, lost)
+    for j, (table, target) in enumerate(zip(segment.layout.tables, targets, strict=True)):
+        saved = table.saved_ids if j != i else np.setdiff1d(table.saved_ids, lost)
+        for name, array in table.arrays.items():
+            expected = table.emptied().arrays[name]
+            expected[saved] = array[saved]
+            assert target.arrays[name].tobytes() == expected.tobytes()
+
+
+def test_only_the_wanted_rows_of_a_damaged_chunk_are_reported_lost(segment, tmp_path):
+    image = bytearray(segment.path.read_bytes())
+    weight = next(b for i, p, b, _ in _pieces(segment) if segment.chunks[i][0] == 1 and p == 1)
+    image[weight] ^= 1
+    path = tmp_path / "s"
+    path.write_bytes(image)
+    targets = [table.emptied() for table in segment.layout.tables]
+    wanted = [(0, 0), (100, 200), (0, 0)]
+    result = segments.restore(
+        segments.Segment(path, segment.layout, segment.chunks), targets, wanted
+    )
+    [(table, _, _, _, row_ids)] = result["damaged"]
+    assert table == 1
+    np.testing.assert_array_equal(row_ids, np.arange(101, 200, 2))
+
+
+def test_a_missing_file_is_every_chunk_damaged(segment, tmp_path):
+    lost = segments.Segment(tmp_path / "gone", segment.layout, segment.chunks)
+    targets = [table.emptied() for table in segment.layout.tables]
+    result = segments.restore(lost, targets)
+    assert [chunk[:3] for chunk in result["damaged"]] == [chunk[:3] for chunk in segment.chunks]
+    assert all("No such file" in chunk[3] and chunk[4] is None for chunk in result["damaged"])
+    assert result["rows_restored"] == [0, 0, 0]
+    assert result["bytes_read"] == 0
+
+
+@given(
+    st.sampled_from([0, 1, 700, 1023, 1024, 1998, 1999]),
+    st.sampled_from([-1, -(2**63), 2**63 - 1, 4000, 2**40, "repeat", "swap"]),
+)
+def test_hostile_row_ids_behind_a_valid_checksum_are_damage(tmp_path_factory, place, value):
+    """The file is as its writer meant it, checksums and all; only its ids are impossible."""
+    path = tmp_path_factory.mktemp("hostile") / "s"
+    table = random_table("t", 4000, 8, row_ids=np.arange(1, 4000, 2))
+    pipe = segments.pipeline(2, 16 * segments.ALIGNMENT)
+    segment = segments.write_segment(path, [table], pipe=pipe)
+    assert [chunk[1:3] for chunk in segment.chunks] == [(0, 1024), (1024, 976)]
+    ids = table.row_ids.copy()
+    neighbour = place + 1 if place in (0, 1024) else place - 1  # of the same chunk
+    if value == "repeat":
+        ids[place] = ids[neighbour]
+    elif value == "swap":
+        ids[[place, neighbour]] = ids[[neighbour, place]]
+    else:
+        ids[place] = value
+    image = bytearray(path.read_bytes())
+    offset = segment.layout.offsets[0][""]
+    image[offset : offset + ids.nbytes] = ids.tobytes()
+    path.write_bytes(image)
+    chunks = []
+    for i, first, count, step, checksums in segment.chunks:
+        begin = offset + 8 * first
+        piece = image[begin : begin + segments.align_up(8 * count)]
+        chunks.append((i, first, count, step, [native.crc32c(piece), *checksums[1:]]))
+    target = table.emptied()
+    result = segments.restore(segments.Segment(path, segment.layout, chunks), [target])
+    bad = int(place >= 1024)
+    [(_, first, count, reason, row_ids)] = result["damaged"]
+    assert (first, count) == chunks[bad][1:3]
+    assert "out of order or of range" in reason
+    assert row_ids is None
+    untouched = table.emptied()
+    good = slice(1024, 2000) if bad == 0 else slice(0, 1024)
+    for name, array in table.arrays.items():
+        untouched.arrays[name][table.row_ids[good]] = array[table.row_ids[good]]
+        assert target.arrays[name].tobytes() == untouched.arrays[name].tobytes()
+
+
+def test_ids_are_checked_against_every_array_also_a_shorter_one(tmp_path):
+    table = random_table("t", 100, 4, row_ids=np.array([5, 50]))
+    segment = segments.write_segment(tmp_path / "s", [table])
+    target = table.emptied()
+    target.arrays["sum"] = target.arrays["sum"][:50].copy()
+    result = segments.restore(segment, [target])
+    assert len(result["damaged"]) == 1
+    assert (target.arrays["weight"] == table.emptied().arrays["weight"]).all()
+
+
+def test_a_header_is_not_looked_at_by_the_native_restore(segment, tmp_path):
+    """Its checksum is the manifest's, which Python checks; a chunk never covers it."""
+    image = bytearray(segment.path.read_bytes())
+    image[:4096] = bytes(4096)
+    path = tmp_path / "s"
+    path.write_bytes(image)
+    targets = [table.emptied() for table in segment.layout.tables]
+    again = segments.Segment(path, segment.layout, segment.chunks)
+    assert segments.restore(again, targets)["damaged"] == []
+
+
+def test_no_tables_and_no_chunks_restore_nothing(tmp_path):
+    segment = segments.write_segment(tmp_path / "s", [])
+    result = segments.restore(segment, [])
+    assert result == {"rows_restored": [], "damaged": [], "bytes_read": 0}
+    assert Layout([]).expected_file() == (tmp_path / "s").read_bytes()

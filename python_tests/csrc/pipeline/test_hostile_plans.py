@@ -1,0 +1,185 @@
+"""Numbers that come from files or from a caller's mistake are refused before memory is touched."""
+
+import numpy as np
+import pytest
+
+from cpr_ext._native import native
+from cpr_ext.errors import RowIndexError, UsageError
+from python_tests.csrc import segments
+from python_tests.csrc.segments import Layout, random_table
+
+HUGE = 2**63 - 4096  # a multiple of 4096 that any addition overflows
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"num_rows": -1},
+        {"num_rows": 1, "range_begin": -1},
+        {"num_rows": 2**62, "range_begin": 2**62},
+        {"num_rows": 1, "row_ids_offset": 100},
+        {"num_rows": 1, "row_ids_offset": -2},
+        {"num_rows": 1, "row_ids_offset": -4096},
+        {"num_rows": 1, "row_ids_offset": HUGE},
+        {"num_rows": 2**61, "row_ids_offset": 4096},
+        {"num_rows": 2**63 - 1, "row_ids_offset": 4096},
+    ],
+    ids=str,
+)
+def test_a_table_of_impossible_numbers_is_refused(numbers):
+    with pytest.raises(UsageError, match="table 't'"):
+        native.SegmentTable(name="t", **numbers)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "offset"), [(10, 1), (10, -4096), (10, HUGE), (2**60, 0), (2**62, 4096)]
+)
+def test_an_array_at_an_impossible_place_is_refused_and_not_kept(num_rows, offset):
+    spec = native.SegmentTable(name="t", num_rows=num_rows)
+    with pytest.raises(UsageError, match="weight"):
+        spec.add_rows("weight", np.zeros((10, 4)), offset)
+    if num_rows == 10:
+        spec.add_rows("weight", np.zeros((10, 4)), 4096)
+        assert spec.chunk_bytes(10) == 4096
+
+
+def test_a_negative_first_row_is_refused():
+    spec = native.SegmentTable(name="t", num_rows=1)
+    with pytest.raises(UsageError, match="first_row_id"):
+        spec.add_rows("weight", np.zeros((10, 4)), 4096, first_row_id=-5)
+
+
+def _restore(spec, chunk, **options):
+    arguments = {
+        "path": "/nonexistent",
+        "tables": [spec],
+        "wanted": [(0, 1 << 40)],
+        "chunks": [chunk],
+        "slots": native.SlotPool(num_slots=1, slot_bytes=1 << 16),
+    }
+    return native.restore_segment(**{**arguments, **options})
+
+
+def _spec(num_rows=8192, ids=True, target=None):
+    spec = native.SegmentTable(name="t", num_rows=num_rows, row_ids_offset=4096 if ids else -1)
+    spec.add_rows("weight", np.zeros((8192, 2)) if target is None else target, 1 << 20)
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("chunk", "why"),
+    [
+        ((0, -512, 512, 1, [0, 0]), "outside"),
+        ((0, 0, 0, 1, [0, 0]), "outside"),
+        ((0, 0, -1, 1, [0, 0]), "outside"),
+        ((0, 0, 8193, 1, [0, 0]), "outside"),
+        ((0, 8192, 1, 1, [0, 0]), "outside"),
+        ((0, 2**63 - 1, 2**63 - 1, 1, [0, 0]), "outside"),
+        ((0, 512, 2**63 - 1, 1, [0, 0]), "outside"),
+        ((0, 1, 1, 1, [0, 0]), "aligned"),
+        ((0, 256, 512, 1, [0, 0]), "aligned"),
+        ((0, 0, 512, 1, [0]), "1 checksums for 2"),
+        ((0, 0, 512, 1, [0, 0, 0]), "3 checksums for 2"),
+        ((0, 0, 4096, 1, [0, 0]), "more than the staging slot"),
+        ((1, 0, 512, 1, [0, 0]), "names table 1"),
+        ((-1, 0, 512, 1, [0, 0]), "names table -1"),
+    ],
+    ids=str,
+)
+def test_a_hostile_chunk_is_refused(chunk, why):
+    with pytest.raises(UsageError, match=why):
+        _restore(_spec(), chunk)
+
+
+def test_a_chunk_beyond_the_file_is_damage(tmp_path):
+    """A believable table in a file that ends long before it."""
+    path = tmp_path / "s"
+    path.write_bytes(bytes(8192))
+    spec = native.SegmentTable(name="t", num_rows=2**40, row_ids_offset=4096)
+    spec.add_rows("weight", np.zeros((10, 2)), 2**49)
+    result = _restore(spec, (0, 2**39, 512, 1, [0, 0]), path=str(path))
+    assert len(result["damaged"]) == 1
+
+
+def test_a_range_that_the_target_does_not_hold_is_refused():
+    with pytest.raises(RowIndexError, match="among the rows 0 to 8191"):
+        _restore(_spec(8193, ids=False), (0, 0, 512, 1, [0]))
+
+
+def test_restoring_into_read_only_memory_is_refused():
+    target = np.zeros((8192, 2))
+    target.flags.writeable = False
+    with pytest.raises(UsageError, match="weight is read-only"):
+        _restore(_spec(target=target), (0, 0, 512, 1, [0, 0]))
+
+
+def test_none_in_the_place_of_a_table_is_refused(tmp_path):
+    with pytest.raises((UsageError, TypeError)):
+        _restore(None, (0, 0, 1, 1, []))
+    with pytest.raises((UsageError, TypeError)):
+        segments.pipeline().start(
+            path=str(tmp_path / "s"), header_bytes=4096, file_bytes=4096, tables=[None]
+        )
+
+
+def test_one_wanted_range_per_table_is_needed():
+    with pytest.raises(UsageError, match="one wanted range per table"):
+        _restore(_spec(), (0, 0, 512, 1, [0, 0]), wanted=[])
+
+
+def _start(tmp_path, spec, file_bytes=1 << 21):
+    return segments.pipeline().start(
+        path=str(tmp_path / "s"), header_bytes=4096, file_bytes=file_bytes, tables=[spec]
+    )
+
+
+def test_a_capture_by_row_id_without_row_ids_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="row_ids are needed"):
+        _start(tmp_path, _spec(5))
+
+
+def test_rows_without_arrays_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="no arrays"):
+        _start(tmp_path, native.SegmentTable(name="t", num_rows=10))
+    with pytest.raises(UsageError, match="no arrays"):
+        native.SegmentTable(name="t", num_rows=10).rows_per_chunk(1 << 20)
+    job = _start(tmp_path, native.SegmentTable(name="t", num_rows=0), 4096)
+    job.capture(step=1)
+    job.wait("written")
+
+
+@pytest.mark.parametrize("ids_offset", [0, 1 << 20, (1 << 21) - 4096, 1 << 21])
+def test_pieces_that_overlap_each_other_the_header_or_the_end_are_refused(tmp_path, ids_offset):
+    row_ids = np.arange(1000)
+    spec = native.SegmentTable(name="t", num_rows=1000, row_ids_offset=ids_offset, row_ids=row_ids)
+    spec.add_rows("weight", np.zeros((1000, 2)), 1 << 20)
+    with pytest.raises(UsageError, match=r"overlap|outside"):
+        _start(tmp_path, spec)
+
+
+@pytest.mark.parametrize("row_ids", [[1, 1], [2, 1], [-1, 5], [5, 8192]])
+def test_row_ids_to_capture_must_ascend_and_be_in_memory(tmp_path, row_ids):
+    row_ids = np.array(row_ids)
+    spec = native.SegmentTable(name="t", num_rows=2, row_ids_offset=4096, row_ids=row_ids)
+    spec.add_rows("weight", np.zeros((8192, 2)), 8192)
+    with pytest.raises(UsageError):
+        _start(tmp_path, spec)
+
+
+def test_a_count_of_row_ids_that_differs_from_the_rows_is_refused():
+    with pytest.raises(UsageError, match="3 row_ids for 2 rows"):
+        native.SegmentTable(name="t", num_rows=2, row_ids_offset=4096, row_ids=np.arange(3))
+    with pytest.raises(UsageError):
+        native.SegmentTable(name="t", num_rows=3, row_ids=np.arange(3))
+
+
+@pytest.mark.parametrize("count", [-1, 11, 2**62])
+def test_the_bytes_of_an_impossible_count_are_refused(count):
+    with pytest.raises(UsageError, match="count is"):
+        native.SegmentTable(name="t", num_rows=10).chunk_bytes(count)
+
+
+def test_a_slot_too_small_for_one_chunk_is_refused_with_the_size_it_needs(tmp_path):
+    layout = Layout([random_table("broad", 2000, 1000)])
+    with pytest.raises(UsageError, match=r"'broad'.*make slot_bytes at least 4100096"):
+        segments.start(segments.pipeline(), tmp_path / "s", layout)

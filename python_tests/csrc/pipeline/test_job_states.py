@@ -1,0 +1,410 @@
+"""csrc/pipeline/snapshot_pipeline.h: the states of a job, waiting, and giving up."""
+
+import errno
+import gc
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext.errors import NanError, StorageError, UsageError
+from python_tests.csrc import segments
+from python_tests.csrc.segments import HEADER, Layout, random_table
+from python_tests.csrc.storage import faulty_io
+
+
+def _start(tmp_path, pipe, name="s", **table):
+    layout = Layout([random_table("t", **{"num_rows": 20_000, "dim": 16, **table})])
+    return segments.start(pipe, tmp_path / name, layout), layout
+
+
+def _until_all_free(pipe, num_slots=2):
+    deadline = time.monotonic() + 30
+    while pipe.num_free_slots < num_slots:
+        assert time.monotonic() < deadline, "a slot was never returned"
+        time.sleep(0.001)
+
+
+def test_a_job_goes_through_its_states_in_order(tmp_path):
+    pipe = segments.pipeline()
+    job, _ = _start(tmp_path, pipe)
+    assert job.state == "capturing"
+    job.capture(step=1, max_bytes=1)
+    assert job.state == "capturing"
+    segments.capture_all(job)
+    assert job.state in ("captured", "written")
+    assert job.capture(step=9) == []
+    assert job.wait("captured")
+    assert job.wait("written")
+    job.finish(HEADER)
+    assert job.state == "written"
+    job.mark_committed()
+    assert job.state == "committed"
+    assert job.wait("captured", timeout_seconds=0)
+    job.cancel("too late")
+    assert job.state == "committed"
+    assert job.chunks()
+
+
+def test_what_comes_too_early_or_twice_is_refused_and_changes_nothing(tmp_path):
+    job, layout = _start(tmp_path, segments.pipeline())
+    for early in (lambda: job.finish(HEADER), job.mark_committed, job.chunks):
+        with pytest.raises(UsageError):
+            early()
+    segments.capture_all(job)
+    job.wait("written")
+    with pytest.raises(UsageError, match="before finish"):
+        job.mark_committed()
+    job.finish(HEADER)
+    with pytest.raises(UsageError, match="called before"):
+        job.finish(HEADER)
+    job.mark_committed()
+    job.mark_committed()
+    assert job.state == "committed"
+    assert (tmp_path / "s").read_bytes() == layout.expected_file()
+
+
+def test_an_unknown_state_is_refused_with_the_allowed_ones(tmp_path):
+    job, _ = _start(tmp_path, segments.pipeline())
+    with pytest.raises(UsageError, match="captured, written, committed"):
+        job.wait("capturing")
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05, -1, float("nan")])
+def test_a_wait_ends_at_its_time_out(tmp_path, seconds):
+    job, _ = _start(tmp_path, segments.pipeline())
+    begin = time.monotonic()
+    assert job.wait("written", timeout_seconds=seconds) is False
+    assert time.monotonic() - begin < 5
+
+
+def test_a_wait_without_time_out_ends_when_another_thread_gets_there(tmp_path):
+    job, _ = _start(tmp_path, segments.pipeline())
+    other = threading.Timer(0.3, lambda: segments.capture_all(job))
+    other.start()
+    assert job.wait("written")
+    other.join()
+
+
+def test_written_means_that_every_chunk_has_its_checksums(tmp_path, faulty):
+    """The writer may be done with one slot at the very moment in which the last is handed over."""
+    code = """
+    import sys
+    from pathlib import Path
+    from python_tests.csrc import segments
+    pipe = segments.pipeline()
+    for i in range(5):
+        layout = segments.Layout([segments.random_table(num_rows=2000, dim=16)])
+        job = segments.start(pipe, Path(sys.argv[1]) / str(i), layout)
+        assert len(job.capture(step=1)) == 2
+        job.wait("written")
+        assert [len(chunk[4]) for chunk in job.chunks()] == [2, 2]
+        job.cancel("enough")
+    """
+    segments.run_python(code, tmp_path, preload=faulty, SLOW_NOTIFY="30")
+
+
+@given(st.integers(0, 6), st.sampled_from(["capturing", "captured", "written", "finished"]))
+def test_cancel_at_any_time_leaves_no_file_and_all_slots_free(tmp_path_factory, calls, moment):
+    directory = tmp_path_factory.mktemp("cancel")
+    pipe = segments.pipeline()
+    job, _ = _start(directory, pipe)
+    if moment == "capturing":
+        for step in range(calls):
+            job.capture(step=step, max_bytes=1, wait_for_slot=True)
+    else:
+        segments.capture_all(job)
+    if moment in ("written", "finished"):
+        job.wait("written")
+    if moment == "finished":
+        job.finish(HEADER)
+    job.cancel("changed my mind")
+    assert job.state == "failed"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="changed my mind"):
+            job.wait("captured")
+    assert pipe.num_free_slots == 2
+    # A finished file is the store's: only it knows whether a manifest names it already.
+    assert len(list(directory.iterdir())) == (moment == "finished")
+    assert job.capture(step=9) == []
+    with pytest.raises(RuntimeError, match="changed my mind"):
+        job.finish(HEADER)
+    with pytest.raises(RuntimeError, match="changed my mind"):
+        job.chunks()
+
+
+@given(st.floats(0, 0.02))
+def test_cancel_from_another_thread_ends_a_capture_that_waits_for_slots(tmp_path_factory, delay):
+    directory = tmp_path_factory.mktemp("race")
+    pipe = segments.pipeline()
+    job, _ = _start(directory, pipe, num_rows=100_000)
+    canceller = threading.Timer(delay, lambda: job.cancel("stop"))
+    canceller.start()
+    while job.state == "capturing":
+        job.capture(step=1, max_bytes=200_000, wait_for_slot=True)
+    finished = False
+    try:
+        job.wait("written")
+        job.finish(HEADER)
+        finished = True
+    except RuntimeError as error:
+        assert "stop" in str(error)  # noqa: PT017
+    canceller.join()
+    assert pipe.num_free_slots == 2
+    assert len(list(directory.iterdir())) == finished
+
+
+def test_finish_and_cancel_at_once_agree_on_whether_there_is_a_file(tmp_path):
+    pipe = segments.pipeline()
+    for i in range(40):
+        directory = tmp_path / str(i)
+        directory.mkdir()
+        job, _ = _start(directory, pipe, num_rows=100)
+        segments.capture_all(job)
+        job.wait("written")
+        canceller = threading.Thread(target=job.cancel, args=("stop",))
+        canceller.start()
+        try:
+            job.finish(HEADER)
+        except RuntimeError:
+            assert list(directory.iterdir()) == []
+        else:
+            assert len(list(directory.iterdir())) == 1
+        canceller.join()
+
+
+def test_the_first_error_is_kept_and_raised_every_time(tmp_path):
+    pipe = segments.pipeline()
+    job, _ = _start(tmp_path / "gone", pipe)
+    segments.capture_all(job)
+    for _ in range(3):
+        with pytest.raises(StorageError) as caught:
+            job.wait("written")
+        assert caught.value.errno == errno.ENOENT
+    job.cancel("a later reason")
+    for late in (lambda: job.wait("captured", timeout_seconds=0), job.mark_committed, job.chunks):
+        with pytest.raises(StorageError):
+            late()
+    assert job.capture(step=2) == []
+
+
+def test_a_directory_removed_on_the_way_fails_nothing_but_its_job(tmp_path):
+    pipe = segments.pipeline()
+    directory = tmp_path / "d"
+    directory.mkdir()
+    first, _ = _start(directory, pipe)
+    first.capture(step=1, max_bytes=1)
+    _until_all_free(pipe)
+    shutil.rmtree(directory)
+    second, _ = _start(directory, pipe, name="other")
+    segments.capture_all(second)
+    with pytest.raises(StorageError, match="No such file"):
+        second.wait("written")
+    first.cancel("its file is gone")
+    assert not directory.exists()
+    assert pipe.num_free_slots == 2
+    good = segments.write_segment(tmp_path / "s", [random_table()], pipe=pipe)
+    assert good.path.read_bytes() == good.layout.expected_file()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("by_id", [True, False])
+def test_nan_is_refused_and_the_table_row_and_array_are_named(tmp_path, dtype, by_id):
+    table = random_table("users", 9000, 4, **({"row_ids": np.arange(1, 9000, 2)} if by_id else {}))
+    table.arrays = {name: array.astype(dtype) for name, array in table.arrays.items()}
+    table.arrays["sum"][7123] = np.nan
+    pipe = segments.pipeline()
+    job = segments.start(pipe, tmp_path / "s", Layout([table]))
+    segments.capture_all(job)
+    with pytest.raises(NanError, match="table 'users', row 7123: sum is NaN"):
+        job.wait("written")
+    assert list(tmp_path.iterdir()) == []
+    assert pipe.num_free_slots == 2
+    segments.write_segment(tmp_path / "s", [table], refuse_nan=False)
+
+
+def test_nan_in_rows_that_are_not_saved_does_not_matter(tmp_path):
+    table = random_table("users", 100, 4, row_ids=np.arange(0, 100, 2))
+    table.arrays["weight"][1::2] = np.nan
+    segments.write_segment(tmp_path / "s", [table])
+
+
+def test_nan_in_a_dense_tensor_is_named_by_its_element(tmp_path):
+    from cpr_ext._native import native
+
+    dense = np.zeros(5000, np.float32)
+    dense[4321] = np.nan
+    for check_nan in (True, False):
+        spec = native.SegmentTable(name="dense", num_rows=dense.nbytes)
+        spec.add_bytes("bias", dense, 4096, check_nan=check_nan)
+        job = segments.pipeline().start(
+            path=str(tmp_path / "s"), header_bytes=4096, file_bytes=4096 + 20480, tables=[spec]
+        )
+        segments.capture_all(job)
+        if check_nan:
+            with pytest.raises(NanError, match="table 'dense', element 4321: bias is NaN"):
+                job.wait("written")
+        else:
+            job.wait("written")
+
+
+def test_a_capture_without_a_free_slot_stops_instead_of_waiting(tmp_path, faulty):
+    code = """
+    import sys, time
+    from pathlib import Path
+    from python_tests.csrc import segments
+    pipe = segments.pipeline()
+    layout = segments.Layout([segments.random_table(num_rows=20_000, dim=16)])
+    job = segments.start(pipe, Path(sys.argv[1]) / "s", layout)
+    assert len(job.capture(step=1)) == 2, "one chunk per slot, then no slot is free"
+    assert pipe.num_free_slots == 0
+    begin = time.monotonic()
+    assert job.capture(step=2) == []
+    assert time.monotonic() - begin < 0.05, "did not wait"
+    assert len(job.capture(step=3, max_bytes=1, wait_for_slot=True)) == 1, "waited"
+    segments.capture_all(job)
+    assert job.wait("written", timeout_seconds=0.01) is False
+    job.cancel("enough")
+    try:
+        job.wait("written")
+    except RuntimeError:
+        pass
+    assert pipe.num_free_slots == 2
+    """
+    segments.run_python(code, tmp_path, preload=faulty, SLOW_WRITE="100")
+
+
+def test_rows_copied_while_their_job_fails_are_not_reported_as_captured(tmp_path, faulty):
+    code = """
+    import sys, threading
+    from pathlib import Path
+    from python_tests.csrc import segments
+    pipe = segments.pipeline()
+    layout = segments.Layout([segments.random_table(num_rows=20_000, dim=16)])
+    job = segments.start(pipe, Path(sys.argv[1]) / "s", layout)
+    job.capture(step=1)
+    canceller = threading.Timer(0.05, job.cancel, ["stop"])
+    canceller.start()
+    assert job.capture(step=2, max_bytes=1, wait_for_slot=True) == []
+    assert job.state == "failed", "the capture waited for a slot until after the cancel"
+    """
+    segments.run_python(code, tmp_path, preload=faulty, SLOW_WRITE="150")
+
+
+def test_jobs_that_are_half_captured_do_not_starve_each_other(tmp_path):
+    """Three jobs, two slots, one thread: none may keep a slot between its calls."""
+    pipe = segments.pipeline()
+    jobs = [_start(tmp_path, pipe, name=str(i)) for i in range(3)]
+    while any(job.state == "capturing" for job, _ in jobs):
+        for job, _ in jobs:
+            job.capture(step=1, max_bytes=1, wait_for_slot=True)
+    for i, (job, layout) in enumerate(jobs):
+        job.wait("written")
+        job.finish(HEADER)
+        assert (tmp_path / str(i)).read_bytes() == layout.expected_file()
+
+
+def test_many_jobs_from_many_threads_share_one_pipeline(tmp_path):
+    pipe = segments.pipeline(num_slots=3, num_threads=2)
+    failures = []
+
+    def work(i: int) -> None:
+        try:
+            for j in range(5):
+                path = tmp_path / f"{i}.{j}"
+                segment = segments.write_segment(
+                    path, [random_table("t", 3000, 16, seed=10 * i + j)], pipe=pipe
+                )
+                assert path.read_bytes() == segment.layout.expected_file()
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(5)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+    assert pipe.num_free_slots == 3
+
+
+def test_a_failed_job_leaves_the_others_of_its_pipeline_alone(tmp_path):
+    pipe = segments.pipeline()
+    bad, _ = _start(tmp_path / "gone", pipe)
+    good, layout = _start(tmp_path, pipe)
+    bad.capture(step=1, max_bytes=1, wait_for_slot=True)
+    segments.capture_all(good)
+    segments.capture_all(bad)
+    good.wait("written")
+    good.finish(HEADER)
+    assert (tmp_path / "s").read_bytes() == layout.expected_file()
+    with pytest.raises(StorageError):
+        bad.wait("written")
+
+
+@pytest.mark.parametrize("order", ["job first", "pipeline first"])
+@pytest.mark.parametrize("captured", ["nothing", "some", "all"])
+def test_a_pipeline_dropped_with_queued_work_ends_and_leaves_no_file(tmp_path, order, captured):
+    for _ in range(10):
+        pipe = segments.pipeline()
+        job, _ = _start(tmp_path, pipe)
+        if captured == "some":
+            job.capture(step=1, max_bytes=1)
+        elif captured == "all":
+            segments.capture_all(job)
+        if order == "job first":
+            del job
+            del pipe
+        else:
+            del pipe
+            del job
+        gc.collect()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_keeps_its_tables_alive_until_they_are_captured(tmp_path):
+    pipe = segments.pipeline()
+    job, layout = _start(tmp_path, pipe)
+    expected = layout.expected_file()
+    del layout
+    gc.collect()
+    segments.capture_all(job)
+    job.wait("written")
+    job.finish(HEADER)
+    assert (tmp_path / "s").read_bytes() == expected
+
+
+def test_a_forked_child_neither_removes_the_file_nor_stops_the_writer(tmp_path):
+    code = """
+    import os, sys
+    from pathlib import Path
+    from python_tests.csrc import segments
+    path = Path(sys.argv[1]) / "s"
+    pipe = segments.pipeline()
+    layout = segments.Layout([segments.random_table(num_rows=20_000, dim=16)])
+    job = segments.start(pipe, path, layout)
+    job.capture(step=1, max_bytes=1, wait_for_slot=True)
+    while pipe.num_free_slots < 2:
+        pass
+    child = os.fork()
+    if child == 0:
+        job.cancel("as a child's cleanup would")
+        job = pipe = None
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert path.exists()
+    segments.capture_all(job)
+    job.wait("written")
+    job.finish(segments.HEADER)
+    assert path.read_bytes() == layout.expected_file()
+    """
+    segments.run_python(code, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    return faulty_io.library(tmp_path_factory.mktemp("faulty_io"))

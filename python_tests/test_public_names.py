@@ -1,0 +1,79 @@
+"""The public face: what can be imported, what it says of itself, and how fast it is there."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import cpr_ext
+from python_tests.helpers import run_python
+
+
+def test_every_public_name_can_be_imported_and_is_listed():
+    assert list(cpr_ext.__all__) == sorted(cpr_ext.__all__)
+    assert len(cpr_ext.__all__) < 10
+    for name in cpr_ext.__all__:
+        assert getattr(cpr_ext, name).__name__ == name
+        assert name in dir(cpr_ext)
+    namespace = {}
+    exec("from cpr_ext import *", namespace)
+    assert set(cpr_ext.__all__) <= namespace.keys()
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Chekpointer'"):
+        _ = cpr_ext.Chekpointer
+    with pytest.raises(ImportError):
+        exec("from cpr_ext import Chekpointer")
+
+
+@pytest.mark.parametrize("name", cpr_ext.__all__)
+def test_every_public_name_and_its_public_methods_have_a_docstring(name):
+    public = getattr(cpr_ext, name)
+    assert inspect.getdoc(public)
+    for member_name, member in inspect.getmembers(public):
+        if not member_name.startswith("_") and (
+            inspect.isfunction(member) or isinstance(member, property)
+        ):
+            assert inspect.getdoc(member), f"{name}.{member_name}"
+
+
+@pytest.mark.parametrize("module", ["cpr_ext", "cpr_ext._native", "cpr_ext._C", "cpr_ext.errors"])
+def test_importing_the_core_imports_neither_torch_nor_numpy(module):
+    heavy = run_python(
+        f"import sys, {module}; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
+    assert heavy == "[]\n"
+
+
+def test_importing_the_native_core_takes_milliseconds():
+    code = (
+        "import time; start = time.perf_counter(); import cpr_ext._native; "
+        "print(time.perf_counter() - start)"
+    )
+    assert min(float(run_python(code)) for _ in range(3)) < 0.1
+
+
+def test_a_public_name_brings_its_module_when_it_is_asked_for():
+    printed = run_python("import cpr_ext; print(cpr_ext.EverySteps(3))")
+    assert printed == "EverySteps(steps=3)\n"
+    code = "from cpr_ext import CprError; import sys; print('torch' in sys.modules)"
+    assert run_python(code) == "False\n"
+
+
+def test_every_module_says_what_it_is():
+    for module in pkgutil.iter_modules(cpr_ext.__path__, "cpr_ext."):
+        if not module.name.startswith("cpr_ext._"):
+            assert importlib.import_module(module.name).__doc__, module.name
+
+
+def test_the_native_module_is_named_with_likely_causes_when_it_cannot_be_loaded():
+    code = (
+        "import sys; sys.modules['cpr_ext._C'] = None\n"
+        "try:\n    import cpr_ext._native\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    message = run_python(code)
+    assert "pip install ." in message
+    assert "another Python" in message

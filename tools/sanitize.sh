@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Builds the native core with AddressSanitizer (and UndefinedBehaviorSanitizer) and with
+# ThreadSanitizer, each in a folder of its own under build/, and runs the native tests under each.
+# One line per sanitizer; any report or failing test makes the exit status non-zero.
+#
+#   tools/sanitize.sh [address|thread]...     both if none is named
+#   PYTHON=python3.12 PYTEST_ARGS="-k crc32c" tools/sanitize.sh address
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python}
+status=0
+# `python -m pytest` would find the core built in place before the one built here.
+pytest='import sys; sys.path.remove(""); import pytest; sys.exit(pytest.main())'
+
+# Under ASLR with many random bits a sanitizer may not find its shadow memory free.
+without_aslr() {
+  if setarch -R true 2>/dev/null; then setarch -R "$@"; else "$@"; fi
+}
+
+run_one() {
+  local kind=$1 runtime=$2 build=build/$3 log=build/$3.log
+  mkdir -p "$build"
+  if ! CPR_EXT_SANITIZE=$kind "$python" setup.py -q build --build-base "$build" \
+      >"$log" 2>&1; then
+    tail -40 "$log"
+    echo "$kind: the build failed, see $log"
+    return 1
+  fi
+  local package runtime_path begin=$SECONDS code
+  package=$(echo "$PWD/$build"/lib.*)
+  runtime_path=$(${CXX:-g++} -print-file-name="$runtime")
+  if [ ! -f "$runtime_path" ]; then
+    echo "$kind: $runtime is not installed beside ${CXX:-g++}"
+    return 1
+  fi
+  rm -f "$build"/report.*
+  # Python's own allocations at exit are no leaks of ours. C++ exceptions cross uninstrumented
+  # libraries, so libstdc++ is preloaded too, that their throwing can be intercepted. A process
+  # that a test forks must not wait for threads that it does not have.
+  without_aslr env \
+    LD_PRELOAD="$runtime_path $(${CXX:-g++} -print-file-name=libstdc++.so.6)" \
+    ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:log_path=$PWD/$build/report" \
+    UBSAN_OPTIONS="print_stacktrace=1:log_path=$PWD/$build/report" \
+    TSAN_OPTIONS="exitcode=66:suppressions=$PWD/tools/tsan.supp:die_after_fork=0:log_path=$PWD/$build/report" \
+    PYTHONPATH="$package:$PWD" PYTHONDONTWRITEBYTECODE=1 PYTHONMALLOC=malloc \
+    CPR_EXT_SANITIZER=$kind CPR_EXT_HYPOTHESIS=sanitize \
+    "$python" -c "$pytest" python_tests/csrc -p no:cacheprovider -p no:benchmark \
+    -o faulthandler_timeout=200 ${PYTEST_ARGS:-} >"$log" 2>&1
+  code=$?
+  local reports
+  reports=$(find "$build" -maxdepth 1 -name 'report.*' -size +0 | sort)
+  if ! grep -q "^native core: $package/" "$log"; then
+    tail -40 "$log"
+    echo "$kind: the tests did not load the core built in $build, see $log"
+    return 1
+  fi
+  if [ "$code" -ne 0 ] || [ -n "$reports" ]; then
+    tail -40 "$log"
+    [ -n "$reports" ] && head -60 $reports
+    echo "$kind: FAILED (exit $code, $(echo $reports | wc -w) reports), see $log"
+    return 1
+  fi
+  echo "$kind: no report; $(tail -1 "$log" | tr -d '=') (run $((SECONDS - begin)) s)"
+}
+
+for kind in "${@:-address thread}"; do
+  for one in $kind; do
+    case $one in
+      address) run_one address libasan.so asan || status=1 ;;
+      thread) run_one thread libtsan.so tsan || status=1 ;;
+      *) echo "'$one' is no sanitizer; allowed: address, thread" >&2; status=2 ;;
+    esac
+  done
+done
+exit $status
