@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cpr_ext.errors import CprError
     from cpr_ext.priorities import AllRows, LargestChange, MostFrequentlyUsed, SubSampledUsed
     from cpr_ext.recovery import RecoveryReport
-    from cpr_ext.retention import Retention
     from cpr_ext.schedules import EverySeconds, EverySteps
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "LargestChange",
     "MostFrequentlyUsed",
     "RecoveryReport",
-    "Retention",
     "SubSampledUsed",
 ]
 
@@ -47,7 +45,6 @@ _MODULES = {
     "LargestChange": "priorities",
     "MostFrequentlyUsed": "priorities",
     "RecoveryReport": "recovery",
-    "Retention": "retention",
     "SubSampledUsed": "priorities",
 }
 

@@ -19,7 +19,13 @@ from torch import nn
 from cpr_ext._native import native
 from cpr_ext.committer import Committer
 from cpr_ext.compactor import Compactor
-from cpr_ext.dense import DensePart, capture_dense, refuse_nan, restore_dense
+from cpr_ext.dense import (
+    DensePart,
+    capture_dense,
+    dense_differences,
+    refuse_nan,
+    restore_dense,
+)
 from cpr_ext.errors import (
     DamageError,
     SnapshotError,
@@ -37,8 +43,16 @@ from cpr_ext.segment_capture import WriteOptions
 from cpr_ext.selection import Selector
 from cpr_ext.snapshot import Snapshot, SnapshotKind
 from cpr_ext.store import Store
+from cpr_ext.store_reader import StoreReader
 from cpr_ext.tables import Table, find_tables, prioritized_tables, register_tables, shard_row_range
 from cpr_ext.tracking import LookupRecorder
+from cpr_ext.transplant import (
+    match_tables,
+    newest_undamaged,
+    refuse_differences,
+    row_state_differences,
+    transplant_rows,
+)
 
 logger = logging.getLogger("cpr_ext")
 
@@ -98,7 +112,8 @@ class Checkpointer:
         compact_after: merge a shard's partial segments, in the background, once they hold this many
             times the bytes of its base; partial snapshots then need no new base. None: never.
         compact_bytes_per_second: the most that compaction reads and writes; None: no limit.
-        retention: how many full-recovery points to keep, and how many bytes in all.
+        retention: how many full-recovery points to keep, and how many bytes in all: a
+            ``cpr_ext.retention.Retention``.
         when_busy: what to do when a snapshot is due while the last is still on its way:
             ``"delay"`` starts it once that one is committed, ``"wait"`` holds training until then,
             so that snapshots are taken at the same steps whatever the disk's speed.
@@ -306,7 +321,12 @@ class Checkpointer:
         return True
 
     def recover(
-        self, *, shards: Sequence[int] | None = None, mode: RecoveryMode = "partial"
+        self,
+        *,
+        shards: Sequence[int] | None = None,
+        mode: RecoveryMode = "partial",
+        from_store: str | os.PathLike[str] | None = None,
+        strict: bool = True,
     ) -> RecoveryReport:
         """Bring back what was lost.
 
@@ -317,13 +337,20 @@ class Checkpointer:
             shards: the lost shards; every other row, and the position, stay as they are.
             mode: ``"partial"`` goes on from the newest state of every row; ``"full"`` goes back to
                 the last full-recovery point, a single step at which all rows were saved.
+            from_store: where to begin if this store is still empty: another store, of any number
+                of shards, which is only read. Once this store holds a snapshot it is not looked at.
+            strict: False takes from ``from_store`` what matches: a table that has grown keeps its
+                old rows; other tables and parameters that differ stay as they are.
+                ``RecoveryReport.differences`` lists them.
 
         Returns:
             What was restored; ``step`` is where training goes on, 0 if the store is empty.
 
         Raises:
-            UsageError: no such shard, or ``shards`` together with ``mode="full"``.
-            StoreError: the store does not fit the model, or holds no full-recovery point.
+            UsageError: no such shard, ``shards`` together with ``mode="full"`` or ``from_store``,
+                or ``strict=False`` without ``from_store``.
+            StoreError: the store does not fit the model (all differences are listed, nothing was
+                changed), or holds no full-recovery point.
             DamageError: no undamaged snapshot of the dense part is left.
         """
         _require("mode", mode, ("partial", "full"))
@@ -336,8 +363,15 @@ class Checkpointer:
                 raise UsageError(
                     f"shard {shard} does not exist; there are 0 to {self.num_shards - 1}"
                 )
+        if shards is not None and from_store is not None:
+            raise UsageError('from_store is for all shards; leave out "shards"')
+        if not strict and from_store is None:
+            raise UsageError("strict=False needs from_store; a store is written by one model only")
         self._quiesce()
-        report = self._recover_all(mode) if shards is None else self._recover_shards(shards)
+        if from_store is not None and self.store.is_empty:
+            report = self._recover_from(StoreReader(from_store), mode, strict)
+        else:
+            report = self._recover_all(mode) if shards is None else self._recover_shards(shards)
         report.seconds = time.perf_counter() - started
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
@@ -578,6 +612,45 @@ class Checkpointer:
         self._last_start = (self._step, time.monotonic())
         self._may_train = True
         self._note_bytes_in_store()
+        return report
+
+    def _recover_from(
+        self, reader: StoreReader, mode: RecoveryMode, strict: bool
+    ) -> RecoveryReport:
+        report = RecoveryReport(shards=tuple(range(self.num_shards)))
+        record, part = newest_undamaged(reader, full=mode == "full", report=report)
+        match = match_tables(reader, self.tables)
+        differences = [
+            *match.differences,
+            *row_state_differences(
+                reader, record.snapshot, {name: self._by_name[name] for name in match.names}
+            ),
+            *dense_differences(part, self.model, self.optimizers, self.tables),
+        ]
+        if strict:
+            refuse_differences(reader, differences)
+        report.differences = differences
+        self._recorder.forget()
+        extra = restore_dense(part, self.model, self.optimizers, self.tables, strict=strict)
+        ranges = {name: (0, reader.table(name).num_embeddings) for name in match.names}
+        transplant_rows(
+            reader,
+            record.snapshot,
+            self._by_name,
+            ranges,
+            report,
+            direct_io=self._write_options.direct_io,
+        )
+        self.store.roll_back(0)
+        for table in self.tables:
+            self._trackers[table.name].take_range(0, table.num_embeddings, weight=table.weight)
+        self._step = report.step = extra["step"]
+        self._num_samples = report.num_samples = extra["num_samples"]
+        report.extra_state = extra["extra_state"]
+        # Nothing of it is in this store yet: the next step() takes a base snapshot.
+        self._shard_saved_samples = [self._num_samples] * self.num_shards
+        self._last_start = (self._step, time.monotonic())
+        self._may_train = True
         return report
 
     def _newest_dense(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -27,15 +28,29 @@ class Rows:
     steps: torch.Tensor
 
 
+# (segment file, chunk, rows in it, error): what is damaged, and passed over.
+OnDamage = Callable[[Path, int, int, DamageError], None]
+
+
 class ShardRows:
     """The rows of ``table`` in the given segments; where they overlap the last one wins.
+
+    With ``on_damage``, damaged chunks are reported to it and rows fall back to older segments;
+    without it, they raise.
 
     Raises:
         DamageError: the segments do not agree on an array's dtype or row shape.
     """
 
-    def __init__(self, table: str, segments: Sequence[SegmentRows]) -> None:
+    def __init__(
+        self,
+        table: str,
+        segments: Sequence[SegmentRows],
+        *,
+        on_damage: OnDamage | None = None,
+    ) -> None:
         self.table = table
+        self._on_damage = on_damage
         self.segments = [segment for segment in segments if segment.chunks_of(table)]
         found: dict[str, ArraySpec] = {}
         for segment in self.segments:
@@ -87,10 +102,17 @@ class ShardRows:
             for chunk in segment.chunks_of(self.table):
                 if not missing.any():
                     break
-                at = self._positions(segment, chunk, row_ids)
-                if at is None:
+                try:
+                    at = self._positions(segment, chunk, row_ids)
+                    if at is None:
+                        continue
+                    rows = segment.rows(chunk)
+                except DamageError as error:
+                    if self._on_damage is None:
+                        raise
+                    held = segment.segment.chunks[chunk][2]
+                    self._on_damage(segment.segment.path, chunk, held, error)
                     continue
-                rows = segment.rows(chunk)
                 where, hit = at
                 hit &= missing[where]
                 where, source = where[hit], torch.searchsorted(rows.row_ids, row_ids[where[hit]])

@@ -101,7 +101,8 @@ class Store:
         elif differences := list_differences(recorded, model):
             raise StoreError(
                 f"'{self.directory}' holds another model: {'; '.join(differences)}. "
-                "Choose another directory, or build the model that the store was made with"
+                "Choose another directory, or build the model that the store was made with. To "
+                "take its state into this one: a new directory, and recover(from_store=...)"
             )
 
     def _open_manifest(self, directory: Path) -> Manifest:

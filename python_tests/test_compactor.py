@@ -3,15 +3,15 @@ import time
 
 import pytest
 
-import cpr_ext
 from cpr_ext import merging
 from cpr_ext.errors import SnapshotFailedWarning, UsageError
 from cpr_ext.maintenance import verify
+from cpr_ext.retention import Retention
 from cpr_ext.store_reader import StoreReader
 from python_tests.helpers import assert_same, flip
 from python_tests.maintenance.stores import recovered, trained_store
 
-OPTIONS = {"compact_after": 0.3, "retention": cpr_ext.Retention(full_recovery_points=0)}
+OPTIONS = {"compact_after": 0.3, "retention": Retention(full_recovery_points=0)}
 
 
 def settle(trained):

@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cpr_ext
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.manifest import SegmentRecord, segment_name
 from cpr_ext.merge_plan import plan_merges, recovery_points
@@ -142,7 +141,7 @@ def test_beyond_max_bytes_the_oldest_points_go_and_the_newest_snapshot_stays(tmp
 @pytest.mark.parametrize("options", [{"full_recovery_points": -1}, {"max_bytes": 0}])
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(UsageError, match=next(iter(options))):
-        cpr_ext.Retention(**options)
+        Retention(**options)
 
 
 def test_a_base_over_several_steps_does_not_take_the_last_full_recovery_point_away(tmp_path):

@@ -139,7 +139,10 @@ def _collect(
     """The model's tensors and the row states, by name; tables are not read yet."""
     part = read_dense(reader.dense, reader.newest(full=full))
     tree: Any = unpack(part.skeleton, part.tensors)
-    model: dict[str, _Value] = dict(tree["model"])
+    # What a module's get_extra_state() gave is no tensor and has no place in a plain state dict.
+    model: dict[str, _Value] = {
+        name: value for name, value in tree["model"].items() if isinstance(value, torch.Tensor)
+    }
     rows: dict[str, _Value] = {}
     keys: dict[str, str] = tree["table_keys"]  # state_dict name -> table
     for key, name in keys.items():
