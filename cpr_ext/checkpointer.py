@@ -501,9 +501,9 @@ class Checkpointer:
             return
         snapshot.put_back()
         if self.store.retention.release_when_full and _is_disk_full(snapshot.error):
-            # Where all manifests are changed; whatever comes next waits behind it.
+            # Waited for: the next snapshot reserves its space as soon as it begins.
             history = Retention(full_recovery_points=0)
-            self._committer.call(lambda: self.store.retain(history))
+            self._committer.call(lambda: self.store.retain(history)).result()
         self._base_failed = self._base_failed or snapshot.kind == "base"
         self.metrics.failed_snapshots += 1
         self.metrics.failures.append(str(snapshot.error))

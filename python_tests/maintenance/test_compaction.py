@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -203,3 +204,27 @@ def test_an_interrupted_compaction_leaves_the_old_state(store, monkeypatch):
     assert len(verify(store).left_overs) == 1
     assert_same(expected, recovered(store)[1])
     assert verify(store).left_overs == []
+
+
+@pytest.mark.parametrize("after_seconds", [0.05, 0.2, 0.5, 0.8])
+def test_a_compaction_killed_at_any_moment_leaves_the_old_state_or_the_new(tmp_path, after_seconds):
+    store = without_full_recovery_points(tmp_path / "store")
+    shutil.copytree(store, tmp_path / "copy")
+    expected = recovered(tmp_path / "copy")
+    rate = compact_bytes(store)  # about a second
+    child = os.fork()
+    if child == 0:
+        try:
+            compact(store, limits=MergeLimits(bytes_per_second=rate))
+        finally:
+            os._exit(0)
+    time.sleep(after_seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert verify(store).is_sound
+    assert all(shard in (["base"], ["base"] + ["partial"] * 4) for shard in kinds(store))
+    assert_same(recovered(store)[1], expected[1])
+    assert verify(store).left_overs == []
+    compact(store)
+    assert kinds(store) == [["base"]] * 3
+    assert_same(recovered(store)[1], expected[1])
