@@ -24,9 +24,9 @@ PYTHON_LAYERS: list[set[str]] = [
     {"_C"},  # the compiled module; only _native imports it
     {"errors"},
     {"_native"},
-    {"manifest"},
-    {"segment", "retention", "merge_plan"},
-    {"tables", "packing", "segment_rows", "segment_stream"},
+    {"segment", "manifest"},
+    {"packing", "retention", "merge_plan"},
+    {"tables", "segment_rows", "segment_stream"},
     {"shard_rows"},
     {"tracking", "priorities", "schedules", "store"},
     {"selection", "dense", "store_reader"},

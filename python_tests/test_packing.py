@@ -7,7 +7,7 @@ from collections import OrderedDict, namedtuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.errors import StoreError, UsageError
@@ -60,7 +60,6 @@ def through_json(tree):
     return unpack(json.loads(json.dumps(skeleton)), {k: v.clone() for k, v in tensors.items()})
 
 
-@settings(max_examples=400, deadline=None)
 @given(trees)
 def test_any_allowed_tree_comes_back_as_it_was(tree):
     assert_same(through_json(tree), tree)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import numpy as safetensors_numpy
 from safetensors import safe_open
@@ -111,7 +111,6 @@ def table_sources(draw):
     return sources
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     sources=table_sources().filter(bool),
     direct_io=st.booleans(),

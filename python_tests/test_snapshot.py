@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cpr_ext
@@ -102,7 +102,6 @@ table_sizes = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     tables=table_sizes,
     optimizer=st.sampled_from(sorted(TABLE_OPTIMIZERS)),

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -66,7 +66,6 @@ EXPECTED = {"a": {1: 3, 2: 6, 5: 3}, "b": {1: 2, 2: 4, 5: 2}}
 NOTHING = {"a": {}, "b": {}}
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     batches=st.lists(
         st.lists(st.integers(0, NUM_ROWS - 1), min_size=1, max_size=12), min_size=1, max_size=5

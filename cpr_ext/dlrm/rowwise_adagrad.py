@@ -53,7 +53,12 @@ class RowWiseAdagrad(torch.optim.Optimizer):
             raise UsageError(
                 f"initial_accumulator_value is {initial_accumulator_value}; it must be 0 or more"
             )
-        super().__init__(params, {"lr": lr, "eps": eps})
+        defaults = {
+            "lr": lr,
+            "eps": eps,
+            "initial_accumulator_value": initial_accumulator_value,
+        }
+        super().__init__(params, defaults)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.dim() != 2:
@@ -64,7 +69,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
                 # Made here, not at the first step, so that a snapshot before it has all states.
                 self.state[parameter]["sum"] = torch.full(
                     (parameter.shape[0],),
-                    initial_accumulator_value,
+                    group["initial_accumulator_value"],
                     dtype=torch.float32,
                     device=parameter.device,
                 )

@@ -44,6 +44,7 @@ class RunLog:
 
     Attributes:
         losses: (samples trained, mean training loss of the steps since the last point).
+        loss_sum, loss_steps: what the next point is the mean of.
         snapshots: (samples trained, "base" or "partial") of each snapshot begun.
         epoch, batch: the position in the data: the next batch to train.
         config: what must not change between a run and its continuation.
@@ -53,6 +54,8 @@ class RunLog:
     epoch: int = 0
     batch: int = 0
     losses: list[list[float]] = field(default_factory=list)
+    loss_sum: float = 0.0
+    loss_steps: int = 0
     snapshots: list[list[Any]] = field(default_factory=list)
     failures: list[FailureRecord] = field(default_factory=list)
 
@@ -61,6 +64,11 @@ class RunLog:
         self.losses.append([num_samples, loss])
         if len(self.losses) > _MAX_LOSS_POINTS:
             del self.losses[::2]
+
+    def samples_since_loss(self, num_samples: int, shard: int) -> int:
+        """Samples trained since ``shard`` was last lost, or since the start."""
+        lost_at = [failure.num_samples for failure in self.failures if shard in failure.shards]
+        return num_samples - max(lost_at, default=0)
 
     def to_plain(self) -> dict[str, Any]:
         """As plain values, for the snapshot."""

@@ -61,6 +61,11 @@ class TrainOptions:
             raise UsageError(f"shards is {self.num_shards}; it must be at least 1")
         if self.max_steps is not None and self.max_steps < 1:
             raise UsageError(f"steps is {self.max_steps}; it must be at least 1")
+        for failure in self.failures:
+            if failure.step < 1 or not failure.shards or max(failure.shards) >= self.num_shards:
+                raise UsageError(
+                    f"{failure}: steps count from 1, shards from 0 to {self.num_shards - 1}"
+                )
         if self.priority is None and self.failures and self.recovery != "none":
             raise UsageError(
                 f"recovery is {self.recovery!r}, but priority none saves nothing to recover from; "
@@ -142,8 +147,6 @@ class Trainer:
         self._step = 0
         self._num_samples = 0
         self._samples_this_process = 0
-        self._loss_sum = 0.0
-        self._loss_steps = 0
         self._checkpointer: Checkpointer | None = None
 
     def run(self) -> TrainResult:
@@ -235,6 +238,7 @@ class Trainer:
 
     def _train_epochs(self) -> None:
         settings = self._options.settings
+        self._fail_if_due()
         while self._log.epoch < settings.epochs:
             log = self._log
             batches = self._source.train_batches(
@@ -271,11 +275,12 @@ class Trainer:
         self._observe_now()
 
     def _note_loss(self, loss: float) -> None:
-        self._loss_sum += loss
-        self._loss_steps += 1
-        if self._loss_steps == _STEPS_PER_LOSS_POINT:
-            self._log.add_loss(self._num_samples, self._loss_sum / self._loss_steps)
-            self._loss_sum, self._loss_steps = 0.0, 0
+        log = self._log
+        log.loss_sum += loss
+        log.loss_steps += 1
+        if log.loss_steps == _STEPS_PER_LOSS_POINT:
+            log.add_loss(self._num_samples, log.loss_sum / log.loss_steps)
+            log.loss_sum, log.loss_steps = 0.0, 0
 
     def _save_end(self, checkpointer: Checkpointer) -> None:
         """The trained model, whole, so that running the command again finds it."""
@@ -288,8 +293,9 @@ class Trainer:
         return Metrics() if self._checkpointer is None else self._checkpointer.metrics
 
     def _observe_now(self, message: str = "") -> None:
-        mean = self._loss_sum / self._loss_steps if self._loss_steps else math.nan
-        losses = self._log.losses
+        log = self._log
+        mean = log.loss_sum / log.loss_steps if log.loss_steps else math.nan
+        losses = log.losses
         loss = losses[-1][1] if math.isnan(mean) and losses else mean
         self._observe(
             Progress(
@@ -316,12 +322,17 @@ class Trainer:
                 f"{'; '.join(differences)}. Use the same ones to continue it, or another --store"
             )
         self._go_on_from(log, report.step, report.num_samples)
-        self._pending_failures = [f for f in self._pending_failures if f.step > self._step]
+        # A failure at the very step of the snapshot may have struck after it, unrecorded.
+        recorded = {(failure.step, tuple(failure.shards)) for failure in log.failures}
+        self._pending_failures = [
+            failure
+            for failure in self._pending_failures
+            if failure.step >= self._step and (failure.step, failure.shards) not in recorded
+        ]
         self._observe_now(f"continuing from step {report.step}")
 
     def _go_on_from(self, log: RunLog, step: int, num_samples: int) -> None:
         self._log, self._step, self._num_samples = log, step, num_samples
-        self._loss_sum, self._loss_steps = 0.0, 0
 
     def _fail_if_due(self) -> bool:
         """Play the failures planned after this step; True if training went back."""
@@ -348,7 +359,9 @@ class Trainer:
         if record.recovery == "none":
             # Nothing comes back: all that the shards were ever trained on is lost.
             record.rows_stale = num_lost
-            record.samples_lost = self._num_samples * len(record.shards)
+            record.samples_lost = sum(
+                self._log.samples_since_loss(record.num_samples, shard) for shard in record.shards
+            )
             return
         assert self._checkpointer is not None, "checked in TrainOptions"
         if record.recovery == "partial":

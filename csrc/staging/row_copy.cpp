@@ -8,7 +8,7 @@ namespace cpr_ext {
 namespace {
 
 // Far enough ahead to hide a memory access, near enough to stay in the first-level cache.
-constexpr int64_t kPrefetchRows = 16;
+constexpr int64_t kPrefetchBytes = 4096;
 constexpr int64_t kCacheLine = 64;
 // Below this, waking a thread costs more than it saves.
 constexpr int64_t kBytesPerTask = 512 * 1024;
@@ -29,12 +29,17 @@ void prefetch_row(const std::byte* row, int64_t row_bytes, bool for_write) {
   }
 }
 
+int64_t prefetch_rows(int64_t row_bytes) {
+  return std::clamp<int64_t>(kPrefetchBytes / row_bytes, 2, 16);
+}
+
 template <int64_t kRowBytes>
 void gather_block(const RowArray& source, const int64_t* row_ids, int64_t begin, int64_t end,
                   std::byte* out) {
+  const int64_t ahead = prefetch_rows(source.row_bytes);
   for (int64_t i = begin; i < end; ++i) {
-    if (i + kPrefetchRows < end) {
-      prefetch_row(source.row(row_ids[i + kPrefetchRows]), source.row_bytes, false);
+    if (i + ahead < end) {
+      prefetch_row(source.row(row_ids[i + ahead]), source.row_bytes, false);
     }
     copy_row<kRowBytes>(out + i * source.row_bytes, source.row(row_ids[i]), source.row_bytes);
   }
@@ -43,9 +48,10 @@ void gather_block(const RowArray& source, const int64_t* row_ids, int64_t begin,
 template <int64_t kRowBytes>
 void scatter_block(const std::byte* packed, const int64_t* row_ids, int64_t begin, int64_t end,
                    const RowArray& target) {
+  const int64_t ahead = prefetch_rows(target.row_bytes);
   for (int64_t i = begin; i < end; ++i) {
-    if (i + kPrefetchRows < end) {
-      prefetch_row(target.row(row_ids[i + kPrefetchRows]), target.row_bytes, true);
+    if (i + ahead < end) {
+      prefetch_row(target.row(row_ids[i + ahead]), target.row_bytes, true);
     }
     copy_row<kRowBytes>(target.row(row_ids[i]), packed + i * target.row_bytes, target.row_bytes);
   }

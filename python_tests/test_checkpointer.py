@@ -1,0 +1,430 @@
+"""When snapshots begin, of what kind, how much they hold; and what a caller may not ask for."""
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import cpr_ext
+from cpr_ext.errors import SnapshotFailedWarning, StorageError, UsageError
+from cpr_ext.manifest import Manifest
+from python_tests.helpers import (
+    Trained,
+    assert_same,
+    build,
+    make_indices,
+    read_chunks,
+    shard_records,
+    train_step,
+)
+
+
+def begun_at(run, num_steps):
+    """(step, kind) of the snapshots that begin in so many steps."""
+    begun = []
+    for _ in range(num_steps):
+        before = run.checkpointer._next_snapshot
+        run.train(1)
+        if run.checkpointer._next_snapshot != before:
+            kind = "base" if run.checkpointer._in_flight.kind == "base" else "partial"
+            begun.append((run.checkpointer.step_count, kind))
+    return begun
+
+
+EXACT = {"consistency": "step", "when_busy": "wait", "optimizer": "sgd"}
+
+
+# --- when ---
+
+
+def test_the_first_step_begins_a_base_and_partials_follow_by_schedule(tmp_path):
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(4), **EXACT)
+    assert begun_at(run, 10) == [(1, "base"), (5, "partial"), (9, "partial")]
+    run.checkpointer.close()
+
+
+def test_step_returns_the_snapshot_that_began_and_otherwise_nothing(tmp_path):
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2), **EXACT)
+    begun = [run.checkpointer.step() for _ in range(4)]
+    assert [snapshot and snapshot.number for snapshot in begun] == [1, None, 2, None]
+    assert begun[0].wait_until_done(30)
+    assert (begun[0].state, begun[0].kind, begun[0].error) == ("committed", "base", None)
+    run.checkpointer.close()
+
+
+def test_time_alone_makes_a_snapshot_due(tmp_path):
+    schedule = cpr_ext.EverySteps(10**9) | cpr_ext.EverySeconds(0.05)
+    run = Trained(tmp_path, schedule=schedule, **EXACT)
+    run.train(1)
+    run.checkpointer.wait()
+    time.sleep(0.06)
+    assert begun_at(run, 1) == [(2, "partial")]
+    run.checkpointer.close()
+
+
+@pytest.fixture
+def held_commits(monkeypatch):
+    """Commits wait until the event is set: a disk that takes its time."""
+    gate = threading.Event()
+    commit = Manifest.commit
+
+    def commit_later(self, segments):
+        assert gate.wait(60)
+        commit(self, segments)
+
+    monkeypatch.setattr(Manifest, "commit", commit_later)
+    yield gate
+    gate.set()
+
+
+def test_a_snapshot_that_is_due_while_another_is_on_its_way_begins_once_that_is_committed(
+    tmp_path, held_commits
+):
+    run = Trained(tmp_path, consistency="step", schedule=cpr_ext.EverySteps(2))
+    assert begun_at(run, 7) == [(1, "base")]
+    first = run.checkpointer._in_flight
+    assert first.state == "captured"
+    held_commits.set()
+    assert first.wait_until_done(30)
+    assert begun_at(run, 1) == [(8, "partial")]
+    run.checkpointer.close()
+
+
+def test_when_busy_wait_holds_training_until_the_last_snapshot_is_committed(tmp_path, held_commits):
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2), **EXACT)
+    run.train(2)
+    threading.Timer(0.2, held_commits.set).start()
+    assert begun_at(run, 1) == [(3, "partial")]
+    assert run.checkpointer.metrics.base_snapshots == 1
+    assert run.checkpointer.metrics.max_stall_seconds >= 0.15
+    run.checkpointer.close()
+
+
+def test_wait_gives_up_after_its_time_and_can_be_called_again(tmp_path, held_commits):
+    run = Trained(tmp_path, **EXACT)
+    run.train(1)
+    started = time.monotonic()
+    assert run.checkpointer.wait(timeout_seconds=0.1) is False
+    assert time.monotonic() - started < 5
+    held_commits.set()
+    assert run.checkpointer.wait(timeout_seconds=30) is True
+    assert run.checkpointer.wait() is True
+    run.checkpointer.close()
+
+
+def test_one_step_captures_no_more_than_about_a_slot(tmp_path):
+    tables, slot_bytes = {"a": (6000, 8)}, 64 << 10
+    run = Trained(tmp_path, tables, num_shards=8, slot_bytes=slot_bytes)
+    captured = []
+    advance = cpr_ext.checkpointer.Snapshot._take
+
+    def note(self, part, chunks, step):
+        num_bytes = advance(self, part, chunks, step)
+        captured.append((step, num_bytes))
+        return num_bytes
+
+    cpr_ext.checkpointer.Snapshot._take = note
+    try:
+        run.train(40)
+    finally:
+        cpr_ext.checkpointer.Snapshot._take = advance
+    for step in range(1, 41):
+        assert sum(n for at, n in captured if at == step) <= 2 * slot_bytes
+    assert len({step for step, n in captured if n}) > 3
+    run.checkpointer.close()
+
+
+# --- how much ---
+
+
+def test_a_partial_snapshot_holds_the_most_used_rows_within_the_budget_of_each_shard(tmp_path):
+    run = Trained(
+        tmp_path,
+        {"a": (80, 2)},
+        num_shards=2,
+        priority=cpr_ext.MostFrequentlyUsed(0.1),
+        schedule=cpr_ext.EverySteps(10**9),
+        **EXACT,
+    )
+    run.checkpointer.step()
+    run.checkpointer.wait()
+    generator = torch.Generator().manual_seed(3)
+    counts = torch.zeros(80, dtype=torch.int64)
+    for _ in range(5):
+        indices = torch.randint(0, 80, (60,), generator=generator)
+        counts += torch.bincount(indices, minlength=80)
+        train_step(run.model, run.optimizers, {"a": indices}, generator)
+        run.checkpointer.step()
+    run.checkpointer.save()
+    run.checkpointer.wait()
+    partials = [path for _, record, path in shard_records(run.store) if record.kind == "partial"]
+    assert len(partials) == 2
+    for shard, path in enumerate(partials):
+        (chunk,) = read_chunks(path)
+        begin = 40 * shard
+        order = sorted(range(begin, begin + 40), key=lambda row: (-counts[row].item(), row))
+        assert chunk.row_ids.tolist() == sorted(order[:4])
+    run.checkpointer.close()
+
+
+def test_small_tables_are_saved_whole_with_each_partial_snapshot(tmp_path):
+    tables = {"large": (20_000, 2), "tiny": (5, 2)}
+    run = Trained(tmp_path, tables, schedule=cpr_ext.EverySteps(3), **EXACT)
+    run.train(4)
+    run.checkpointer.wait()
+    (path,) = [path for _, record, path in shard_records(run.store) if record.kind == "partial"]
+    chunks = {chunk.table: chunk for chunk in read_chunks(path)}
+    assert chunks["tables.tiny"].row_ids.tolist() == list(range(5))
+    assert 0 < len(chunks["tables.large"].row_ids) <= 3 * run.lookups
+    run.checkpointer.close()
+
+
+def test_all_rows_saves_exactly_the_rows_that_changed(tmp_path):
+    run = Trained(
+        tmp_path,
+        {"a": (500, 2)},
+        priority=cpr_ext.AllRows(),
+        schedule=cpr_ext.EverySteps(3),
+        **EXACT,
+    )
+    run.train(1)
+    before = run.rows()["tables.a"]["weight"]
+    run.train(3)
+    run.checkpointer.wait()
+    changed = (run.rows()["tables.a"]["weight"] != before).any(dim=1).nonzero().flatten()
+    (path,) = [path for _, record, path in shard_records(run.store) if record.kind == "partial"]
+    (chunk,) = read_chunks(path)
+    assert set(changed.tolist()) <= set(chunk.row_ids.tolist())
+    assert len(chunk.row_ids) <= 3 * run.lookups
+    run.checkpointer.close()
+
+
+def test_rows_a_partial_snapshot_passed_over_are_first_the_next_time(tmp_path):
+    run = Trained(
+        tmp_path,
+        {"a": (40, 2)},
+        priority=cpr_ext.MostFrequentlyUsed(0.05),
+        schedule=cpr_ext.EverySteps(10**9),
+        **EXACT,
+    )
+    run.checkpointer.step()
+    run.checkpointer.wait()
+    run.checkpointer.record_lookups("tables.a", torch.tensor([1, 1, 1, 2, 2, 3, 3, 4]))
+    saved = []
+    for _ in range(3):
+        run.checkpointer.save()
+        run.checkpointer.wait()
+        (*_, path) = [path for _, _, path in shard_records(run.store)]
+        saved.append(read_chunks(path)[0].row_ids.tolist())
+    assert saved == [[1, 2], [3, 4], [3, 4]]  # the third had no rows, so the second is the newest
+    run.checkpointer.close()
+
+
+@pytest.mark.parametrize("rebase_after", [0.5, 2.0, None])
+def test_a_base_is_taken_again_when_partials_have_written_so_many_times_its_bytes(
+    tmp_path, rebase_after
+):
+    run = Trained(
+        tmp_path,
+        {"a": (300, 4)},
+        lookups=40,
+        rebase_after=rebase_after,
+        schedule=cpr_ext.EverySteps(1),
+        **EXACT,
+    )
+    written = {"base": 0, "partial": 0}
+    for _ in range(20):
+        snapshot = run.checkpointer.step()
+        assert snapshot.wait_until_done(30)
+        limit = float("inf") if rebase_after is None else rebase_after * written["base"]
+        is_base = not written["base"] or written["partial"] > limit
+        expected = "base" if is_base else "partial"
+        assert snapshot.kind == expected
+        if expected == "base":
+            written = {"base": snapshot.file_bytes, "partial": 0}
+        else:
+            written["partial"] += snapshot.file_bytes
+    metrics = run.checkpointer.metrics
+    assert (metrics.base_snapshots == 1) == (rebase_after is None)
+    run.checkpointer.close()
+
+
+def test_a_new_base_leaves_one_segment_per_shard(tmp_path):
+    run = Trained(tmp_path, num_shards=3, schedule=cpr_ext.EverySteps(1), **EXACT)
+    run.train(5)
+    run.checkpointer.save("base")
+    run.checkpointer.wait()
+    names = [path.name for path in tmp_path.rglob("*.safetensors")]
+    assert len(names) == 4
+    assert len({name.split("-")[0] for name in names}) == 1
+    run.checkpointer.close()
+
+
+def test_metrics_tell_what_was_saved_and_what_it_cost(tmp_path):
+    run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2), rebase_after=None, **EXACT)
+    run.train(5)
+    run.checkpointer.wait()
+    metrics = run.checkpointer.metrics
+    assert (metrics.base_snapshots, metrics.partial_snapshots) == (1, 2)
+    assert (metrics.failed_snapshots, metrics.failures, metrics.samples_lost) == (0, [], 0)
+    live = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    assert metrics.bytes_written >= live
+    assert 0 < metrics.max_stall_seconds <= metrics.stall_seconds
+    run.checkpointer.close()
+
+
+def test_memory_is_bounded_by_the_slots_whatever_the_size_of_a_table(tmp_path):
+    run = Trained(tmp_path, {"a": (200_000, 16)}, optimizer="sgd", slot_bytes=1 << 20)
+    pipeline = run.checkpointer._pipeline
+    assert (pipeline.num_free_slots, pipeline.slot_bytes) == (2, 1 << 20)
+    before = resident_bytes()
+    run.checkpointer.save("base")
+    run.checkpointer.wait()
+    assert resident_bytes() - before < 6 << 20  # the table has 12.8 MB
+    assert pipeline.num_free_slots == 2
+    run.checkpointer.close()
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:  # noqa: PTH123
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_more_shards_than_rows_leave_some_shards_empty(tmp_path):
+    run = Trained(tmp_path, {"a": (3, 1)}, num_shards=7, **EXACT)
+    run.train(2)
+    state = run.state()
+    run.checkpointer.save("base")
+    run.checkpointer.wait()
+    run.die()
+    fresh = Trained(tmp_path, {"a": (3, 1)}, num_shards=7, seed=1, **EXACT)
+    assert fresh.checkpointer.recover().rows_restored == 3
+    assert_same(fresh.state(), state)
+    assert fresh.checkpointer.recover(shards=list(range(7))).rows_restored == 3
+    fresh.checkpointer.close()
+
+
+def test_registered_tables_are_saved_and_recovered_without_modules(tmp_path):
+    def make(seed):
+        weight = nn.Parameter(torch.randn(50, 3, generator=torch.Generator().manual_seed(seed)))
+        optimizer = torch.optim.Adagrad([weight], lr=0.1)
+        checkpointer = cpr_ext.Checkpointer(
+            nn.Linear(2, 1), optimizer, tmp_path, tables={"w": weight}, **{"consistency": "step"}
+        )
+        return weight, optimizer, checkpointer
+
+    weight, optimizer, checkpointer = make(0)
+    weight[torch.tensor([3, 4])].sum().backward()
+    optimizer.step()
+    checkpointer.record_lookups("w", torch.tensor([3, 4]))
+    checkpointer.step()
+    checkpointer.close()
+    again, _, second = make(1)
+    second.recover()
+    assert_same(again.detach(), weight.detach())
+    second.close()
+
+
+def test_weights_of_a_compiled_model_are_saved_and_recovered(tmp_path):
+    model, optimizers = build({"a": (50, 3)}, "sgd")
+    compiled = torch.compile(model, backend="eager")
+    checkpointer = cpr_ext.Checkpointer(compiled, optimizers, tmp_path, consistency="step")
+    generator = torch.Generator().manual_seed(0)
+    train_step(compiled, optimizers, make_indices(model, generator, 5), generator)
+    checkpointer.step()
+    checkpointer.close()
+    fresh, fresh_optimizers = build({"a": (50, 3)}, "sgd", seed=1)
+    again = cpr_ext.Checkpointer(torch.compile(fresh, backend="eager"), fresh_optimizers, tmp_path)
+    again.recover()
+    assert_same(dict(fresh.state_dict()), dict(model.state_dict()))
+    again.close()
+
+
+# --- what cannot be asked for ---
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"consistency": "rows"}, "consistency is 'rows'; allowed: row, step"),
+        ({"when_busy": "skip"}, "when_busy is 'skip'; allowed: delay, wait"),
+        ({"on_nan": "ignore"}, "on_nan is 'ignore'; allowed: raise, save"),
+        ({"num_shards": 0}, "num_shards is 0; it must be at least 1"),
+        ({"num_shards": -3}, "num_shards is -3"),
+        ({"rebase_after": 0}, "rebase_after is 0; it must be positive, or None"),
+        ({"rebase_after": float("nan")}, "rebase_after is nan"),
+        ({"num_slots": 1}, "num_slots is 1; double buffering needs at least 2"),
+        ({"slot_bytes": 0}, "slot"),
+        ({"slot_bytes": -4096}, "slot"),
+        ({"num_threads": 0}, "num_threads is 0; it must be at least 1, or None"),
+        ({"num_threads": -1}, "num_threads is -1"),
+        ({"priority": "mfu"}, "priority is 'mfu'; needed: such as MostFrequentlyUsed"),
+        ({"schedule": 500}, "schedule is 500; needed: such as EverySteps"),
+        (
+            {"priority": cpr_ext.LargestChange(), "on_nan": "save"},
+            'LargestChange cannot rank NaN rows; use on_nan="raise"',
+        ),
+        ({"tables": {}}, "no nn.Embedding"),
+        ({"tables": {"x": 3}}, "'x' is a int"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_with_its_value_and_nothing_is_left_behind(
+    tmp_path, options, told
+):
+    model, optimizers = build({"a": (10, 2)})
+    with pytest.raises(UsageError) as refusal:
+        cpr_ext.Checkpointer(model, optimizers, tmp_path / "store", **options)
+    assert told in str(refusal.value)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_model_without_tables_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(UsageError, match=r'tables=\{"name": parameter\}'):
+        cpr_ext.Checkpointer(nn.Linear(2, 2), [], tmp_path)
+
+
+def test_a_place_that_cannot_be_a_store_is_told_with_its_path(tmp_path):
+    (tmp_path / "file").write_text("")
+    model, optimizers = build({"a": (10, 2)})
+    with pytest.raises(StorageError, match="file/store"):
+        cpr_ext.Checkpointer(model, optimizers, tmp_path / "file" / "store")
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_wrong_calls_are_refused_and_change_nothing(tmp_path):
+    run = Trained(tmp_path, **EXACT)
+    run.train(1)
+    with pytest.raises(UsageError, match="kind is 'full'; allowed: partial, base"):
+        run.checkpointer.save("full")
+    with pytest.raises(UsageError, match="mode is 'half'; allowed: partial, full"):
+        run.checkpointer.recover(mode="half")
+    with pytest.raises(UsageError, match="num_samples is -1; it must not be negative"):
+        run.checkpointer.step(-1)
+    assert (run.checkpointer.step_count, run.checkpointer.num_samples) == (1, 10)
+    run.checkpointer.close()
+
+
+def test_nothing_can_be_done_with_a_closed_checkpointer(tmp_path):
+    run = Trained(tmp_path, **EXACT)
+    run.train(1)
+    run.checkpointer.close()
+    run.checkpointer.close()
+    for call in (
+        run.checkpointer.step,
+        run.checkpointer.save,
+        run.checkpointer.wait,
+        run.checkpointer.recover,
+    ):
+        with pytest.raises(UsageError, match="the Checkpointer is closed"):
+            call()
+
+
+def test_a_slot_too_small_for_a_row_fails_snapshots_with_the_remedy_not_training(tmp_path):
+    run = Trained(tmp_path, {"a": (9000, 3)}, slot_bytes=4096, optimizer="sgd")
+    with pytest.warns(SnapshotFailedWarning, match="make slot_bytes at least"):
+        run.train(2)
+    run.checkpointer._release()

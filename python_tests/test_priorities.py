@@ -1,0 +1,57 @@
+"""Which rows go first: what a priority may be, and the trackers it makes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext import AllRows, LargestChange, MostFrequentlyUsed, SubSampledUsed
+from cpr_ext._native import native
+from cpr_ext.errors import UsageError
+from cpr_ext.tables import Table
+
+PRIORITIES = {
+    MostFrequentlyUsed: native.AccessCounter,
+    SubSampledUsed: native.RowSampler,
+    LargestChange: native.ChangeMeter,
+    AllRows: native.DirtyRows,
+}
+
+
+@pytest.mark.parametrize("priority", PRIORITIES)
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.0001, 2, float("nan"), float("inf")])
+def test_a_fraction_outside_zero_to_one_is_refused_with_its_value(priority, fraction):
+    with pytest.raises(UsageError, match=f"{priority.__name__}: fraction is {fraction}; allowed"):
+        priority(fraction=fraction)
+
+
+@pytest.mark.parametrize("period", [0, -2])
+def test_a_sampling_period_below_one_is_refused(period):
+    with pytest.raises(UsageError, match=f"period is {period}; it must be at least 1"):
+        SubSampledUsed(period=period)
+
+
+@pytest.mark.parametrize("priority", PRIORITIES)
+@given(fraction=st.floats(0, 1, exclude_min=True), num_rows=st.integers(1, 10**7))
+def test_a_budget_is_the_fraction_rounded_up_so_that_it_is_never_nothing(
+    priority, fraction, num_rows
+):
+    budget = priority(fraction=fraction).budget(num_rows)
+    assert budget == math.ceil(fraction * num_rows)
+    assert 1 <= budget <= num_rows
+
+
+@pytest.mark.parametrize(("priority", "tracker"), PRIORITIES.items())
+def test_each_priority_makes_its_tracker_for_a_table(priority, tracker):
+    made = priority().make_tracker(Table("t", torch.zeros(40, 2)))
+    assert type(made) is tracker
+    assert (made.name, made.num_rows) == ("t", 40)
+
+
+def test_defaults_are_those_of_the_paper():
+    assert MostFrequentlyUsed().fraction == SubSampledUsed().fraction == 0.125
+    assert LargestChange().fraction == 0.125
+    assert SubSampledUsed().period == 2
+    assert AllRows().fraction == 1.0
