@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -17,7 +18,14 @@ from torch import nn
 
 from cpr_ext._native import native
 from cpr_ext.committer import Committer
-from cpr_ext.dense import DensePart, capture_dense, refuse_nan, restore_dense
+from cpr_ext.compactor import Compactor
+from cpr_ext.dense import (
+    DensePart,
+    capture_dense,
+    dense_differences,
+    refuse_nan,
+    restore_dense,
+)
 from cpr_ext.errors import (
     DamageError,
     SnapshotError,
@@ -26,15 +34,25 @@ from cpr_ext.errors import (
     UsageError,
 )
 from cpr_ext.manifest import SegmentRecord
+from cpr_ext.merging import MergeLimits
 from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority
 from cpr_ext.recovery import RecoveryReport, newest_readable_dense, restore_shard
+from cpr_ext.retention import Retention, keep_needed
 from cpr_ext.schedules import EverySeconds, Progress, Schedule
 from cpr_ext.segment_capture import WriteOptions
 from cpr_ext.selection import Selector
 from cpr_ext.snapshot import Snapshot, SnapshotKind
 from cpr_ext.store import Store
+from cpr_ext.store_reader import StoreReader
 from cpr_ext.tables import Table, find_tables, prioritized_tables, register_tables, shard_row_range
 from cpr_ext.tracking import LookupRecorder
+from cpr_ext.transplant import (
+    match_tables,
+    newest_undamaged,
+    refuse_differences,
+    row_state_differences,
+    transplant_rows,
+)
 
 logger = logging.getLogger("cpr_ext")
 
@@ -58,6 +76,7 @@ class Metrics:
         stall_seconds: time that ``step()`` held training, in all.
         max_stall_seconds: the longest such time.
         samples_lost: samples whose effect failures took from lost shards, summed over the shards.
+        compactions, failed_compactions: merged segments that became live; merges that failed.
     """
 
     base_snapshots: int = 0
@@ -67,6 +86,8 @@ class Metrics:
     stall_seconds: float = 0.0
     max_stall_seconds: float = 0.0
     samples_lost: int = 0
+    compactions: int = 0
+    failed_compactions: int = 0
     failures: list[str] = field(default_factory=list)
 
 
@@ -88,6 +109,11 @@ class Checkpointer:
         rebase_after: take a base snapshot instead of a partial one once partial snapshots have
             written this many times the bytes of the last base, so that disk use and recovery time
             stay bounded; None: never.
+        compact_after: merge a shard's partial segments, in the background, once they hold this many
+            times the bytes of its base; partial snapshots then need no new base. None: never.
+        compact_bytes_per_second: the most that compaction reads and writes; None: no limit.
+        retention: how many full-recovery points to keep, and how many bytes in all: a
+            ``cpr_ext.retention.Retention``.
         when_busy: what to do when a snapshot is due while the last is still on its way:
             ``"delay"`` starts it once that one is committed, ``"wait"`` holds training until then,
             so that snapshots are taken at the same steps whatever the disk's speed.
@@ -115,6 +141,9 @@ class Checkpointer:
         tables: Mapping[str, torch.Tensor | nn.Module] | None = None,
         extra_state: Callable[[], Any] | None = None,
         rebase_after: float | None = 4.0,
+        compact_after: float | None = None,
+        compact_bytes_per_second: float | None = None,
+        retention: Retention | None = None,
         when_busy: Literal["delay", "wait"] = "delay",
         on_nan: Literal["raise", "save"] = "raise",
         slot_bytes: int = DEFAULT_SLOT_BYTES,
@@ -127,8 +156,13 @@ class Checkpointer:
         _require("on_nan", on_nan, ("raise", "save"))
         if num_shards < 1:
             raise UsageError(f"num_shards is {num_shards}; it must be at least 1")
-        if rebase_after is not None and not rebase_after > 0:
-            raise UsageError(f"rebase_after is {rebase_after}; it must be positive, or None")
+        for option, value in (
+            ("rebase_after", rebase_after),
+            ("compact_after", compact_after),
+            ("compact_bytes_per_second", compact_bytes_per_second),
+        ):
+            if value is not None and not value > 0:
+                raise UsageError(f"{option} is {value}; it must be positive, or None")
         if num_threads is not None and num_threads < 1:
             raise UsageError(f"num_threads is {num_threads}; it must be at least 1, or None")
         if priority is not None and not isinstance(priority, Priority):
@@ -177,10 +211,22 @@ class Checkpointer:
         self._pipeline = native.SnapshotPipeline(
             num_slots=num_slots, slot_bytes=slot_bytes, pool=self._threads
         )
-        self.store = Store(directory, tables=self.tables, num_shards=num_shards)
+        self.store = Store(
+            directory, tables=self.tables, num_shards=num_shards, retention=retention
+        )
         self._recorder = LookupRecorder(self.tables, list(self._trackers.values()), self._threads)
         self._recorder.attach()
         self._committer = Committer()
+        self._compactor: Compactor | None = None
+        if compact_after is not None:
+            ranges = [
+                {table.name: self._range(table, shard) for table in self.tables}
+                for shard in range(num_shards)
+            ]
+            limits = MergeLimits(bytes_per_second=compact_bytes_per_second)
+            self._compactor = Compactor(
+                self.store, self._committer, ranges, after=compact_after, limits=limits
+            )
         self._step = 0
         self._num_samples = 0
         self._next_snapshot = self.store.last_snapshot + 1
@@ -275,7 +321,12 @@ class Checkpointer:
         return True
 
     def recover(
-        self, *, shards: Sequence[int] | None = None, mode: RecoveryMode = "partial"
+        self,
+        *,
+        shards: Sequence[int] | None = None,
+        mode: RecoveryMode = "partial",
+        from_store: str | os.PathLike[str] | None = None,
+        strict: bool = True,
     ) -> RecoveryReport:
         """Bring back what was lost.
 
@@ -286,13 +337,20 @@ class Checkpointer:
             shards: the lost shards; every other row, and the position, stay as they are.
             mode: ``"partial"`` goes on from the newest state of every row; ``"full"`` goes back to
                 the last full-recovery point, a single step at which all rows were saved.
+            from_store: where to begin if this store is still empty: another store, of any number
+                of shards, which is only read. Once this store holds a snapshot it is not looked at.
+            strict: False takes from ``from_store`` what matches: a table that has grown keeps its
+                old rows; other tables and parameters that differ stay as they are.
+                ``RecoveryReport.differences`` lists them.
 
         Returns:
             What was restored; ``step`` is where training goes on, 0 if the store is empty.
 
         Raises:
-            UsageError: no such shard, or ``shards`` together with ``mode="full"``.
-            StoreError: the store does not fit the model, or holds no full-recovery point.
+            UsageError: no such shard, ``shards`` together with ``mode="full"`` or ``from_store``,
+                or ``strict=False`` without ``from_store``.
+            StoreError: the store does not fit the model (all differences are listed, nothing was
+                changed), or holds no full-recovery point.
             DamageError: no undamaged snapshot of the dense part is left.
         """
         _require("mode", mode, ("partial", "full"))
@@ -305,8 +363,15 @@ class Checkpointer:
                 raise UsageError(
                     f"shard {shard} does not exist; there are 0 to {self.num_shards - 1}"
                 )
+        if shards is not None and from_store is not None:
+            raise UsageError('from_store is for all shards; leave out "shards"')
+        if not strict and from_store is None:
+            raise UsageError("strict=False needs from_store; a store is written by one model only")
         self._quiesce()
-        report = self._recover_all(mode) if shards is None else self._recover_shards(shards)
+        if from_store is not None and self.store.is_empty:
+            report = self._recover_from(StoreReader(from_store), mode, strict)
+        else:
+            report = self._recover_all(mode) if shards is None else self._recover_shards(shards)
         report.seconds = time.perf_counter() - started
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
@@ -425,7 +490,8 @@ class Checkpointer:
             self._committer.submit(snapshot)
 
     def _settle(self, warn: bool = True) -> None:
-        """Take note of a snapshot that was committed or failed."""
+        """Take note of a snapshot that was committed or failed, and of compaction."""
+        self._settle_compaction()
         snapshot = self._in_flight
         if snapshot is None or not snapshot.is_done:
             return
@@ -434,6 +500,10 @@ class Checkpointer:
             self._note_committed(snapshot)
             return
         snapshot.put_back()
+        if self.store.retention.release_when_full and _is_disk_full(snapshot.error):
+            # Waited for: the next snapshot reserves its space as soon as it begins.
+            history = Retention(full_recovery_points=0)
+            self._committer.call(lambda: self.store.retain(history)).result()
         self._base_failed = self._base_failed or snapshot.kind == "base"
         self.metrics.failed_snapshots += 1
         self.metrics.failures.append(str(snapshot.error))
@@ -441,6 +511,18 @@ class Checkpointer:
         if warn:
             text = f"snapshot {snapshot.number} failed; training goes on: {snapshot.error}"
             warnings.warn(text, SnapshotFailedWarning, stacklevel=3)
+
+    def _settle_compaction(self) -> None:
+        if (compactor := self._compactor) is None:
+            return
+        if compactor.merges_done != self.metrics.compactions:
+            self.metrics.compactions = compactor.merges_done
+            self._note_bytes_in_store()
+        while compactor.errors:
+            error = compactor.errors.pop(0)
+            self.metrics.failed_compactions += 1
+            text = f"compaction failed; training goes on and no snapshot is affected: {error}"
+            warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
 
     def _note_committed(self, snapshot: Snapshot) -> None:
         self.metrics.bytes_written += snapshot.file_bytes
@@ -452,6 +534,8 @@ class Checkpointer:
         else:
             self.metrics.partial_snapshots += 1
             self._partial_bytes += snapshot.file_bytes
+        if self._compactor is not None:
+            self._compactor.consider()
 
     def _finish_in_flight(self) -> None:
         """Capture what is left of the snapshot in flight, now, and wait for its commit."""
@@ -464,6 +548,13 @@ class Checkpointer:
 
     def _quiesce(self) -> None:
         """End the snapshot in flight: give it up if it is still capturing, else let it commit."""
+        self._end_snapshot()
+        if self._compactor is not None:
+            self._compactor.stop()
+            self._settle_compaction()
+        self._committer.call(lambda: None).result()  # no manifest changes any more
+
+    def _end_snapshot(self) -> None:
         if self._in_flight is not None:
             if self._in_flight.state == "capturing":
                 self._in_flight.cancel("recovery or an error came first")
@@ -523,6 +614,45 @@ class Checkpointer:
         self._note_bytes_in_store()
         return report
 
+    def _recover_from(
+        self, reader: StoreReader, mode: RecoveryMode, strict: bool
+    ) -> RecoveryReport:
+        report = RecoveryReport(shards=tuple(range(self.num_shards)))
+        record, part = newest_undamaged(reader, full=mode == "full", report=report)
+        match = match_tables(reader, self.tables)
+        differences = [
+            *match.differences,
+            *row_state_differences(
+                reader, record.snapshot, {name: self._by_name[name] for name in match.names}
+            ),
+            *dense_differences(part, self.model, self.optimizers, self.tables),
+        ]
+        if strict:
+            refuse_differences(reader, differences)
+        report.differences = differences
+        self._recorder.forget()
+        extra = restore_dense(part, self.model, self.optimizers, self.tables, strict=strict)
+        ranges = {name: (0, reader.table(name).num_embeddings) for name in match.names}
+        transplant_rows(
+            reader,
+            record.snapshot,
+            self._by_name,
+            ranges,
+            report,
+            direct_io=self._write_options.direct_io,
+        )
+        self.store.roll_back(0)
+        for table in self.tables:
+            self._trackers[table.name].take_range(0, table.num_embeddings, weight=table.weight)
+        self._step = report.step = extra["step"]
+        self._num_samples = report.num_samples = extra["num_samples"]
+        report.extra_state = extra["extra_state"]
+        # Nothing of it is in this store yet: the next step() takes a base snapshot.
+        self._shard_saved_samples = [self._num_samples] * self.num_shards
+        self._last_start = (self._step, time.monotonic())
+        self._may_train = True
+        return report
+
     def _newest_dense(
         self, mode: RecoveryMode, report: RecoveryReport
     ) -> tuple[SegmentRecord, DensePart] | None:
@@ -555,9 +685,10 @@ class Checkpointer:
         return restored
 
     def _note_bytes_in_store(self) -> None:
-        records = [record for shard in self.store.shards for record in shard.segments]
+        newest = self.store.last_snapshot
+        records = [r for shard in self.store.shards for r in keep_needed(shard.segments, newest)]
         self._base_bytes = sum(r.file_bytes for r in records if r.kind == "base")
-        self._partial_bytes = sum(r.file_bytes for r in records if r.kind == "partial")
+        self._partial_bytes = sum(r.file_bytes for r in records if r.kind != "base")
 
     def _range(self, table: Table, shard: int) -> tuple[int, int]:
         return shard_row_range(table.num_embeddings, shard, self.num_shards)
@@ -578,8 +709,14 @@ class Checkpointer:
     def _release(self) -> None:
         self._closed = True
         self._recorder.detach()
+        if self._compactor is not None:
+            self._compactor.close()
         self._committer.close()
         self.store.close()
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _require(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -1,30 +1,48 @@
-"""The thread that commits captured snapshots while training goes on."""
+"""The thread that changes manifests while training goes on: the only one that does."""
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from cpr_ext.snapshot import Snapshot
 
+T = TypeVar("T")
+
 
 class Committer:
-    """Commits snapshots one after the other, in the order in which they are handed over."""
+    """Commits snapshots, and makes other changes of manifests, in the order handed over."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Snapshot | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cpr_ext-committer", daemon=True)
         self._thread.start()
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Hand a captured snapshot over."""
-        self._queue.put(snapshot)
+        """Hand a captured snapshot over; it keeps its error for whoever waits."""
+        self._queue.put(snapshot.commit)
+
+    def call(self, change: Callable[[], T]) -> Future[T]:
+        """Hand a change of manifests over; its result or error is in the future."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(change())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._queue.put(run)
+        return future
 
     def close(self) -> None:
-        """Commit what was handed over, then end the thread."""
+        """Do what was handed over, then end the thread."""
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (snapshot := self._queue.get()) is not None:
-            snapshot.commit()  # keeps its error for whoever waits
+        while (work := self._queue.get()) is not None:
+            work()

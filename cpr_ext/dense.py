@@ -36,14 +36,15 @@ def capture_dense(
     extra: Any,
 ) -> DensePart:
     """Copy everything that is not a table row, as it is now."""
-    table_ids = {id(table.weight) for table in tables}
-    parameters = {
-        name: value
-        for name, value in model.state_dict(keep_vars=True).items()
-        if id(value) not in table_ids
-    }
+    table_names = {id(table.weight): table.name for table in tables}
+    values = model.state_dict(keep_vars=True)
     tree = {
-        "model": parameters,
+        "model": {name: value for name, value in values.items() if id(value) not in table_names},
+        "table_keys": {
+            name: table_names[id(value)]
+            for name, value in values.items()
+            if id(value) in table_names
+        },
         "optimizers": [_optimizer_tree(optimizer, tables) for optimizer in optimizers],
         "rng": _rng_tree(),
         "extra": extra,
@@ -73,31 +74,70 @@ def restore_dense(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     tables: Sequence[Table],
+    *,
+    strict: bool = True,
 ) -> Any:
     """Put a captured dense part back, in place; returns the caller's extra state.
+
+    Args:
+        strict: False restores the parameters, and the optimizers' state of them, that match.
 
     Raises:
         StoreError: the model or the optimizers are not those of the snapshot; nothing was changed.
     """
     tree = unpack(part.skeleton, part.tensors)
-    table_ids = {id(table.weight) for table in tables}
-    live = {
-        name: value
-        for name, value in model.state_dict(keep_vars=True).items()
-        if id(value) not in table_ids
-    }
-    _check_parameters(tree["model"], live)
-    _check_optimizers(tree["optimizers"], optimizers)
+    live = _dense_values(model, tables)
+    differences = dense_differences(part, model, optimizers, tables) if strict else []
+    if differences:
+        raise StoreError("; ".join(differences))
+    same_optimizers = not _optimizer_differences(tree["optimizers"], optimizers)
     with torch.no_grad():
         for name, value in live.items():
+            if _parameter_difference(name, tree["model"], live):
+                continue
             if _is_extra_state(name):
                 model.load_state_dict({name: tree["model"][name]}, strict=False)
             else:
                 value.copy_(tree["model"][name])
-        for optimizer, saved in zip(optimizers, tree["optimizers"], strict=True):
-            _restore_optimizer(optimizer, saved, tables)
+        for optimizer, saved in zip(optimizers, tree["optimizers"], strict=False):
+            if same_optimizers:
+                _restore_optimizer(
+                    optimizer, saved if strict else _fitting(optimizer, saved), tables
+                )
     _restore_rng(tree["rng"])
     return tree["extra"]
+
+
+def dense_differences(
+    part: DensePart,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tables: Sequence[Table],
+) -> list[str]:
+    """What differs between a captured dense part and a live model, one sentence each."""
+    tree = unpack(part.skeleton, part.tensors)
+    saved, live = tree["model"], _dense_values(model, tables)
+    found = [_parameter_difference(name, saved, live) for name in sorted(saved.keys() | live)]
+    return [text for text in found if text] + _optimizer_differences(tree["optimizers"], optimizers)
+
+
+def _dense_values(model: nn.Module, tables: Sequence[Table]) -> dict[str, Any]:
+    table_ids = {id(table.weight) for table in tables}
+    return {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if id(value) not in table_ids
+    }
+
+
+def _fitting(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """``saved`` without the state of parameters that had another shape."""
+    states = {}
+    for index, parameter in enumerate(_parameters(optimizer)):
+        state = saved["states"][str(index)]
+        shapes = {v.shape for v in state.values() if isinstance(v, torch.Tensor) and v.dim() > 0}
+        states[str(index)] = state if shapes <= {parameter.shape} else {}
+    return {**saved, "states": states}
 
 
 def _is_extra_state(name: str) -> bool:
@@ -105,19 +145,19 @@ def _is_extra_state(name: str) -> bool:
     return name.rpartition(".")[2] == "_extra_state"
 
 
-def _check_parameters(saved: dict[str, Any], live: dict[str, Any]) -> None:
-    for name in sorted(saved.keys() | live.keys()):
-        if name not in live or name not in saved:
-            where = "model" if name not in live else "store"
-            raise StoreError(f"parameter '{name}' is not in the {where}")
-        if _is_extra_state(name):
-            continue
-        stored, wanted = ((p[name].dtype, tuple(p[name].shape)) for p in (saved, live))
-        if stored != wanted:
-            raise StoreError(
-                f"parameter '{name}' has dtype {stored[0]} and shape {stored[1]} in the store, "
-                f"{wanted[0]} and {wanted[1]} in the model"
-            )
+def _parameter_difference(name: str, saved: dict[str, Any], live: dict[str, Any]) -> str | None:
+    if name not in live or name not in saved:
+        where = "model" if name not in live else "store"
+        return f"parameter '{name}' is not in the {where}"
+    if _is_extra_state(name):
+        return None
+    stored, wanted = ((p[name].dtype, tuple(p[name].shape)) for p in (saved, live))
+    if stored == wanted:
+        return None
+    return (
+        f"parameter '{name}' has dtype {stored[0]} and shape {stored[1]} in the store, "
+        f"{wanted[0]} and {wanted[1]} in the model"
+    )
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -142,13 +182,14 @@ def _optimizer_tree(optimizer: torch.optim.Optimizer, tables: Sequence[Table]) -
     return {"type": type(optimizer).__name__, "groups": groups, "states": states}
 
 
-def _check_optimizers(saved: list[Any], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def _optimizer_differences(
+    saved: list[Any], optimizers: Sequence[torch.optim.Optimizer]
+) -> list[str]:
     live = [(type(o).__name__, len(o.param_groups), len(_parameters(o))) for o in optimizers]
     stored = [(s["type"], len(s["groups"]), len(s["states"])) for s in saved]
-    if live != stored:
-        raise StoreError(
-            f"the store holds optimizers (type, groups, parameters) {stored}, the run has {live}"
-        )
+    if live == stored:
+        return []
+    return [f"the store holds optimizers (type, groups, parameters) {stored}, the run has {live}"]
 
 
 def _restore_optimizer(

@@ -17,8 +17,8 @@ FORMAT_VERSION = 1
 MANIFEST_FILE = "MANIFEST.json"
 TEMPORARY_SUFFIX = ".tmp"
 
-Kind = Literal["base", "partial", "dense"]
-_SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|dense)\.safetensors", re.ASCII)
+Kind = Literal["base", "partial", "merged", "dense"]
+_SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|merged|dense)\.safetensors", re.ASCII)
 
 
 def segment_name(snapshot: int, kind: str) -> str:
@@ -40,7 +40,8 @@ class SegmentRecord:
 
     Attributes:
         file: name inside the manifest's directory; never a path.
-        kind: ``base`` (all rows of the shard), ``partial`` (selected rows) or ``dense``.
+        kind: ``base`` (all rows of the shard), ``partial`` (selected rows), ``merged`` (the rows of
+            several partial ones) or ``dense``.
         snapshot: number of the snapshot; newer ones are higher.
         first_step, last_step: the steps at which its rows were captured.
         num_samples: samples trained when the last of them was captured.

@@ -50,6 +50,7 @@ class RecoveryReport:
         damaged_segments: what was not usable.
         seconds: how long it took.
         extra_state: what the caller saved with the snapshot (after a full restore).
+        differences: with ``strict=False``: where the store's model differs, one sentence each.
     """
 
     step: int = 0
@@ -63,6 +64,7 @@ class RecoveryReport:
     damaged_segments: list[DamagedSegment] = field(default_factory=list)
     seconds: float = 0.0
     extra_state: Any = None
+    differences: list[str] = field(default_factory=list)
 
 
 def restore_shard(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,8 +139,10 @@ class SegmentCapture:
         return self._layout.rows_bytes(table, count)
 
     def cancel(self, reason: str) -> None:
-        """Give the segment up; from the training thread."""
+        """Give the segment up; returns once its slots are free and its file is gone."""
         self._job.cancel(reason)
+        with suppress(Exception):  # of a job given up, wait() raises what it was given up for
+            self._job.wait("written")
 
     def finish(self, *, num_samples: int, is_complete: bool = False) -> SegmentRecord:
         """Wait until the rows are written, write the header, sync; what the manifest is to say."""

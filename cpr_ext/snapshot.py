@@ -163,8 +163,7 @@ class Snapshot:
                 part.is_committed = True
                 self.file_bytes += record.file_bytes
             self._commit_dense()
-            if self.kind == "base":
-                self._store.drop_before(self.number)
+            self._store.retain()
         except Exception as error:
             self._fail(error)
         else:

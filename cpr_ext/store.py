@@ -13,12 +13,13 @@ a snapshot that ``dense/MANIFEST.json`` names is committed as a whole.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.manifest import (
     TEMPORARY_SUFFIX,
     Manifest,
@@ -28,11 +29,14 @@ from cpr_ext.manifest import (
     storage_error,
     write_signed,
 )
+from cpr_ext.retention import Retention, keep_points, plan_retention
 from cpr_ext.segment import DTYPE_NAMES
 from cpr_ext.tables import Table
 
 STORE_FILE = "STORE.json"
 LOCK_FILE = "LOCK"
+
+logger = logging.getLogger("cpr_ext")
 
 
 class Store:
@@ -42,6 +46,7 @@ class Store:
         directory: the store; made if it does not exist.
         tables: the tables of the model; a store of other tables is refused.
         num_shards: into how many row ranges each table is cut.
+        retention: how much history to keep.
 
     Raises:
         StoreError: the directory is not a store, holds another model or another number of shards,
@@ -50,10 +55,16 @@ class Store:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, tables: Sequence[Table], num_shards: int
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        tables: Sequence[Table],
+        num_shards: int,
+        retention: Retention | None = None,
     ) -> None:
         self.directory = Path(directory)
         self.num_shards = num_shards
+        self.retention = retention or Retention()
         self._locks: list[int] = []
         try:
             self._identify(describe_model(tables, num_shards))
@@ -90,30 +101,16 @@ class Store:
         elif differences := list_differences(recorded, model):
             raise StoreError(
                 f"'{self.directory}' holds another model: {'; '.join(differences)}. "
-                "Choose another directory, or build the model that the store was made with"
+                "Choose another directory, or build the model that the store was made with. To "
+                "take its state into this one: a new directory, and recover(from_store=...)"
             )
 
     def _open_manifest(self, directory: Path) -> Manifest:
         make_directory(directory)
-        self._lock(directory / LOCK_FILE)
+        self._locks.append(lock_directory(directory))
         manifest = Manifest(directory)
         manifest.remove_unlisted()
         return manifest
-
-    def _lock(self, path: Path) -> None:
-        """Take an advisory lock that dies with this process."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._locks.append(descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
-            raise StoreError(
-                f"'{path.parent}' is being written by process {holder}; end it, or choose another "
-                "directory"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     @property
     def is_empty(self) -> bool:
@@ -134,20 +131,30 @@ class Store:
     def add_dense(self, record: SegmentRecord) -> None:
         """Commit the dense part of a snapshot, and with it the snapshot as a whole.
 
-        Of older ones the newest full-recovery point stays; the others are superseded.
+        Of older ones, full-recovery points stay as far as ``retention`` asks for them; the others
+        are superseded.
         """
-        complete = [r for r in self.dense.segments if r.is_complete][-1:]
-        kept = complete if not record.is_complete else []
-        self.dense.commit((*kept, record))
+        points = self.retention.full_recovery_points
+        self.dense.commit(keep_points((*self.dense.segments, record), points))
 
-    def drop_before(self, snapshot: int) -> None:
-        """Remove what the base ``snapshot``, committed as a whole, supersedes."""
-        # The dense part first: a crash in between must not leave a full-recovery point whose rows
-        # are gone.
-        for manifest in [self.dense, *self.shards]:
-            kept = tuple(record for record in manifest.segments if record.snapshot >= snapshot)
-            if kept != manifest.segments:
-                manifest.commit(kept)
+    def retain(self, retention: Retention | None = None) -> None:
+        """Remove what ``retention`` (else that of the store) no longer asks for.
+
+        What cannot be removed costs space, not safety: it is logged, and tried again next time.
+        """
+        manifests = [self.dense, *self.shards]
+        kept = plan_retention(
+            self.dense.segments,
+            [manifest.segments for manifest in self.shards],
+            retention or self.retention,
+        )
+        try:
+            # The dense part first: it must never name a snapshot whose segments are gone.
+            for manifest, records in zip(manifests, (kept.dense, *kept.shards), strict=True):
+                if records != manifest.segments:
+                    manifest.commit(records)
+        except StorageError as error:
+            logger.warning("old snapshots could not be removed: %s", error)
 
     def roll_back(self, snapshot: int) -> None:
         """Forget everything newer than ``snapshot``, which training goes back to."""
@@ -163,6 +170,35 @@ class Store:
         for descriptor in self._locks:
             os.close(descriptor)
         self._locks.clear()
+
+
+def lock_directory(directory: Path) -> int:
+    """Take the advisory lock of a shard or the dense part; it dies with this process.
+
+    Returns:
+        The descriptor to close to give it back.
+
+    Raises:
+        StoreError: another process has it; names it.
+        OSError: the operating system refused.
+    """
+    path = directory / LOCK_FILE
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StoreError(
+            f"'{directory}' is being written by process {holder}; end it, or choose another "
+            "directory"
+        ) from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def describe_model(tables: Sequence[Table], num_shards: int) -> dict[str, Any]:

@@ -382,10 +382,10 @@ def test_a_newer_full_recovery_point_replaces_the_older_and_others_keep_it(tmp_p
     store.close()
 
 
-def test_dropping_and_rolling_back_keep_what_lies_on_the_other_side(tmp_path):
+def test_retaining_and_rolling_back_keep_what_is_needed(tmp_path):
     store = open_store(tmp_path)
     for n in range(1, 5):
-        store.add_to_shard(0, record(n, "partial"))
+        store.add_to_shard(0, record(n, "base" if n == 2 else "partial"))
     store.add_to_shard(1, record(3, "partial"))
     store.add_dense(record(2, "dense", is_complete=True))
     store.add_dense(record(4, "dense"))
@@ -396,11 +396,11 @@ def test_dropping_and_rolling_back_keep_what_lies_on_the_other_side(tmp_path):
         [3],
         [2],
     ]
-    store.drop_before(3)
+    store.retain()
     assert [[r.snapshot for r in m.segments] for m in [*store.shards, store.dense]] == [
+        [2, 3],
         [3],
-        [3],
-        [],
+        [2],
     ]
     store.roll_back(0)
     assert store.is_empty

@@ -6,7 +6,11 @@ import sys
 
 import click
 
+from cpr_ext.cli.compact import compact
+from cpr_ext.cli.export import export
+from cpr_ext.cli.inspect import inspect
 from cpr_ext.cli.train import train
+from cpr_ext.cli.verify import verify
 from cpr_ext.errors import CprError, UsageError
 
 
@@ -16,7 +20,8 @@ def app() -> None:
     """Cheap fault tolerance for recommendation-model training."""
 
 
-app.add_command(train)
+for command in (train, inspect, verify, export, compact):
+    app.add_command(command)
 
 
 def run() -> None:

@@ -1,0 +1,75 @@
+"""What the tools print: JSON or lines, sizes for people, and a progress bar of bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+store_argument = click.argument("store", type=click.Path(file_okay=False))
+
+
+def print_json(result: DataclassInstance, **more: Any) -> None:
+    """A result as one JSON document."""
+    click.echo(json.dumps({**asdict(result), **more}, indent=1))
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns: the first to the left, the others to the right."""
+    texts = [list(head), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(head))]
+    for row in texts:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        click.echo("  ".join(cells).rstrip())
+
+
+def size(size_bytes: float) -> str:
+    """Bytes as a person reads them: ``41.9 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 shard``, ``3 shards``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+class ByteBar:
+    """A progress bar of bytes on stderr; a terminal only, unless it is forced."""
+
+    def __init__(self, *, disable: bool) -> None:
+        self._bar: Any = tqdm(
+            total=0,
+            unit="B",
+            unit_scale=True,
+            dynamic_ncols=True,
+            mininterval=0.2,
+            disable=True if disable else None,  # None: if stderr is a terminal
+            leave=False,
+        )
+
+    @property
+    def show(self) -> Callable[[int, int], None]:
+        """Takes note of bytes done and bytes in all."""
+
+        def update(done: int, total: int) -> None:
+            self._bar.total = total
+            self._bar.update(done - self._bar.n)
+
+        return update
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.close()

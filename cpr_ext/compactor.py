@@ -1,0 +1,120 @@
+"""Compaction behind training, on a thread of its own.
+
+Merging reads and writes beside the live files for as long as it takes; only the swap of the
+manifest runs on the committer's thread, which checks that the merged segments are still live.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from functools import partial
+
+from cpr_ext.committer import Committer
+from cpr_ext.errors import SnapshotError
+from cpr_ext.manifest import SegmentRecord
+from cpr_ext.merge_plan import Merge, plan_merges, recovery_points
+from cpr_ext.merging import MergeLimits, commit_merged, write_merged
+from cpr_ext.segment_stream import Pace
+from cpr_ext.store import Store
+
+logger = logging.getLogger("cpr_ext")
+
+
+class Compactor:
+    """Merges a shard's segments once they have grown enough.
+
+    Args:
+        row_ranges: of each shard: rows [begin, end) by table.
+        after: a merge is due once the segments that it adds to its oldest one exceed this many
+            times the bytes of the shard's base.
+
+    Attributes:
+        merges_done: how many merged segments became live.
+        errors: why merges failed; the caller may empty it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        committer: Committer,
+        row_ranges: list[dict[str, tuple[int, int]]],
+        *,
+        after: float,
+        limits: MergeLimits,
+    ) -> None:
+        self._store = store
+        self._committer = committer
+        self._row_ranges = row_ranges
+        self._after = after
+        self._limits = limits
+        self.merges_done = 0
+        self.errors: list[Exception] = []
+        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cpr_ext-compactor", daemon=True)
+        self._thread.start()
+
+    def consider(self) -> None:
+        """A snapshot was committed: merge what is due, unless a merge is under way."""
+        if self._is_idle.is_set():
+            self._is_idle.clear()
+            self._requests.put(True)
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until nothing is being merged; False if the time ran out first."""
+        return self._is_idle.wait(timeout_seconds)
+
+    def stop(self) -> None:
+        """Give up what is being merged, and return once nothing is; ``consider`` starts anew."""
+        self._is_stopped.set()
+        self._is_idle.wait()
+        self._is_stopped.clear()
+
+    def close(self) -> None:
+        """Stop for good."""
+        self.stop()
+        self._requests.put(False)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._requests.get():
+            try:
+                for shard in range(self._store.num_shards):
+                    self._compact(shard)
+            except SnapshotError:
+                pass  # stopped
+            except Exception as error:
+                logger.error("compaction failed: %s", error)
+                self.errors.append(error)
+            finally:
+                self._is_idle.set()
+
+    def _compact(self, shard: int) -> None:
+        manifest = self._store.shards[shard]
+        # The points first: segments that are committed meanwhile are newer than all of them.
+        points = recovery_points(self._store.dense.segments)
+        segments = manifest.segments
+        for merge in plan_merges(segments, points):
+            if not self._is_due(merge, segments):
+                continue
+            try:
+                pace = Pace(self._limits.bytes_per_second, self._is_stopped.is_set)
+                ranges = self._row_ranges[shard]
+                merged = write_merged(manifest, shard, ranges, merge, self._limits, pace)
+            except SnapshotError:
+                raise
+            except Exception:
+                if set(merge.sources) <= set(manifest.segments):
+                    raise
+                continue  # a newer base took their place meanwhile
+            swapped = self._committer.call(partial(commit_merged, manifest, merged))
+            self.merges_done += swapped.result()
+
+    def _is_due(self, merge: Merge, segments: tuple[SegmentRecord, ...]) -> bool:
+        base_bytes = max((r.file_bytes for r in segments if r.kind == "base"), default=0)
+        added_bytes = sum(record.file_bytes for record in merge.read[1:])
+        return added_bytes > self._after * base_bytes

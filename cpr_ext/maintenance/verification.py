@@ -1,0 +1,238 @@
+"""Read and check every byte of a store."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.manifest import (
+    MANIFEST_FILE,
+    TEMPORARY_SUFFIX,
+    Manifest,
+    SegmentRecord,
+    parse_segment_name,
+)
+from cpr_ext.packing import unpack
+from cpr_ext.recovery import read_dense
+from cpr_ext.segment import TableSpec
+from cpr_ext.segment_rows import SegmentRows
+from cpr_ext.store import STORE_FILE
+from cpr_ext.store_reader import StoredTable, open_segment, read_identity
+from cpr_ext.tables import WEIGHT, shard_row_range
+
+_SHARD_DIRECTORY = re.compile(r"shard-(\d{5,})", re.ASCII)
+_ANY_ROW = (0, 2**62)
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file or directory that is not what was committed, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass
+class VerifyReport:
+    """What a verification found.
+
+    Attributes:
+        store: the directory.
+        files_checked, bytes_checked: how much was read.
+        damaged: what is not as committed; empty: the store is sound.
+        left_overs: files of an interrupted write, harmless; the next writer removes them.
+    """
+
+    store: str
+    files_checked: int = 0
+    bytes_checked: int = 0
+    damaged: list[Damage] = field(default_factory=list)
+    left_overs: list[str] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        """True if nothing is damaged."""
+        return not self.damaged
+
+
+def verify(
+    store: str | os.PathLike[str], *, on_progress: Progress = lambda done, total: None
+) -> VerifyReport:
+    """Check every byte of every live file, and that they fit together.
+
+    Args:
+        store: the directory; a training process may be using it.
+        on_progress: called with bytes checked so far and bytes in all.
+
+    Raises:
+        StoreError: not a store, or it has a version not known here.
+        StorageError: the operating system refused to read.
+    """
+    return _Verification(Path(store), on_progress).run()
+
+
+class _Verification:
+    """One pass over a store; what is wrong is collected, not raised."""
+
+    def __init__(self, store: Path, on_progress: Progress) -> None:
+        self._store = store
+        self._on_progress = on_progress
+        self._report = VerifyReport(str(store))
+        self._total_bytes = 0
+        self._tables: Mapping[str, StoredTable] | None = None  # None: STORE.json is damaged
+
+    def run(self) -> VerifyReport:
+        shards = self._identity()
+        dense = self._manifest(self._store / "dense")
+        manifests = [(n, self._manifest(self._store / f"shard-{n:05d}")) for n in range(shards)]
+        found = [manifest for _, manifest in manifests if manifest] + ([dense] if dense else [])
+        self._total_bytes = self._report.bytes_checked + sum(
+            record.file_bytes for manifest in found for record in manifest.segments
+        )
+        for record in dense.segments if dense else ():
+            assert dense is not None
+            self._segment(dense, record, partial(self._check_dense, dense, record))
+        for shard, manifest in manifests:
+            if manifest is None:
+                continue
+            ranges = self._ranges(shard, shards)
+            for record in manifest.segments:
+                self._segment(
+                    manifest,
+                    record,
+                    partial(self._check_rows, manifest, record, ranges),
+                )
+            self._check_has_base(manifest, dense, ranges)
+        return self._report
+
+    def _identity(self) -> int:
+        """Number of shards: from STORE.json, or if that is damaged from the directories."""
+        path = self._store / STORE_FILE
+        numbers = [
+            int(match[1])
+            for entry in (self._store.iterdir() if self._store.is_dir() else ())
+            if (match := _SHARD_DIRECTORY.fullmatch(entry.name))
+        ]
+        try:
+            shards, self._tables = read_identity(self._store)
+        except DamageError as error:
+            self._note(path, error)
+        except StoreError as error:
+            if path.exists() or not numbers:
+                raise  # a version not known here, or no store at all
+            self._note(path, error)
+        else:
+            self._checked(path.stat().st_size)
+            return shards
+        return max(numbers, default=-1) + 1
+
+    def _ranges(self, shard: int, shards: int) -> dict[str, tuple[int, int]] | None:
+        if self._tables is None:
+            return None
+        return {
+            name: shard_row_range(table.num_embeddings, shard, shards)
+            for name, table in self._tables.items()
+        }
+
+    def _manifest(self, directory: Path) -> Manifest | None:
+        try:
+            manifest = Manifest(directory)
+        except StoreError as error:
+            self._note(directory / MANIFEST_FILE, error)
+            return None
+        if (directory / MANIFEST_FILE).exists():
+            self._checked((directory / MANIFEST_FILE).stat().st_size)
+        live = {record.file for record in manifest.segments}
+        for entry in sorted(directory.iterdir()) if directory.is_dir() else ():
+            is_segment = parse_segment_name(entry.name) is not None and entry.name not in live
+            if is_segment or entry.name == MANIFEST_FILE + TEMPORARY_SUFFIX:
+                self._report.left_overs.append(str(entry))
+        return manifest
+
+    def _segment(
+        self, manifest: Manifest, record: SegmentRecord, check: Callable[[], None]
+    ) -> None:
+        before = self._report.bytes_checked
+        try:
+            check()
+        except StoreError as error:
+            if record not in Manifest(manifest.directory).segments:
+                return  # training has replaced it meanwhile
+            self._note(manifest.path_of(record), error)
+        else:
+            missing = record.file_bytes - (self._report.bytes_checked - before)
+            assert missing == 0, f"{missing} bytes of {record.file} are under no checksum"
+            self._report.files_checked += 1
+
+    def _check_dense(self, manifest: Manifest, record: SegmentRecord) -> None:
+        open_segment(manifest, record)
+        part = read_dense(manifest, record)
+        unpack(part.skeleton, part.tensors)
+        self._advance(record.file_bytes)
+
+    def _check_rows(
+        self,
+        manifest: Manifest,
+        record: SegmentRecord,
+        ranges: dict[str, tuple[int, int]] | None,
+    ) -> None:
+        segment = open_segment(manifest, record)
+        specs = segment.layout.tables
+        held = ranges if ranges is not None else {spec.name: _ANY_ROW for spec in specs}
+        rows = SegmentRows(segment, held)
+        self._advance(rows.bytes_read)
+        for spec in specs:
+            if self._tables is not None:
+                table = self._tables[spec.name]
+                weights = [array for array in spec.arrays if array.name == WEIGHT]
+                expected = (table.dtype, (table.embedding_dim,))
+                if [(a.dtype, a.row_shape) for a in weights] != [expected]:
+                    raise DamageError(f"{segment.path}: '{spec.name}' is not as in {STORE_FILE}")
+            if record.kind == "base" and (spec.range_begin is None or _holds_less(spec, held)):
+                raise DamageError(f"{segment.path}: this base lacks rows of '{spec.name}'")
+            last_row = -1
+            for chunk in rows.chunks_of(spec.name):
+                before = rows.bytes_read
+                row_ids = rows.rows(chunk).row_ids
+                if int(row_ids[0]) <= last_row:
+                    raise DamageError(f"{segment.path}: row ids of '{spec.name}' do not ascend")
+                last_row = int(row_ids[-1])
+                self._advance(rows.bytes_read - before)
+
+    def _check_has_base(
+        self,
+        manifest: Manifest,
+        dense: Manifest | None,
+        ranges: dict[str, tuple[int, int]] | None,
+    ) -> None:
+        if not (dense and dense.segments and ranges):
+            return
+        newest = dense.segments[-1].snapshot
+        has_rows = any(begin < end for begin, end in ranges.values())
+        bases = [r for r in manifest.segments if r.kind == "base" and r.snapshot <= newest]
+        if has_rows and not bases:
+            reason = f"no base segment, although the store holds snapshot {newest}"
+            self._note(manifest.directory / MANIFEST_FILE, reason)
+
+    def _checked(self, size_bytes: int) -> None:
+        self._report.files_checked += 1
+        self._advance(size_bytes)
+
+    def _advance(self, size_bytes: int) -> None:
+        self._report.bytes_checked += size_bytes
+        self._on_progress(self._report.bytes_checked, self._total_bytes)
+
+    def _note(self, path: Path, reason: Exception | str) -> None:
+        text = str(reason).removeprefix(f"{path}: ")
+        self._report.damaged.append(Damage(str(path), text))
+
+
+def _holds_less(spec: TableSpec, held: Mapping[str, tuple[int, int]]) -> bool:
+    begin, end = held[spec.name]
+    return (begin, end) != _ANY_ROW and spec.num_rows != end - begin

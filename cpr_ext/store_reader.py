@@ -1,0 +1,181 @@
+"""A read-only view of a store: no locks, no model. What every tool looks through.
+
+A training process may commit while one reads. A view is taken at one moment: the manifests are read
+until two readings of ``dense/MANIFEST.json`` agree, so it never mixes two snapshots.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cpr_ext.errors import DamageError, StoreError, UsageError
+from cpr_ext.manifest import Manifest, SegmentRecord, read_signed
+from cpr_ext.segment import DTYPES, Segment, read_segment
+from cpr_ext.store import STORE_FILE
+from cpr_ext.tables import shard_row_range
+
+_ATTEMPTS = 20
+_MAX_ROWS = 2**48
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """What STORE.json says of a table: weight (num_embeddings, embedding_dim) of ``dtype``."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    dtype: torch.dtype
+
+
+class StoreReader:
+    """The identity and the manifests of a store.
+
+    Attributes:
+        directory: the store.
+        num_shards: into how many row ranges its tables are cut.
+        tables: the tables by name.
+        dense: manifest of the dense part; its last segment is the newest snapshot.
+        shards: manifest of each shard.
+
+    Raises:
+        StoreError: the directory is not a store, or of a format version not known here.
+        DamageError: STORE.json or a manifest is not what was committed.
+        StorageError: the operating system refused to read.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        self.num_shards, self.tables = read_identity(self.directory)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again: take the view that is newest now."""
+        for _ in range(_ATTEMPTS):
+            self.dense = Manifest(self.directory / "dense")
+            self.shards = [
+                Manifest(self.shard_directory(shard)) for shard in range(self.num_shards)
+            ]
+            if Manifest(self.directory / "dense").segments == self.dense.segments:
+                return
+        raise StoreError(
+            f"'{self.directory}' changed during each of {_ATTEMPTS} readings; pause its training"
+        )
+
+    def shard_directory(self, shard: int) -> Path:
+        """The directory of a shard."""
+        return self.directory / f"shard-{shard:05d}"
+
+    def row_range(self, table: str, shard: int) -> tuple[int, int]:
+        """Rows [begin, end) of a table that a shard holds; may be empty."""
+        return shard_row_range(self.table(table).num_embeddings, shard, self.num_shards)
+
+    def table(self, name: str) -> StoredTable:
+        """The table of a name.
+
+        Raises:
+            UsageError: there is none; the message lists those that are.
+        """
+        if name not in self.tables:
+            raise UsageError(
+                f"'{self.directory}' has no table '{name}'; it has: "
+                f"{', '.join(sorted(self.tables))}"
+            )
+        return self.tables[name]
+
+    def newest(self, *, full: bool = False) -> SegmentRecord:
+        """The dense part of the newest snapshot; ``full``: of the newest full-recovery point.
+
+        Raises:
+            StoreError: there is none.
+        """
+        records = [record for record in self.dense.segments if record.is_complete or not full]
+        if not records:
+            what = "full-recovery point" if full else "snapshot that was committed as a whole"
+            raise StoreError(f"'{self.directory}' holds no {what}")
+        return records[-1]
+
+    def live(self, shard: int, snapshot: int) -> list[SegmentRecord]:
+        """The segments of a shard that make its state at ``snapshot``, oldest first.
+
+        They begin with the newest base; what is older than that can only serve as a fallback.
+        """
+        records = [r for r in self.shards[shard].segments if r.snapshot <= snapshot]
+        bases = [index for index, record in enumerate(records) if record.kind == "base"]
+        return records[bases[-1] :] if bases else records
+
+    def open_live(self, shard: int, snapshot: int) -> list[Segment]:
+        """The same, opened: headers read and checked.
+
+        Raises:
+            DamageError: one is missing or damaged, or none of them is a base though the shard has
+                rows.
+        """
+        manifest, records = self.shards[shard], self.live(shard, snapshot)
+        has_rows = any(b < e for b, e in (self.row_range(name, shard) for name in self.tables))
+        if has_rows and not (records and records[0].kind == "base"):
+            raise DamageError(
+                f"{manifest.directory}: no base segment of snapshot {snapshot} or before"
+            )
+        return [open_segment(manifest, record) for record in records]
+
+
+def open_segment(manifest: Manifest, record: SegmentRecord) -> Segment:
+    """Read and check the header of a segment that a manifest names.
+
+    Raises:
+        DamageError: it is missing or damaged, or it is another segment than the manifest says.
+    """
+    segment = read_segment(
+        manifest.path_of(record),
+        header_bytes=record.header_bytes,
+        header_crc32c=record.header_crc32c,
+    )
+    if segment.layout.file_bytes != record.file_bytes:
+        raise DamageError(
+            f"{segment.path}: {segment.layout.file_bytes} bytes, the manifest recorded "
+            f"{record.file_bytes}"
+        )
+    said = (segment.metadata.get("kind"), segment.metadata.get("snapshot"))
+    if said != (record.kind, record.snapshot):
+        raise DamageError(f"{segment.path}: it says it is {said}, the manifest says otherwise")
+    return segment
+
+
+def read_identity(directory: Path) -> tuple[int, Mapping[str, StoredTable]]:
+    """Number of shards and tables of a store, from its STORE.json.
+
+    Raises:
+        StoreError: there is none, or it has a version not known here.
+        DamageError: it is not what was written.
+    """
+    path = directory / STORE_FILE
+    content = read_signed(path, "cpr_ext.store") if directory.is_dir() else None
+    if content is None:
+        raise StoreError(f"'{directory}' is not a cpr_ext store (it has no {STORE_FILE})")
+    try:
+        num_shards = _count(content["num_shards"])
+        tables = {
+            str(name): StoredTable(
+                str(name),
+                _count(table["num_embeddings"]),
+                _count(table["embedding_dim"]),
+                DTYPES[table["dtype"]],
+            )
+            for name, table in content["tables"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamageError(f"{path}: lacks what a store needs ({error!r})") from error
+    return num_shards, tables
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_ROWS:
+        raise ValueError(f"{value!r} is not a count")
+    return value

@@ -1,0 +1,218 @@
+"""Take the state of another store, whatever its shards, into a live model.
+
+The other store is only read. Rows are copied block by block, and only chunks that hold a wanted row
+are read. A model that differs is refused with the list of differences, or what matches is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cpr_ext.dense import DensePart
+from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.manifest import SegmentRecord
+from cpr_ext.recovery import DamagedSegment, RecoveryReport, newest_readable_dense
+from cpr_ext.segment import ArraySpec
+from cpr_ext.segment_rows import SegmentRows
+from cpr_ext.shard_rows import ShardRows
+from cpr_ext.store_reader import StoreReader, open_segment
+from cpr_ext.tables import Table
+
+BLOCK_BYTES = 16 << 20
+Ranges = Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class TableMatch:
+    """Which tables of a store fit a model.
+
+    Attributes:
+        names: of tables whose rows can be taken: dim and dtype fit, and the model's has at least
+            as many rows.
+        differences: every one there is, one sentence each; empty: the tables are the same.
+    """
+
+    names: tuple[str, ...]
+    differences: tuple[str, ...]
+
+
+def match_tables(reader: StoreReader, tables: Sequence[Table]) -> TableMatch:
+    """Compare the tables of a store with those of a model."""
+    live = {table.name: table for table in tables}
+    names, differences = [], []
+    for name in sorted(reader.tables.keys() | live.keys()):
+        if name not in live or name not in reader.tables:
+            where = "model" if name not in live else "store"
+            differences.append(f"table '{name}' is not in the {where}")
+            continue
+        old, new = reader.tables[name], live[name]
+        pairs = (
+            ("num_embeddings", old.num_embeddings, new.num_embeddings),
+            ("embedding_dim", old.embedding_dim, new.embedding_dim),
+            ("dtype", old.dtype, new.weight.dtype),
+        )
+        found = [(what, a, b) for what, a, b in pairs if a != b]
+        differences += [f"table '{name}' has {what} {a}, the model {b}" for what, a, b in found]
+        same_rows = (old.embedding_dim, old.dtype) == (new.embedding_dim, new.weight.dtype)
+        if same_rows and old.num_embeddings <= new.num_embeddings:
+            names.append(name)
+    return TableMatch(tuple(names), tuple(differences))
+
+
+def transplant_rows(
+    reader: StoreReader,
+    snapshot: int,
+    tables: Mapping[str, Table],
+    ranges: Ranges,
+    report: RecoveryReport,
+    *,
+    direct_io: bool = True,
+) -> list[str]:
+    """Copy rows of a store's snapshot into live tables.
+
+    Args:
+        snapshot: the number of the snapshot, one that the store committed as a whole.
+        ranges: rows [begin, end) to take of each table; those the store lacks stay as they are.
+        report: counts are added to it. Where something is damaged, rows fall back to their older
+            state.
+
+    Returns:
+        Per-row states of the store that do not fit the model's and were not taken, one sentence
+        each.
+    """
+    skipped: dict[str, None] = {}
+    for shard in range(reader.num_shards):
+        wanted = {
+            name: (max(begin, held[0]), min(end, held[1]))
+            for name, (begin, end) in ranges.items()
+            for held in [reader.row_range(name, shard)]
+            if max(begin, held[0]) < min(end, held[1])
+        }
+        if not wanted:
+            continue
+        segments = _open_undamaged(reader, shard, snapshot, report, direct_io)
+        for name, (begin, end) in wanted.items():
+            rows = ShardRows(name, segments, on_damage=_Damages(report))
+            _copy(rows, tables[name], begin, end, report, skipped)
+        report.segments_read += len(segments)
+        report.bytes_read += sum(segment.bytes_read for segment in segments)
+    return list(skipped)
+
+
+@dataclass
+class _Damages:
+    """Takes note of damaged chunks; each is met once per block, and counted once."""
+
+    report: RecoveryReport
+
+    def __call__(self, path: Path, chunk: int, num_rows: int, error: DamageError) -> None:
+        reason = f"chunk {chunk}: {error}"
+        if not any((d.path, d.reason) == (path, reason) for d in self.report.damaged_segments):
+            self.report.damaged_segments.append(DamagedSegment(path, reason, num_rows))
+            self.report.rows_stale += num_rows
+
+
+def _open_undamaged(
+    reader: StoreReader, shard: int, snapshot: int, report: RecoveryReport, direct_io: bool
+) -> list[SegmentRows]:
+    manifest = reader.shards[shard]
+    ranges = {name: reader.row_range(name, shard) for name in reader.tables}
+    opened = []
+    for record in manifest.segments:
+        if record.snapshot > snapshot:
+            continue
+        try:
+            segment = open_segment(manifest, record)
+            opened.append(SegmentRows(segment, ranges, direct_io=direct_io))
+        except DamageError as error:
+            path = manifest.path_of(record)
+            report.damaged_segments.append(DamagedSegment(path, str(error), -1))
+    return opened
+
+
+def _copy(
+    rows: ShardRows,
+    table: Table,
+    begin: int,
+    end: int,
+    report: RecoveryReport,
+    skipped: dict[str, None],
+) -> None:
+    taken = [array.name for array in rows.arrays if _fits(array, table, skipped)]
+    block_rows = max(1, BLOCK_BYTES // max(1, sum(array.row_bytes for array in rows.arrays)))
+    live = table.arrays()
+    for first in range(begin, end, block_rows):
+        block = rows.range(first, min(first + block_rows, end))
+        held = block.steps >= 0
+        report.rows_restored += int(held.sum())
+        for name in taken:
+            live[name][block.row_ids[held]] = block.arrays[name][held]
+
+
+def _fits(array: ArraySpec, table: Table, skipped: dict[str, None]) -> bool:
+    """True if the model has, or its optimizer can be given, such an array."""
+    live = table.arrays().get(array.name)
+    if live is None and table.optimizer is None:
+        skipped[f"'{table.name}/{array.name}' has no optimizer in the model"] = None
+        return False
+    if live is None:
+        table.make_row_state(array.name, array.row_shape, array.dtype)
+        return True
+    stored, wanted = (array.dtype, array.row_shape), (live.dtype, tuple(live.shape[1:]))
+    if stored != wanted:
+        text = f"'{table.name}/{array.name}' has {_kind(*stored)}, the model {_kind(*wanted)}"
+        skipped[text] = None
+    return stored == wanted
+
+
+def row_state_differences(
+    reader: StoreReader, snapshot: int, tables: Mapping[str, Table]
+) -> list[str]:
+    """Per-row states of the store that do not fit the model's; changes nothing."""
+    found: dict[str, None] = {}
+    for shard in range(reader.num_shards):
+        ranges = {name: reader.row_range(name, shard) for name in reader.tables}
+        for segment in _open_undamaged(reader, shard, snapshot, RecoveryReport(), False):
+            for spec in segment.segment.layout.tables:
+                table = tables.get(spec.name)
+                if table is None or spec.name not in ranges:
+                    continue
+                live = table.arrays()
+                for array in spec.arrays:
+                    if table.optimizer is None or array.name in live:
+                        _fits(array, table, found)
+    return list(found)
+
+
+def _kind(dtype: torch.dtype, row_shape: tuple[int, ...]) -> str:
+    return f"dtype {dtype} and rows of shape {row_shape}"
+
+
+def refuse_differences(reader: StoreReader, differences: Sequence[str]) -> None:
+    """Raise StoreError with all differences, if there are any."""
+    if differences:
+        raise StoreError(
+            f"'{reader.directory}' holds another model: {'; '.join(differences)}. Build the model "
+            "that the store was made with, or take what matches with recover(strict=False)"
+        )
+
+
+def newest_undamaged(
+    reader: StoreReader, *, full: bool, report: RecoveryReport
+) -> tuple[SegmentRecord, DensePart]:
+    """The newest snapshot (``full``: full-recovery point) whose dense part can be read.
+
+    Raises:
+        StoreError: the store holds none.
+        DamageError: none is undamaged.
+    """
+    reader.newest(full=full)
+    candidates = [r for r in reader.dense.segments if r.is_complete or not full]
+    found = newest_readable_dense(reader.dense, candidates, report)
+    if found is None:
+        raise DamageError(f"no undamaged dense part is left: {report.damaged_segments[0].reason}")
+    return found

@@ -1,0 +1,47 @@
+"""Small stores for the tests of the tools, and what they must hold."""
+
+from pathlib import Path
+
+import cpr_ext
+from python_tests.helpers import Trained
+
+TABLES = {"big": (700, 4), "mid": (90, 3), "small": (3, 2)}
+
+
+def trained_store(
+    directory: Path,
+    *,
+    num_shards: int = 3,
+    snapshots: int = 4,
+    steps_between: int = 3,
+    priority=None,
+    **options,
+) -> Trained:
+    """A run with a base and ``snapshots`` partial ones, its snapshots waited for."""
+    options = {"schedule": cpr_ext.EverySteps(10**9), "rebase_after": None, **options}
+    trained = Trained(
+        directory,
+        TABLES,
+        num_shards=num_shards,
+        priority=priority or cpr_ext.MostFrequentlyUsed(0.2),
+        slot_bytes=1 << 16,
+        **options,
+    )
+    trained.checkpointer.recover()
+    trained.train(1)
+    trained.checkpointer.wait()
+    for _ in range(snapshots):
+        trained.train(steps_between)
+        trained.checkpointer.save()
+        trained.checkpointer.wait()
+    return trained
+
+
+def recovered(directory: Path, *, num_shards: int = 3, mode="partial", optimizer="adagrad"):
+    """What a fresh process finds in the store: its report and a copy of all rows."""
+    other = Trained(directory, TABLES, num_shards=num_shards, seed=99, optimizer=optimizer)
+    try:
+        report = other.checkpointer.recover(mode=mode)
+        return report, other.rows(), other.state()
+    finally:
+        other.die()

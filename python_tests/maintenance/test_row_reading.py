@@ -1,0 +1,94 @@
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cpr_ext.errors import DamageError, RowIndexError, StoreError, UsageError
+from cpr_ext.maintenance import read_rows
+from cpr_ext.segment_rows import SegmentRows
+from cpr_ext.store_reader import StoreReader
+from python_tests.helpers import flip, read_chunks, same_bits, shard_records
+from python_tests.maintenance.stores import TABLES, recovered, trained_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("stores") / "store"
+    trained_store(directory).checkpointer.close()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def expected(store):
+    return recovered(store)[1]
+
+
+@given(data=st.data(), table=st.sampled_from(sorted(TABLES)))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_rows_in_any_order_are_as_recovery_restores_them(store, expected, data, table):
+    rows, table = TABLES[table][0], f"tables.{table}"
+    row_ids = data.draw(st.lists(st.integers(0, rows - 1), max_size=40))
+    found = read_rows(store, table, row_ids)
+    assert found.row_ids.tolist() == row_ids
+    assert found.arrays.keys() == expected[table].keys()
+    for name, values in found.arrays.items():
+        assert same_bits(values, expected[table][name][row_ids])
+
+
+def test_each_row_comes_with_the_step_at_which_it_was_captured(tmp_path):
+    trained = trained_store(tmp_path / "store")
+    newest = {}
+    for _, _, path in shard_records(trained.store):
+        for chunk in read_chunks(path):
+            if chunk.table == "tables.big":
+                newest.update(dict.fromkeys(chunk.row_ids.tolist(), chunk.step))
+    trained.checkpointer.close()
+    steps = read_rows(tmp_path / "store", "tables.big", range(700)).steps.tolist()
+    assert steps == [newest[row] for row in range(700)]
+    assert len(set(steps)) > 2
+
+
+def test_only_chunks_that_hold_a_wanted_row_are_read(store, monkeypatch):
+    read = []
+    rows_of = SegmentRows.rows
+    monkeypatch.setattr(SegmentRows, "rows", lambda s, c: read.append((s, c)) or rows_of(s, c))
+    read_rows(store, "tables.big", [699])
+    for segment, chunk in read:
+        begin, end = segment.span(chunk)
+        assert begin <= 699 < end
+    assert 1 <= len(read) <= 2
+
+
+def test_damage_elsewhere_does_not_matter_and_damage_here_is_named(tmp_path, expected):
+    trained_store(tmp_path / "store").checkpointer.close()
+    reader = StoreReader(tmp_path / "store")
+    base = reader.live(2, 10**9)[0]
+    last = reader.shards[2].path_of(base)
+    flip(last, base.header_bytes + 16)
+    first_shard = list(range(200))
+    found = read_rows(tmp_path / "store", "tables.big", first_shard)
+    assert same_bits(found.arrays["weight"], expected["tables.big"]["weight"][first_shard])
+    with pytest.raises(DamageError, match=last.name):
+        read_rows(tmp_path / "store", "tables.big", range(467, 700))
+
+
+@pytest.mark.parametrize("row", [-1, 700])
+def test_a_row_that_the_table_does_not_have_is_refused(store, row):
+    with pytest.raises(RowIndexError, match=f"row {row} of 'tables.big'"):
+        read_rows(store, "tables.big", [0, row])
+
+
+def test_an_unknown_table_is_refused_with_the_tables_there_are(store):
+    with pytest.raises(UsageError, match=r"'none'.*tables.big, tables.mid, tables.small"):
+        read_rows(store, "none", [0])
+
+
+def test_a_directory_that_is_no_store_is_refused(tmp_path):
+    with pytest.raises(StoreError, match="not a cpr_ext store"):
+        read_rows(tmp_path, "big", [0])
+
+
+def test_nothing_asked_for_gives_empty_arrays_of_the_right_kind(store):
+    found = read_rows(store, "tables.mid", torch.empty(0, dtype=torch.int64))
+    assert found.arrays["weight"].shape == (0, 3)
+    assert found.arrays["sum"].dtype == torch.float32
