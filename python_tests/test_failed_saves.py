@@ -416,3 +416,19 @@ print("all good")
 @pytest.mark.parametrize("mode", ["direct", "buffered"])
 def test_a_disk_that_takes_no_more_fails_the_save_and_leaves_no_half_written_file(tmp_path, mode):
     assert run_python(FULL_DISK, tmp_path, mode).endswith("all good\n")
+
+
+def test_a_store_is_given_back_only_when_no_thread_writes_into_it_any_more(tmp_path):
+    """Else the end of an old writer could remove a file of the next checkpointer's snapshot."""
+
+    def fail_inside(checkpointer):
+        with checkpointer:
+            run.train(1)
+            raise ZeroDivisionError
+
+    for _ in range(30):
+        run = Trained(tmp_path, {"a": (6000, 8)}, num_shards=2, slot_bytes=64 << 10)
+        with pytest.raises(ZeroDivisionError):
+            fail_inside(run.checkpointer)
+        assert not list(tmp_path.rglob("*.safetensors"))
+        assert run.checkpointer._pipeline.num_free_slots == 2
