@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -60,8 +59,6 @@ logger = logging.getLogger("cpr_ext")
 Consistency = Literal["row", "step"]
 RecoveryMode = Literal["partial", "full"]
 DEFAULT_SLOT_BYTES = 8 << 20
-# A disk that takes longer than this to write a slot keeps no one from ending.
-_WRITER_SECONDS = 30.0
 _NO_LOOKUPS = (
     "no lookup was seen in the first step, so no row counts as changed. A model that was compiled "
     "and called before the Checkpointer was made has no hooks in its graphs: make the Checkpointer "
@@ -211,7 +208,6 @@ class Checkpointer:
         self._selector = Selector(
             self.tables, self._trackers, self.priority, prioritized, num_shards, self._threads
         )
-        self._num_slots = num_slots
         self._pipeline = native.SnapshotPipeline(
             num_slots=num_slots, slot_bytes=slot_bytes, pool=self._threads
         )
@@ -242,7 +238,6 @@ class Checkpointer:
         # Per-row arrays by table: of the base in the store, and of the snapshot in flight.
         self._base_arrays: dict[str, list[str]] | None = None
         self._in_flight_arrays: dict[str, list[str]] = {}
-        self._unfinished_paths: list[Path] = []
         self._may_train = self.store.is_empty
         self._base_failed = False
         self._is_first_step = True
@@ -486,7 +481,7 @@ class Checkpointer:
             # The optimizer has made per-row state since: rows without it and a dense part that
             # tells of it would not fit together.
             snapshot.cancel("the optimizer has made new per-row state")
-            self._give_up(snapshot)
+            snapshot.put_back()
             snapshot = self._begin("base")
         snapshot.advance(
             self._step, self._num_samples, max_bytes=max_bytes, wait_for_slot=wait_for_slot
@@ -529,10 +524,6 @@ class Checkpointer:
             text = f"compaction failed; training goes on and no snapshot is affected: {error}"
             warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
 
-    def _give_up(self, snapshot: Snapshot) -> None:
-        snapshot.put_back()
-        self._unfinished_paths = snapshot.unfinished_paths()
-
     def _note_committed(self, snapshot: Snapshot) -> None:
         self.metrics.bytes_written += snapshot.file_bytes
         self._shard_saved_samples = [snapshot.num_samples] * self.num_shards
@@ -567,7 +558,7 @@ class Checkpointer:
         if self._in_flight is not None:
             if self._in_flight.state == "capturing":
                 self._in_flight.cancel("recovery or an error came first")
-                self._give_up(self._in_flight)
+                self._in_flight.put_back()
                 self._in_flight = None
                 return
             self._in_flight.wait_until_done()
@@ -721,20 +712,7 @@ class Checkpointer:
         if self._compactor is not None:
             self._compactor.close()
         self._committer.close()
-        self._await_writer()
         self.store.close()
-
-    def _await_writer(self) -> None:
-        """Wait until the writer's thread has let go of the files of a snapshot given up.
-
-        Whoever opens the store next may write files of the same names.
-        """
-        deadline = time.monotonic() + _WRITER_SECONDS
-        while time.monotonic() < deadline and (
-            self._pipeline.num_free_slots < self._num_slots
-            or any(path.exists() for path in self._unfinished_paths)
-        ):
-            time.sleep(0.001)
 
 
 def _is_disk_full(error: BaseException | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -96,10 +95,8 @@ class SegmentCapture:
             [table.rows_per_chunk(pipeline.slot_bytes) for table in self._native_tables()]
         )
         self._steps: list[int] = []
-        self._path = manifest.directory / segment_name(snapshot, kind)
-        self._is_finished = False
         self._job = pipeline.start(
-            path=str(self._path),
+            path=str(manifest.directory / segment_name(snapshot, kind)),
             header_bytes=self._layout.header_bytes,
             file_bytes=self._layout.file_bytes,
             tables=self._native_tables(),
@@ -111,11 +108,6 @@ class SegmentCapture:
     def file_bytes(self) -> int:
         """Size of the segment file."""
         return self._layout.file_bytes
-
-    @property
-    def unfinished_path(self) -> Path | None:
-        """The file, if it has no header yet: once given up, the writer's thread removes it."""
-        return None if self._is_finished else self._path
 
     @property
     def is_capturing(self) -> bool:
@@ -156,7 +148,6 @@ class SegmentCapture:
         """Wait until the rows are written, write the header, sync; what the manifest is to say."""
         self._job.wait("written")
         header = self._layout.header(self._job.chunks())
-        self._is_finished = True
         self._job.finish(header)
         return SegmentRecord(
             file=segment_name(self._snapshot, self._kind),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from cpr_ext.dense import DensePart
@@ -211,11 +210,6 @@ class Snapshot:
                 for tracker, taken in part.taken:
                     tracker.put_back(taken)
             part.taken.clear()
-
-    def unfinished_paths(self) -> list[Path]:
-        """Files of a snapshot given up that the writer's thread may still have to remove."""
-        paths = [part.capture.unfinished_path for part in self._parts]
-        return [path for path in paths if path is not None]
 
     @property
     def state(self) -> State:
