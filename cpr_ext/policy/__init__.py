@@ -3,7 +3,7 @@
 Hours are hours, bytes are bytes; every name says which. Nothing here needs torch.
 """
 
-from cpr_ext.policy.costs import Job, JobCosts
+from cpr_ext.policy.costs import Job, JobCosts, SavePattern, StateBytes
 from cpr_ext.policy.failure_models import (
     EmpiricalFailures,
     ExponentialFailures,
@@ -35,6 +35,8 @@ __all__ = [
     "JobCosts",
     "Overhead",
     "RunningPLS",
+    "SavePattern",
+    "StateBytes",
     "draw_failure_times",
     "exact_expected_pls",
     "expected_pls",
