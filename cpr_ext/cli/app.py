@@ -9,6 +9,7 @@ import click
 from cpr_ext.cli.compact import compact
 from cpr_ext.cli.export import export
 from cpr_ext.cli.inspect import inspect
+from cpr_ext.cli.plan import plan
 from cpr_ext.cli.train import train
 from cpr_ext.cli.verify import verify
 from cpr_ext.errors import CprError, UsageError
@@ -20,7 +21,7 @@ def app() -> None:
     """Cheap fault tolerance for recommendation-model training."""
 
 
-for command in (train, inspect, verify, export, compact):
+for command in (train, plan, inspect, verify, export, compact):
     app.add_command(command)
 
 

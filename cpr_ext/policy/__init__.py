@@ -17,6 +17,7 @@ from cpr_ext.policy.overhead import (
     partial_recovery,
     young_interval_hours,
 )
+from cpr_ext.policy.planner import Plan, Planner, Strategy
 from cpr_ext.policy.pls import (
     RunningPLS,
     exact_expected_pls,
@@ -34,9 +35,12 @@ __all__ = [
     "Job",
     "JobCosts",
     "Overhead",
+    "Plan",
+    "Planner",
     "RunningPLS",
     "SavePattern",
     "StateBytes",
+    "Strategy",
     "draw_failure_times",
     "exact_expected_pls",
     "expected_pls",

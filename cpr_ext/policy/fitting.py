@@ -24,6 +24,7 @@ from cpr_ext.policy.failure_models import (
 ModelName = Literal["auto", "exponential", "gamma", "empirical"]
 _LEAST_FOR_GAMMA = 3  # failures; fewer do not tell two parameters
 _RESAMPLES = 1000
+_SPREAD = 0.1  # of drawn times: logs note them in coarse units
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ def _fit_empirical(log: FailureLog, confidence: float, seed: int) -> FailureFit:
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, (tail, 1 - tail))
     return FailureFit(
-        EmpiricalFailures(tuple(times.tolist()), tuple(weights.tolist())),
+        EmpiricalFailures(tuple(times.tolist()), tuple(weights.tolist()), _SPREAD),
         log.num_failures,
         log.num_censored,
         float(low),

@@ -13,6 +13,8 @@ from cpr_ext.policy import (
     JobCosts,
     StateBytes,
 )
+from cpr_ext.policy.failure_log import times_to_failure
+from cpr_ext.policy.fitting import fit_failures
 from cpr_ext.policy.planner import Planner
 from cpr_ext.policy.presets import PRESETS, find_preset
 
@@ -131,6 +133,18 @@ def test_it_simulates_where_the_formulas_do_not_hold_and_says_why(failures, cloc
     assert all(strategy.is_simulated == (why is not None) for strategy in plan.strategies)
     assert ("simulated" in plan.notes[0]) == (why is not None)
     assert why is None or why in plan.notes[0]
+
+
+def test_times_noted_in_whole_hours_do_not_fall_in_step_with_saves():
+    log = times_to_failure([9.0, 12, 21, 30] * 5)
+    failures = fit_failures(log, "empirical").model
+    planner = Planner(Job(120, 16), COSTS, failures)
+    # Every 3 h is a moment just after a save: 0.05 h later nothing must change.
+    lost = [
+        planner.full_recovery(interval).expected.overhead.lost_computation_hours
+        for interval in (3.0, 2.95)
+    ]
+    assert lost[0] == pytest.approx(lost[1], rel=0.1)
 
 
 def test_a_long_job_needs_no_simulation_for_a_gamma_model():
