@@ -30,7 +30,7 @@ ended it; 0: it ended otherwise), and nodes if jobs ran on different numbers of 
 \b
 PLS, the portion of lost samples, is the share of training whose effect failures take away from the
 tables. Full recovery has none, and pays for it by training again. What PLS costs in accuracy
-depends on the model; lower is safer and dearer. 0.1 reproduces the figures of the paper's abstract."""
+depends on the model; lower is safer and dearer. The paper's abstract is reproduced with 0.1."""
 
 
 @click.command(epilog=_EPILOG)
