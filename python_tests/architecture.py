@@ -29,7 +29,7 @@ PYTHON_LAYERS: list[set[str]] = [
     {"tables", "segment_rows", "segment_stream"},
     {"shard_rows"},
     {"tracking", "priorities", "schedules", "store"},
-    {"selection", "dense", "store_reader"},
+    {"selection", "dense", "store_reader", "target_pls"},
     {"segment_capture", "merging"},
     {"snapshot", "recovery"},
     {"committer", "transplant"},
@@ -50,6 +50,8 @@ PYTHON_ASIDE: dict[str, set[str]] = {
         "tables",
     },
 }
+# What of the layers may use a module that lies aside: the schedule that plans.
+PYTHON_ALSO: dict[str, set[str]] = {"target_pls": {"policy"}}
 _TRAINER = ("trainer", "failures")
 # Everything on top of the layers may use what lies aside.
 TOP_LAYERS = ("distributed", "emulation", "integrations", "report", "cli", "__init__")
@@ -106,6 +108,7 @@ def allowed_imports(module: str) -> set[str]:
         if module in layer:
             break
         below |= layer - {"_C"}
+    below |= PYTHON_ALSO.get(module, set())
     return below | (set(PYTHON_ASIDE) if module in TOP_LAYERS else set())
 
 
