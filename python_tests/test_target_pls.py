@@ -112,6 +112,7 @@ def test_it_warns_when_keeping_to_the_target_costs_more_than_full_recovery(caplo
         observed(schedule, START)
         assert not caplog.records
         observed(schedule, MEASURED, replace(MEASURED, save_hours=0.02))
+        observed(schedule, replace(MEASURED, fraction=0.5), MEASURED)
     [warning] = caplog.records
     assert "Recover fully" in warning.getMessage()
     # It keeps to the target all the same.

@@ -85,7 +85,7 @@ def simulate_full_recovery(
             alive, saved, lasted = alive[fails], saved[fails], lasted[fails]
             if not alive.size:
                 break
-            done = np.minimum(np.floor(lasted / cycle), saves - saved)
+            done = np.floor(lasted / cycle)  # whole ones: less than an interval follows the last
             saved = saved + done
             count[alive] += 1
             lost[alive] += lasted - done * cycle

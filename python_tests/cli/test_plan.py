@@ -108,8 +108,11 @@ def test_bytes_of_a_store_by_hand(cpr, store):
     assert seconds > large / 1e3
     assert 3600 * plan["costs"]["load_hours"] == pytest.approx(seconds / 2)
     assert plan["costs"]["load_shard_hours"] == pytest.approx(plan["costs"]["load_hours"] / 3)
-    full = plan["strategies"][0]
-    assert full["bytes_per_hour"] == pytest.approx(seconds * 1e3 / full["interval_hours"])
+    full, mfu = plan["strategies"][0], plan["strategies"][4]
+    total = seconds * 1e3
+    assert full["bytes_per_hour"] == pytest.approx(total / full["interval_hours"])
+    a_save = mfu["bytes_per_hour"] * mfu["save_every_hours"]
+    assert a_save == pytest.approx(0.125 * large + (total - large), rel=1e-6)
 
 
 def test_a_log_is_fitted_and_says_how_sure_it_is(cpr, tmp_path):

@@ -109,6 +109,13 @@ def test_kaplan_meier_by_hand():
     assert fit.notes == ()
 
 
+def test_a_job_that_left_when_another_failed_was_still_at_risk():
+    log = FailureLog(np.array([5.0, 5, 8]), np.array([False, True, True]))
+    times, weights = kaplan_meier(log)
+    assert times.tolist() == [5, 8]
+    assert weights == pytest.approx([1 / 3, 2 / 3])
+
+
 def test_an_empirical_fit_says_what_the_longest_job_hides():
     log = FailureLog(np.array([2.0, 4, 8, 8]), np.array([True, True, False, False]))
     fit = fit_failures(log, "empirical")

@@ -170,6 +170,18 @@ def test_expectations_hold_where_the_papers_assumptions_do_not(
         assert_agree(expected, played)
 
 
+def test_what_is_lost_while_saving_counts_within_an_unfinished_turn_too():
+    dear = JobCosts(5.0, 0.3, 0.1, 0.2)
+    for total in (20, 19, 38):
+        given = (dear, Job(total, 1))
+        options = {"pattern": SavePattern(0.25, 0.25), "clock": "running"}
+        expected = expected_partial_recovery(*given, 4, 20, **options)
+        played = simulate_partial_recovery(
+            *given, ExponentialFailures(4), 20, **options, histories=100_000
+        )
+        assert expected.pls == pytest.approx(played.pls, rel=0.01)
+
+
 def assert_agree(expected, played):
     hours = played.overhead.total_hours
     assert abs(expected.overhead.total_hours - hours) < 4 * played.total_standard_error_hours
