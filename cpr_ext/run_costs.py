@@ -56,6 +56,11 @@ class CostMeter:
             self._idle_steps += 1
             self._idle_seconds += stall_seconds
 
+    @property
+    def has_news(self) -> bool:
+        """Whether speed is known since this step, or is known much better than when last asked."""
+        return self._steps in (_STEPS_FOR_SPEED, 10 * _STEPS_FOR_SPEED, 100 * _STEPS_FOR_SPEED)
+
     def note_snapshot(self, file_bytes: int, *, is_base: bool) -> None:
         """A snapshot was committed."""
         if self._snapshot_seconds:

@@ -4,6 +4,7 @@ Hours are hours, bytes are bytes; every name says which. Nothing here needs torc
 """
 
 from cpr_ext.policy.costs import Job, JobCosts, SavePattern, StateBytes
+from cpr_ext.policy.failure_log import FailureLog, read_failure_log, times_to_failure
 from cpr_ext.policy.failure_models import (
     EmpiricalFailures,
     ExponentialFailures,
@@ -11,6 +12,7 @@ from cpr_ext.policy.failure_models import (
     GammaFailures,
     draw_failure_times,
 )
+from cpr_ext.policy.fitting import FailureFit, fit_failures
 from cpr_ext.policy.overhead import (
     Overhead,
     full_recovery,
@@ -30,6 +32,8 @@ from cpr_ext.policy.pls import (
 __all__ = [
     "EmpiricalFailures",
     "ExponentialFailures",
+    "FailureFit",
+    "FailureLog",
     "FailureModel",
     "GammaFailures",
     "Job",
@@ -45,9 +49,12 @@ __all__ = [
     "exact_expected_pls",
     "expected_pls",
     "expected_share_lost_once",
+    "fit_failures",
     "full_recovery",
     "interval_for_pls",
     "partial_recovery",
     "portion_of_lost_samples",
+    "read_failure_log",
+    "times_to_failure",
     "young_interval_hours",
 ]
