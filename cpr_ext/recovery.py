@@ -46,6 +46,8 @@ class RecoveryReport:
         shards: the shards restored.
         rows_restored: rows of these shards now as saved (each counted once).
         rows_stale: rows whose last update is lost: restored to, or left in, an older state.
+        row_updates_lost: updates of these shards' rows that were not saved (``shards=`` only; None:
+            not counted, see ``Checkpointer(count_row_updates=True)``). Damage may add to it.
         samples_lost: samples trained since a lost shard's last snapshot, summed over the shards.
         segments_read, bytes_read: what was read for it.
         damaged_segments: what was not usable.
@@ -60,6 +62,7 @@ class RecoveryReport:
     rows_restored: int = 0
     rows_stale: int = 0
     samples_lost: int = 0
+    row_updates_lost: int | None = 0
     segments_read: int = 0
     bytes_read: int = 0
     damaged_segments: list[DamagedSegment] = field(default_factory=list)

@@ -49,6 +49,10 @@ class Schedule(ABC):
     def observe(self, costs: RunCosts) -> None:  # noqa: B027
         """Take note of what the run costs; called at its start and whenever more is known."""
 
+    def job_samples(self) -> int | None:
+        """Samples of the whole job, if the schedule was told."""
+        return None
+
     def __or__(self, other: Schedule) -> Schedule:
         """Due as soon as either is."""
         return AnyOf((self, other))
@@ -94,3 +98,7 @@ class AnyOf(Schedule):
     def observe(self, costs: RunCosts) -> None:  # noqa: D102
         for schedule in self.schedules:
             schedule.observe(costs)
+
+    def job_samples(self) -> int | None:  # noqa: D102
+        known = (schedule.job_samples() for schedule in self.schedules)
+        return next((samples for samples in known if samples is not None), None)

@@ -23,7 +23,7 @@ logger = logging.getLogger("cpr_ext")
 # A job of unknown length is planned as one of so many failures.
 _MANY_FAILURES = 100
 _HISTORIES = 500  # a plan is made between two training steps
-_CHANGE = 0.1  # by which a figure must have changed to plan again
+_CHANGE = 0.25  # by which a figure must have changed to plan again
 
 
 class TargetPLS(Schedule):
@@ -31,7 +31,7 @@ class TargetPLS(Schedule):
 
     All rows have their turn every ``T_save = 2*PLS*N_emb*T_fail/k`` hours (CPR; ``k`` shards per
     failure), at most the job; a priority saves its fraction ``r`` of them every ``r*T_save``. The
-    plan is made anew when measured costs have changed by a tenth, and decisions are logged to
+    plan is made anew when measured costs have changed by a quarter, and decisions are logged to
     the logger ``cpr_ext``. The target is always kept to; if keeping to it costs more than full
     recovery would, that is logged as a warning.
 
@@ -97,8 +97,11 @@ class TargetPLS(Schedule):
         interval_hours = self.interval_hours
         return interval_hours is not None and since_last.seconds >= 3600 * interval_hours
 
+    def job_samples(self) -> int | None:  # noqa: D102
+        return self.total_samples
+
     def observe(self, costs: RunCosts) -> None:
-        """Plan, if this is the first time or costs have changed by more than a tenth.
+        """Plan, if this is the first time or costs have changed by more than a quarter.
 
         Raises:
             UsageError: a failure takes more shards than there are.

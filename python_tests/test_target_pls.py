@@ -87,10 +87,10 @@ def test_it_plans_with_measured_costs_and_again_only_when_they_change():
     assert first.strategies[4].bytes_per_hour == pytest.approx(
         (0.125 * 99e9 + 1e9) / schedule.interval_hours
     )
-    assert observed(schedule, replace(MEASURED, save_hours=0.0109)).plan is first
-    again = observed(schedule, replace(MEASURED, save_hours=0.0112)).plan
+    assert observed(schedule, replace(MEASURED, save_hours=0.0124)).plan is first
+    again = observed(schedule, replace(MEASURED, save_hours=0.0126)).plan
     assert again is not first
-    assert again.costs.save_hours == 0.0112
+    assert again.costs.save_hours == 0.0126
 
 
 def test_it_says_what_it_decided_once(caplog):
