@@ -183,7 +183,7 @@ def _take_store(figures: _Figures, given: Mapping[str, Any], notes: list[str]) -
     notes.append(
         "Assumed for the store: all shards on this one disk, and training that stands still while "
         "a save is written. cpr_ext writes behind training, so this is an upper bound; the stall "
-        "of your own run is in Checkpointer.metrics.stall_seconds (give it as --save-minutes)."
+        "of your own run is what TargetPLS measures and plans with."
     )
     return state
 
