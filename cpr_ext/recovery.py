@@ -17,7 +17,8 @@ from cpr_ext.dense import DensePart
 from cpr_ext.dense_tree import read_position
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.manifest import Manifest, SegmentRecord
-from cpr_ext.segment import ALIGNMENT, Segment, native_table, read_segment
+from cpr_ext.segment import ALIGNMENT, Segment, native_table
+from cpr_ext.store_reader import open_segment
 from cpr_ext.tables import Table, shard_row_range
 
 
@@ -97,7 +98,7 @@ def restore_shard(
     segments: list[Segment] = []
     for record in manifest.segments:
         try:
-            segment = _open(manifest, record)
+            segment = open_segment(manifest, record)
             _check_fits(segment, tables)
         except DamageError as error:
             path = manifest.path_of(record)
@@ -113,14 +114,6 @@ def restore_shard(
         for spec in segment.layout.tables:
             restored.setdefault(spec.name, set()).update(array.name for array in spec.arrays)
     return restored
-
-
-def _open(manifest: Manifest, record: SegmentRecord) -> Segment:
-    return read_segment(
-        manifest.path_of(record),
-        header_bytes=record.header_bytes,
-        header_crc32c=record.header_crc32c,
-    )
 
 
 def _check_fits(segment: Segment, tables: Mapping[str, Table]) -> None:
@@ -180,7 +173,7 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
     Raises:
         DamageError: any byte of it is not as committed.
     """
-    segment = _open(manifest, record)
+    segment = open_segment(manifest, record)
     layout = segment.layout
     arrays = [
         {"": torch.empty(spec.num_rows, dtype=spec.arrays[0].dtype)} for spec in layout.tables

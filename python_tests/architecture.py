@@ -23,11 +23,12 @@ DEVICE_HEADER = "staging/device.h"  # the one header that may know CUDA
 PYTHON_LAYERS: list[set[str]] = [
     {"_C"},  # the compiled module; only _native imports it
     {"errors"},
-    {"_native"},
+    {"_native", "files"},
+    {"signed_json"},
     {"segment", "manifest"},
-    {"packing", "retention", "merge_plan", "metrics"},
+    {"packing", "retention", "merge_plan", "metrics", "witness"},
     {"dense_tree"},
-    {"tables", "segment_rows", "segment_stream"},
+    {"tables", "segment_rows", "segment_stream", "segment_header"},
     {"shard_rows"},
     {"tracking", "priorities", "schedules", "store"},
     {"selection", "dense", "store_reader"},

@@ -71,9 +71,9 @@ def held_commits(monkeypatch):
     gate = threading.Event()
     commit = Manifest.commit
 
-    def commit_later(self, segments):
+    def commit_later(self, segments, seen=None):
         assert gate.wait(60)
-        commit(self, segments)
+        commit(self, segments, seen)
 
     monkeypatch.setattr(Manifest, "commit", commit_later)
     yield gate

@@ -10,19 +10,15 @@ from functools import partial
 from pathlib import Path
 
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.manifest import (
-    MANIFEST_FILE,
-    TEMPORARY_SUFFIX,
-    Manifest,
-    SegmentRecord,
-    parse_segment_name,
-)
+from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord, parse_segment_name
 from cpr_ext.recovery import read_dense
 from cpr_ext.segment import TableSpec
 from cpr_ext.segment_rows import SegmentRows
+from cpr_ext.signed_json import TEMPORARY_SUFFIX
 from cpr_ext.store import STORE_FILE
 from cpr_ext.store_reader import StoredTable, open_segment, read_identity
 from cpr_ext.tables import WEIGHT, shard_row_range
+from cpr_ext.witness import find_outdated
 
 _SHARD_DIRECTORY = re.compile(r"shard-(\d{5,})", re.ASCII)
 _ANY_ROW = (0, 2**62)
@@ -91,6 +87,9 @@ class _Verification:
         dense = self._manifest(self._store / "dense")
         manifests = [(n, self._manifest(self._store / f"shard-{n:05d}")) for n in range(shards)]
         found = [manifest for _, manifest in manifests if manifest] + ([dense] if dense else [])
+        for outdated in find_outdated(found):
+            if outdated.is_still_so():
+                self._note(outdated.manifest.directory / MANIFEST_FILE, str(outdated))
         self._total_bytes = self._report.bytes_checked + sum(
             record.file_bytes for manifest in found for record in manifest.segments
         )
