@@ -138,7 +138,11 @@ class StoreReader:
             raise DamageError(
                 f"{manifest.directory}: no base segment of snapshot {snapshot} or before"
             )
-        return [open_segment(manifest, record) for record in records]
+        opened = [open_segment(manifest, record) for record in records]
+        if has_rows:
+            # Whoever reads reserves memory for all rows of the shard; here are as many on disk.
+            require_all_rows(opened[0], {n: self.row_range(n, shard) for n in self.tables})
+        return opened
 
 
 def open_segment(manifest: Manifest, record: SegmentRecord) -> Segment:
@@ -182,6 +186,14 @@ def require_shards(directory: Path, num_shards: int) -> None:
             "missing. If the making of the store was interrupted, open it for training once more; "
             "else put the directory back"
         )
+
+
+def require_all_rows(base: Segment, row_ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Raise DamageError unless a base segment holds every row [begin, end) of these tables."""
+    held = {spec.name: (spec.range_begin, spec.num_rows) for spec in base.layout.tables}
+    for name, (begin, end) in row_ranges.items():
+        if begin < end and held.get(name) != (begin, end - begin):
+            raise DamageError(f"{base.path}: this base lacks rows of table '{name}'")
 
 
 def read_identity(directory: Path) -> tuple[int, Mapping[str, StoredTable]]:
