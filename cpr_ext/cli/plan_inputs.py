@@ -92,6 +92,14 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
         UsageError: something needed is missing (all of it is named), or out of range.
         DataError, StoreError, StorageError: the log, the store or its disk cannot be used.
     """
+    for option, needed in (
+        ("nodes", "failure_log"),
+        ("write_mb_per_second", "store"),
+        ("read_mb_per_second", "store"),
+    ):
+        if given[option] is not None and given[needed] is None:
+            text = f"--{option} is of use only with --{needed}".replace("_", "-")
+            raise UsageError(text)
     figures = _Figures(given)
     notes: list[str] = []
     failures: FailureModel | None = None

@@ -153,7 +153,8 @@ def _require_playable(histories: int, failures: float) -> None:
     if histories * failures > _MOST_FAILURES:
         raise UsageError(
             f"{histories} histories of about {failures:.3g} failures each are too many to play; "
-            f"needed: at most {_MOST_FAILURES} failures in all. Play fewer histories"
+            f"needed: at most {_MOST_FAILURES} failures in all. Play fewer histories, or take a "
+            "constant rate"
         )
 
 

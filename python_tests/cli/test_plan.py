@@ -159,6 +159,8 @@ def test_the_picture_is_drawn_of_the_size_it_says(cpr, tmp_path):
         ((*JOB, *COSTS, "--failure-log", "x"), "both tell the MTBF; give one"),
         ((*JOB, *COSTS, "--plot", "/nowhere/a.png"), "folder of '/nowhere/a.png' does not exist"),
         ((*JOB, "--store", "/nowhere"), "/nowhere"),
+        ((*JOB, *COSTS, "--nodes", 8), "--nodes is of use only with --failure-log"),
+        ((*JOB, *COSTS, "--read-mb-per-second", 8), "--read-mb-per-second is of use only with"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_the_remedy(cpr, options, why):

@@ -164,6 +164,21 @@ def test_a_long_job_needs_no_simulation_for_a_gamma_model():
         assert formula.pls == pytest.approx(simulated.pls, rel=0.02)
 
 
+def test_failures_that_come_evenly_are_simulated_until_they_no_longer_keep_step_with_saves():
+    failures = GammaFailures(100, 0.28)
+    assert Planner(Job(200 * 28, 8), COSTS, failures).why_simulated is not None
+    assert Planner(Job(4000 * 28, 8), COSTS, failures).why_simulated is None
+
+
+def test_a_job_of_very_many_failures_is_played_fewer_times():
+    failures = EmpiricalFailures((0.5, 1.5), (), 0.1)
+    planner = Planner(Job(10_000, 8), COSTS, failures)
+    assert planner.histories == 200
+    played = planner.partial_recovery("CPR-vanilla", "all", 2.0).expected
+    assert played.histories == 200
+    assert played.pls_standard_error < 0.005 * played.pls
+
+
 def test_clustered_failures_shorten_the_interval_until_the_target_holds():
     job, failures = Job(56, 8), GammaFailures(0.3, 28 / 0.3)
     plan = Planner(job, COSTS, failures).plan(0.02)
