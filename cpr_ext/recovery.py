@@ -14,6 +14,7 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.dense import DensePart
+from cpr_ext.dense_tree import read_position
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.manifest import Manifest, SegmentRecord
 from cpr_ext.segment import ALIGNMENT, Segment, native_table, read_segment
@@ -201,7 +202,12 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
         spec.name: array[""].reshape(spec.shape or ())
         for spec, array in zip(layout.tables, arrays, strict=True)
     }
-    return DensePart(segment.metadata["skeleton"], tensors)
+    part = DensePart(segment.metadata.get("skeleton"), tensors)
+    try:
+        read_position(part.tree())
+    except DamageError as error:
+        raise DamageError(f"{segment.path}: {error}") from error
+    return part
 
 
 def newest_readable_dense(

@@ -17,7 +17,6 @@ from cpr_ext.manifest import (
     SegmentRecord,
     parse_segment_name,
 )
-from cpr_ext.packing import unpack
 from cpr_ext.recovery import read_dense
 from cpr_ext.segment import TableSpec
 from cpr_ext.segment_rows import SegmentRows
@@ -172,8 +171,7 @@ class _Verification:
 
     def _check_dense(self, manifest: Manifest, record: SegmentRecord) -> None:
         open_segment(manifest, record)
-        part = read_dense(manifest, record)
-        unpack(part.skeleton, part.tensors)
+        read_dense(manifest, record)
         self._advance(record.file_bytes)
 
     def _check_rows(
