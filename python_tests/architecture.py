@@ -33,7 +33,7 @@ PYTHON_LAYERS: list[set[str]] = [
     {"selection", "dense", "store_reader"},
     {"segment_capture", "merging"},
     {"snapshot", "recovery"},
-    {"committer", "transplant"},
+    {"committer", "overlap", "transplant"},
     {"compactor", "recovering"},
     {"checkpointer"},
     {"__init__"},
