@@ -42,7 +42,9 @@ int64_t SegmentJob::keep(int table, const Index* row_ids, int64_t count) {
   if (kept_.empty()) throw UsageError("keep() of a job without copy on write");
   std::lock_guard<std::mutex> no_capture(capture_mutex_);
   if (table < next_table_ || state() != JobState::kCapturing) return count;
-  const int64_t captured_chunks = table > next_table_ ? 0 : next_row_ / rows_per_chunk_[table];
+  const int64_t rows_per_chunk = rows_per_chunk_[table];
+  const int64_t captured_rows = table > next_table_ ? 0 : next_row_;
+  const int64_t captured_chunks = (captured_rows + rows_per_chunk - 1) / rows_per_chunk;
   return kept_[table]->keep(row_ids, count, captured_chunks);
 }
 

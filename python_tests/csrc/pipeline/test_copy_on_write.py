@@ -142,6 +142,21 @@ def test_a_row_is_copied_once_and_only_while_it_waits(tmp_path):
     assert pipe.kept_bytes == 0
 
 
+def test_rows_of_a_last_chunk_that_is_not_full_are_not_copied_once_it_is_captured(tmp_path):
+    table = random_table(num_rows=1500)  # chunks of 1024 rows and the rest
+    smallest = segments.smallest_slot([table])
+    pipe = pipeline(2, smallest, 1 << 20)
+    stop = native.StopFlag()
+    stop.set()
+    job = segments.start(pipe, tmp_path / "s", Layout([table]), copy_on_write=True)
+    for _ in range(2):
+        job.capture(step=1, wait_for_slot=True, stop=stop)
+    assert job.state == "capturing"  # it does not know yet that nothing is left
+    job.keep(0, np.arange(1500))
+    assert pipe.kept_bytes == 0
+    job.cancel("done")
+
+
 def test_full_memory_is_told_and_capturing_frees_it(tmp_path):
     table = random_table(num_rows=4096)
     pipe = pipeline(2, segments.smallest_slot([table]), 10 * ENTRY_BYTES)
