@@ -2,8 +2,8 @@
 
 Between one optimizer step and the next, forward and backward only read the tables. In that window,
 from the end of ``ckpt.step()`` to the optimizer's step, a thread of its own captures rows. Before
-an optimizer changes anything the thread has come back; and rows that a snapshot of one step still
-waits for are copied aside.
+an optimizer changes anything the thread has come back; and those rows that its gradients are about
+to change and that a snapshot of one step still waits for are copied aside.
 
 All of this rests on tables being changed by their optimizer alone. Where another change is seen
 (PyTorch counts changes of a tensor in place), the snapshot is given up.
@@ -90,7 +90,7 @@ class Overlap:
     All calls come from the training thread.
 
     Args:
-        recorder: knows which rows the next optimizer step may change.
+        recorder: uses the trackers, which a snapshot does too while its rows are captured.
     """
 
     def __init__(self, tables: Sequence[Table], recorder: LookupRecorder) -> None:
@@ -104,7 +104,7 @@ class Overlap:
         self._held_seconds = 0.0
         #: A snapshot found a table changed by something else than its optimizer.
         self.was_broken = False
-        self._recorder.before_flush = self._before_flush
+        self._recorder.before_flush = self.pause
         optimizers = {id(t.optimizer): t.optimizer for t in tables if t.optimizer is not None}
         for optimizer in optimizers.values():
             self._handles.append(optimizer.register_step_pre_hook(self._before_optimizer))
@@ -199,32 +199,18 @@ class Overlap:
         self.pause()
         snapshot = self._snapshot
         if snapshot is not None and snapshot.is_held:
-            pending = self._recorder.pending()
             for table in self._tables:
-                if table.optimizer is optimizer:
-                    for row_ids in _changing_rows(table, pending):
-                        snapshot.keep(table.name, row_ids)
+                if table.optimizer is optimizer and table.weight.grad is not None:
+                    snapshot.keep(table.name, _rows_with_gradient(table.weight.grad))
         self._held_seconds += time.perf_counter() - started
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._snapshot is not None:
             self._note_versions()
 
-    def _before_flush(self) -> None:
-        """Lookups are about to be counted and forgotten; their rows may change any time later."""
-        if self._snapshot is None:
-            return
-        self.pause()
-        if self._snapshot is not None and self._snapshot.is_held:
-            for name, indices in self._recorder.pending():
-                self._snapshot.keep(name, indices)
 
-
-def _changing_rows(
-    table: Table, pending: Sequence[tuple[str, torch.Tensor]]
-) -> Sequence[torch.Tensor]:
-    """Row ids, with repetitions, that the next step of the table's optimizer may change."""
-    gradient = table.weight.grad
-    if gradient is not None and gradient.layout == torch.sparse_coo:
-        return [gradient._indices()[0].contiguous()]
-    return [indices for name, indices in pending if name == table.name]
+def _rows_with_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    """Row ids, some perhaps repeated, outside of which a gradient is zero: (n,), int64."""
+    if gradient.layout == torch.sparse_coo:
+        return gradient._indices()[0].contiguous()
+    return gradient.any(dim=1).nonzero().squeeze(1)

@@ -42,6 +42,10 @@ class _Part:
     is_committed: bool = False
 
 
+def _is_capturing(part: _Part) -> bool:
+    return part.capture.is_capturing
+
+
 class Snapshot:
     """A snapshot in flight, or done; what ``Checkpointer.save`` returns.
 
@@ -179,20 +183,21 @@ class Snapshot:
                     return True
                 continue
             part = self._parts[index]
-            if part.capture.is_capturing:
-                if 0 < max_bytes <= captured_bytes:
-                    break
-                left = max_bytes - captured_bytes if max_bytes else 0
-                chunks = part.capture.capture(
-                    self.first_step if self.is_held else step,
-                    max_bytes=left,
-                    wait_for_slot=wait_for_slot,
-                    stop=stop,
-                )
-                captured_bytes += self._take(part, chunks, step)
-                if part.capture.is_capturing or (stop is not None and stop.is_set()):
-                    break
             index += 1
+            if not part.capture.is_capturing:
+                continue
+            if 0 < max_bytes <= captured_bytes:
+                break
+            chunks = part.capture.capture(
+                self.first_step if self.is_held else step,
+                max_bytes=max_bytes - captured_bytes if max_bytes else 0,
+                wait_for_slot=wait_for_slot,
+                stop=stop,
+            )
+            captured_bytes += self._take(part, chunks, step)
+            was_stopped = stop is not None and stop.is_set()
+            if was_stopped or _is_capturing(part):
+                break
         return captured_bytes > 0
 
     def finish_if_captured(self, step: int, num_samples: int) -> None:

@@ -34,7 +34,7 @@ class LookupRecorder:
         self._pending_lookups = 0
         self._handles: list[Any] = []
         self._is_noting = False
-        #: Called before lookups noted are counted and forgotten; the trackers are not touched yet.
+        #: Called before lookups are counted; no one else uses the trackers once it returns.
         self.before_flush: Callable[[], None] | None = None
         # Changed by every noting in a compiled graph, so that no two are taken for the same.
         self._ticket = torch.zeros((), dtype=torch.int64)
@@ -99,10 +99,6 @@ class LookupRecorder:
             [indices for _, indices in pending],
             self._pool,
         )
-
-    def pending(self) -> list[tuple[str, torch.Tensor]]:
-        """Lookups noted and not yet counted: (table's name, indices), indices not yet checked."""
-        return [(self._tables[index].name, indices) for index, indices in self._pending]
 
     def forget(self) -> None:
         """Drop what was noted and not yet counted."""

@@ -119,10 +119,13 @@ def test_rows_that_changed_while_a_snapshot_of_an_earlier_step_was_captured_stay
 
 @given(
     micro_batches=st.lists(st.integers(1, 3), min_size=4, max_size=10),
+    step_per_micro_batch=st.booleans(),
     sparse=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_gradient_accumulation_is_exact(tmp_path_factory, micro_batches, sparse, seed):
+def test_gradient_accumulation_is_exact(
+    tmp_path_factory, micro_batches, step_per_micro_batch, sparse, seed
+):
     torch.manual_seed(seed)
     table = nn.Embedding(2000, 8, sparse=sparse)
     model = nn.Sequential(table, nn.Linear(8, 1))
@@ -143,6 +146,9 @@ def test_gradient_accumulation_is_exact(tmp_path_factory, micro_batches, sparse,
         for count in micro_batches:
             for _ in range(count):
                 model(torch.randint(0, 2000, (50,))).sum().backward()
+                if step_per_micro_batch:
+                    rows[checkpointer.step_count + 1] = copy_rows(checkpointer.tables)
+                    checkpointer.step()
             for each in (optimizer, dense):
                 each.step()
                 each.zero_grad()
@@ -150,6 +156,30 @@ def test_gradient_accumulation_is_exact(tmp_path_factory, micro_batches, sparse,
             checkpointer.step()
     checkpointer.wait()
     assert checkpointer.metrics.failed_snapshots == 0
+    assert_captured(checkpointer, rows)
+    checkpointer.close()
+
+
+def test_rows_that_change_without_a_lookup_are_captured_as_they_were(tmp_path):
+    """A weight tied to a linear layer gets gradients in every row, looked up or not."""
+    torch.manual_seed(0)
+    table, linear = nn.Embedding(5000, 8), nn.Linear(8, 5000, bias=False)
+    linear.weight = table.weight
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    checkpointer = cpr_ext.Checkpointer(
+        nn.Sequential(table, linear), optimizer, tmp_path, overlap="always", consistency="step",
+        slot_bytes=32 << 10, schedule=cpr_ext.EverySteps(1000),
+    )  # fmt: skip
+    rows = {}
+    with short_windows():
+        for _ in range(5):
+            linear(table(torch.randint(0, 100, (3,)))).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            rows[checkpointer.step_count + 1] = copy_rows(checkpointer.tables)
+            checkpointer.step()
+    checkpointer.wait()
+    assert differences(rows[1], rows[5])
     assert_captured(checkpointer, rows)
     checkpointer.close()
 

@@ -262,11 +262,12 @@ void register_pipeline(py::module_& module) {
            py::arg("file_offset"), py::arg("first_row_id") = 0)
       .def("add_bytes", &TableSpec::add_bytes, py::arg("name"), py::arg("tensor"),
            py::arg("file_offset"), py::arg("check_nan") = true)
-      .def("rows_per_chunk",
-           [](const TableSpec& spec, int64_t slot_bytes, int64_t max_chunk_bytes) {
-             return rows_per_chunk(spec.table, slot_bytes, max_chunk_bytes);
-           },
-           py::arg("slot_bytes"), py::arg("max_chunk_bytes") = 0)
+      .def(
+          "rows_per_chunk",
+          [](const TableSpec& spec, int64_t slot_bytes, int64_t max_chunk_bytes) {
+            return rows_per_chunk(spec.table, slot_bytes, max_chunk_bytes);
+          },
+          py::arg("slot_bytes"), py::arg("max_chunk_bytes") = 0)
       .def("chunk_bytes", [](const TableSpec& spec, int64_t count) {
         if (count < 0 || count > spec.table.num_rows) {
           throw UsageError("count is " + std::to_string(count) + "; the table has " +

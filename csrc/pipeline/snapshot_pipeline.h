@@ -104,9 +104,9 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
 
   SnapshotPipeline& pipeline_;
   const CapturePlan plan_;
-  std::vector<int64_t> rows_per_chunk_;  // per table
+  std::vector<int64_t> rows_per_chunk_;          // per table
   std::vector<std::unique_ptr<KeptRows>> kept_;  // per table; none without copy on write
-  SegmentWriter writer_;                 // the writer's thread, then finish()'s caller
+  SegmentWriter writer_;                         // the writer's thread, then finish()'s caller
 
   std::mutex capture_mutex_;  // held by capture() and keep(), guards these; taken before mutex_
   int next_table_ = 0;

@@ -69,9 +69,7 @@ def test_the_file_holds_every_row_as_it_was_at_the_start(
 ):
     random = np.random.default_rng(seed)
     smallest = segments.smallest_slot(tables)
-    largest_row = max(
-        sum(array[:1].nbytes for array in table.arrays.values()) for table in tables
-    )
+    largest_row = max(sum(array[:1].nbytes for array in table.arrays.values()) for table in tables)
     pipe = pipeline(num_slots, slot_units * smallest, keep_bytes + 2 * (largest_row + ENTRY_BYTES))
     layout = Layout(tables)
     expected = layout.expected_file()
