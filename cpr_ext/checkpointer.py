@@ -25,8 +25,8 @@ from cpr_ext.merging import MergeLimits
 from cpr_ext.metrics import Metrics
 from cpr_ext.overlap import Overlap
 from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority
-from cpr_ext.recovering import Recoverer, RecoveryMode
-from cpr_ext.recovery import RecoveryReport
+from cpr_ext.recovering import OnDamage, Recoverer, RecoveryMode
+from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.retention import Retention, keep_needed
 from cpr_ext.schedules import EverySeconds, Progress, Schedule
 from cpr_ext.segment_capture import WriteOptions
@@ -323,6 +323,7 @@ class Checkpointer:
         mode: RecoveryMode = "partial",
         from_store: str | os.PathLike[str] | None = None,
         strict: bool = True,
+        on_damage: OnDamage = "fall_back",
     ) -> RecoveryReport:
         """Bring back what was lost.
 
@@ -338,6 +339,10 @@ class Checkpointer:
             strict: False takes from ``from_store`` what matches: a table that has grown keeps its
                 old rows; other tables and parameters that differ stay as they are.
                 ``RecoveryReport.differences`` lists them.
+            on_damage: ``"fall_back"`` restores the newest undamaged state of each row, and the
+                report tells what was damaged and which rows are older, by how much, or missing.
+                ``"raise"`` reads and checks all files first (of ``shards``, or of the whole store),
+                and if any is damaged raises before anything is changed.
 
         Returns:
             What was restored; ``step`` is where training goes on, 0 if the store is empty.
@@ -347,9 +352,11 @@ class Checkpointer:
                 or ``strict=False`` without ``from_store``.
             StoreError: the store does not fit the model (all differences are listed, nothing was
                 changed), or holds no full-recovery point.
-            DamageError: no undamaged snapshot of the dense part is left.
+            DamageError: no undamaged snapshot of the dense part is left; or anything is damaged,
+                with ``on_damage="raise"``: names every damaged file, nothing was changed.
         """
         _require("mode", mode, ("partial", "full"))
+        _require("on_damage", on_damage, ("raise", "fall_back"))
         self._require_open()
         started = time.perf_counter()
         if shards is not None and mode == "full":
@@ -367,13 +374,15 @@ class Checkpointer:
         if shards is not None:
             self._recorder.flush()
             report = RecoveryReport(self._step, self._num_samples, tuple(sorted(set(shards))))
-            self._recoverer.recover_shards(report)
+            self._recoverer.recover_shards(report, on_damage=on_damage)
             self._note_shards(report)
         elif from_store is not None and self.store.is_empty:
-            report = self._recoverer.recover_from(StoreReader(from_store), mode, strict)
+            report = self._recoverer.recover_from(
+                StoreReader(from_store), mode, strict=strict, on_damage=on_damage
+            )
             self._note_all(report, is_own_store=False)
         else:
-            report = self._recoverer.recover_all(mode, steps_done=self._step)
+            report = self._recoverer.recover_all(mode, steps_done=self._step, on_damage=on_damage)
             self._note_all(report, is_own_store=True)
         report.seconds = time.perf_counter() - started
         for damaged in report.damaged_segments:

@@ -12,13 +12,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from cpr_ext.checking import refuse_damage
 from cpr_ext.dense import DensePart, dense_differences, restore_dense
 from cpr_ext.dense_tree import read_position
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.manifest import SegmentRecord
-from cpr_ext.recovery import RecoveryReport, newest_readable_dense, restore_shard
+from cpr_ext.recovery import newest_readable_dense, restore_shard
+from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.store import Store
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.store_reader import StoredTable, StoreReader
 from cpr_ext.tables import Table, shard_row_range
 from cpr_ext.tracking import LookupRecorder
 from cpr_ext.transplant import (
@@ -30,6 +32,7 @@ from cpr_ext.transplant import (
 )
 
 RecoveryMode = Literal["partial", "full"]
+OnDamage = Literal["raise", "fall_back"]
 
 
 class Recoverer:
@@ -65,16 +68,25 @@ class Recoverer:
         self._threads = threads
         self._direct_io = direct_io
 
-    def recover_shards(self, report: RecoveryReport) -> None:
-        """Restore the rows of ``report.shards``, and nothing else; counts are added to it."""
+    def recover_shards(self, report: RecoveryReport, *, on_damage: OnDamage) -> None:
+        """Restore the rows of ``report.shards``, and nothing else; counts are added to it.
+
+        Raises:
+            DamageError: ``on_damage="raise"`` and a file of these shards is damaged.
+        """
+        if on_damage == "raise":
+            shards = {shard: self._store.shards[shard] for shard in report.shards}
+            refuse_damage(None, shards, self._stored(), self._store.num_shards)
         for shard in report.shards:
             report.rows_stale += sum(
                 self._trackers[table.name].num_dirty(*self._range(table, shard))
                 for table in self._tables
             )
-            self._restore(shard, report)
+            self._restore(shard, report, is_live=True)
 
-    def recover_all(self, mode: RecoveryMode, *, steps_done: int) -> RecoveryReport:
+    def recover_all(
+        self, mode: RecoveryMode, *, steps_done: int, on_damage: OnDamage
+    ) -> RecoveryReport:
         """Restore every shard and the dense part, and roll the store back to them.
 
         Args:
@@ -82,7 +94,14 @@ class Recoverer:
 
         Returns:
             What was restored; all zero if the store is empty.
+
+        Raises:
+            DamageError: no undamaged dense part is left, or ``on_damage="raise"`` and any file of
+                the store is damaged.
         """
+        if on_damage == "raise":
+            shards = dict(enumerate(self._store.shards))
+            refuse_damage(self._store.dense, shards, self._stored(), len(shards))
         report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
         found = self._newest_dense(mode, report)
         if found is None and steps_done > 0:
@@ -105,8 +124,18 @@ class Recoverer:
             self._by_name[name].keep_row_states(arrays)
         return report
 
-    def recover_from(self, reader: StoreReader, mode: RecoveryMode, strict: bool) -> RecoveryReport:
-        """Restore everything from another store, of any number of shards, which is only read."""
+    def recover_from(
+        self, reader: StoreReader, mode: RecoveryMode, *, strict: bool, on_damage: OnDamage
+    ) -> RecoveryReport:
+        """Restore everything from another store, of any number of shards, which is only read.
+
+        Raises:
+            StoreError: the store's model is another one, or it holds no such snapshot.
+            DamageError: as :meth:`recover_all`.
+        """
+        if on_damage == "raise":
+            shards = dict(enumerate(reader.shards))
+            refuse_damage(reader.dense, shards, reader.tables, len(shards))
         report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
         record, part = newest_undamaged(reader, full=mode == "full", report=report)
         match = match_tables(reader, self._tables)
@@ -155,7 +184,9 @@ class Recoverer:
             )
         return found
 
-    def _restore(self, shard: int, report: RecoveryReport) -> dict[str, set[str]]:
+    def _restore(
+        self, shard: int, report: RecoveryReport, *, is_live: bool = False
+    ) -> dict[str, set[str]]:
         restored = restore_shard(
             self._store.shards[shard],
             shard,
@@ -168,8 +199,28 @@ class Recoverer:
         for table in self._tables:
             # Restored rows are as saved: not dirty, and their change is measured from here.
             begin, end = self._range(table, shard)
+            if is_live and report.damaged_segments:
+                report.rows_stale -= self._num_counted_twice(table, begin, end, report)
             self._trackers[table.name].take_range(begin, end, weight=table.weight)
         return restored
+
+    def _num_counted_twice(self, table: Table, begin: int, end: int, report: RecoveryReport) -> int:
+        """Rows looked up since they were saved that count as older or missing already."""
+        dirty = torch.as_tensor(self._trackers[table.name].dirty_rows(begin, end))
+        older = report.older_rows.get(table.name)
+        found = [
+            *([older.row_ids] if older is not None else []),
+            *([report.missing_rows[table.name]] if table.name in report.missing_rows else []),
+        ]
+        return sum(int(torch.isin(row_ids, dirty).sum()) for row_ids in found)
+
+    def _stored(self) -> dict[str, StoredTable]:
+        return {
+            table.name: StoredTable(
+                table.name, table.num_embeddings, table.embedding_dim, table.weight.dtype
+            )
+            for table in self._tables
+        }
 
     def _range(self, table: Table, shard: int) -> tuple[int, int]:
         return shard_row_range(table.num_embeddings, shard, self._store.num_shards)

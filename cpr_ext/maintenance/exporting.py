@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 
 from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.files import storage_error, sync_directory
 from cpr_ext.maintenance.row_reading import shard_rows
 from cpr_ext.maintenance.safetensors_stream import TensorSpec, write_safetensors
-from cpr_ext.manifest import storage_error, sync_directory
 from cpr_ext.recovery import read_dense
 from cpr_ext.segment import ArraySpec
 from cpr_ext.shard_rows import ShardRows
