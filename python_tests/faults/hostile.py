@@ -12,6 +12,7 @@ import os
 import random
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -86,6 +87,11 @@ def apply(target: Target, operations: list[Operation]) -> None:
     """Change the store; an operation for which an earlier one left no place does nothing."""
     for operation in operations:
         arguments = {key: value for key, value in operation.items() if key != "op"}
+        path = target.store / operation["file"]
+        if operation["op"] not in _BY_NAME and not (
+            _is_regular(path) and _is_regular(path.with_name("MANIFEST.json"), missing=True)
+        ):
+            continue  # an earlier one made a pipe or a link of it, at which this would hang
         with suppress(*_NO_PLACE):
             OPERATIONS[operation["op"]](target.store, **arguments)
 
@@ -247,6 +253,16 @@ OPERATIONS: dict[str, Callable[..., None]] = {
         *(set_row_ids, set_values, flip_byte, resize, write_text, link, pipe, folder, remove, swap),
     )
 }
+
+
+_BY_NAME = ("link", "pipe", "folder", "remove", "swap")  # these open no file
+
+
+def _is_regular(path: Path, *, missing: bool = False) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
+    except OSError:
+        return missing
 
 
 def _remove(path: Path) -> None:
