@@ -1,0 +1,157 @@
+"""Tries: a fault at a call, or a power cut after one, and what was found wrong afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from python_tests.faults import forks
+from python_tests.faults.interposer import DEADLY, FAULTS, Call, Interposer, Logged, read_log
+from python_tests.faults.invariant import check_stores
+from python_tests.faults.journal import Journal, States, read_lines, read_promise
+from python_tests.faults.model import State, build, train_step
+from python_tests.faults.power_cut import Cut, Tree, write_tree
+from python_tests.faults.scenario import COPY, STORES, Watcher, run
+
+_TIMEOUT_SECONDS = 60.0
+Prepare = Callable[[Interposer], None]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run of the scenario without a fault."""
+
+    directory: Path  # of its journal
+    log: list[Logged]
+    lines: list[str]
+
+    @property
+    def outcome(self) -> list[str]:
+        """What a run tells of its success."""
+        return outcome(self.lines)
+
+    def promise_at(self, num_lines: int) -> tuple[object, ...]:
+        """What was promised after so many lines, in a form to compare."""
+        states = States(self.directory)
+        promises = [read_promise(self.lines[:num_lines], name, states) for name in STORES]
+        return tuple((tuple(p.allowed), tuple(p.complete)) for p in promises)
+
+
+def outcome(lines: Sequence[str]) -> list[str]:
+    """The promises made, and how much was compacted."""
+    return [line for line in lines if line.startswith(("acknowledged", "compactions"))]
+
+
+class Harness:
+    """Runs the scenario in children of this process, which must never start a thread.
+
+    Args:
+        directory: for journals and stores, a fast one: what ``fsync`` does is told by the log.
+        prepare: called in each child before the scenario: takes something out of the code.
+    """
+
+    def __init__(self, directory: Path, prepare: Prepare = lambda interposer: None) -> None:
+        self._directory = directory
+        self._interposer = Interposer()
+        self._prepare = prepare
+        torch.set_num_threads(1)
+        _warm_up()
+
+    def record(self) -> Recorded:
+        """Run the scenario once, without a fault, and write its calls down."""
+        place = self._directory / "recorded"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        ended = self._run(place, None, None)
+        lines = read_lines(place / "journal")
+        if ended.error or lines[-1:] != ["done"]:
+            raise AssertionError(f"the scenario fails without any fault: {ended.error}")
+        return Recorded(place / "journal", read_log(place / "journal"), lines)
+
+    def try_fault(self, fault: str, call: Call, clean: Sequence[str], place: Path) -> list[str]:
+        """What is wrong after ``fault`` happened to ``call``; runs in a child of its own.
+
+        Args:
+            clean: the outcome of the scenario without a fault.
+        """
+        ended = self._run(place, fault, call)
+        journal = place / "journal"
+        lines, states = read_lines(journal), States(journal)
+        if fault in DEADLY:
+            found = [] if ended.signal == 9 else [f"it was not killed: {ended.error or 'it ended'}"]
+        else:
+            found = _check_end(fault, lines, clean, ended)
+        copy = journal / COPY
+        if copy.exists():
+            num_lines = int((copy / "num_lines").read_text())
+            found += [
+                f"at the first promise after it: {text}"
+                for text in check_stores(copy, lines[:num_lines], states)
+            ]
+        return found + check_stores(place / "root", lines, states)
+
+    def try_cut(self, cut: Cut, tree: Tree, recorded: Recorded, place: Path) -> list[str]:
+        """What is wrong with what a power cut left; runs in a child of its own."""
+        root = place / "root"
+        root.mkdir()
+        write_tree(tree, root)
+        return check_stores(root, recorded.lines[: cut.num_lines], States(recorded.directory))
+
+    def _run(self, place: Path, fault: str | None, call: Call | None) -> forks.Ended:
+        root, journal = place / "root", place / "journal"
+        root.mkdir()
+        journal.mkdir()
+        action = partial(self._scenario, root, journal, fault, call)
+        return forks.call(action, place / "scenario", _TIMEOUT_SECONDS)
+
+    def _scenario(self, root: Path, directory: Path, fault: str | None, call: Call | None) -> int:
+        interposer = self._interposer
+        journal = Journal(directory, interposer.mark)
+        if fault is None:
+            interposer.log_to(directory)
+        interposer.watch(root)
+        self._prepare(interposer)
+        if fault is not None and call is not None:
+            interposer.plan(fault, call)
+        run(Watcher(root, journal, lambda: interposer.hits))
+        return interposer.hits
+
+
+def _check_end(
+    fault: str, lines: Sequence[str], clean: Sequence[str], ended: forks.Ended
+) -> list[str]:
+    """What is wrong with how a run ended that survived its fault."""
+    if ended.error or lines[-1:] != ["done"]:
+        return [f"training was stopped: {ended.error}"]
+    if not ended.result:
+        return ["the call was never made"]
+    told, found = outcome(lines), []
+    reported = [line for line in lines if line.startswith("reported")]
+    if FAULTS[fault][1] == 0 and (reported or told != clean):
+        found.append(f"harmless, but {reported or told}")
+    if not reported and told != clean:
+        found.append(f"nothing was reported, but {told} instead of {clean}")
+    acknowledged = [line for line in told if line.startswith("acknowledged")]
+    expected = [line for line in clean if line.startswith("acknowledged")]
+    if len(acknowledged) < len(expected) - (1 if FAULTS[fault][2] == 1 else 4):
+        found.append(f"only {len(acknowledged)} of {len(expected)} snapshots were saved")
+    return found
+
+
+def _warm_up() -> None:
+    """What every child needs is imported and done once."""
+    model, optimizers = build(0)
+    train_step(model, optimizers)
+    State.of(model, optimizers)
+
+
+def fast_directory() -> str | None:
+    """Where temporary files cost least; None: the default."""
+    shared = "/dev/shm"
+    return shared if os.access(shared, os.W_OK) else None
