@@ -82,8 +82,10 @@ class _CrashTest:
         if options.replay:
             tries = (t for t in tries if t[0] == tuple(options.replay))
         elif options.sample:
-            chosen = list(tries)
-            tries = iter(random.Random(options.seed).sample(chosen, min(options.sample, len(chosen))))
+            # Drawn by name first: the trees of all power cuts would not fit in memory.
+            names = [key for key, _ in tries]
+            drawn = random.Random(options.seed).sample(names, min(options.sample, len(names)))
+            tries = (t for t in self._tries() if t[0] in set(drawn))
         total: Counter[str] = Counter()
         failed: dict[tuple[str, str], list[str]] = {}
         for key, ended in forks.run_all(tries, self._directory, jobs=options.jobs):

@@ -21,14 +21,14 @@ FAULTS: dict[str, tuple[int, int, int]] = {
     "torn": (2, 0, 1),  # half of the bytes are written, then the process is killed
     "EIO": (3, errno.EIO, 1),
     "ENOSPC": (3, errno.ENOSPC, 1),
-    "full": (3, errno.ENOSPC, 25),  # the disk stays full for a while
+    "full": (3, errno.ENOSPC, 12),  # the disk stays full for a while
     "short": (4, 0, 1),
     "delay": (5, 0, 1),
 }
 WRITES = ("write", "pwrite")
 DEADLY = ("kill", "torn")
-# Faults that only a call that writes bytes can have.
-_OF_WRITES = ("torn", "short")
+# Faults that only some calls can have.
+_ONLY = {"torn": WRITES, "short": WRITES, "full": (*WRITES, "open", "fallocate", "mkdir")}
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Logged:
 
 def faults_of(call: Call) -> list[str]:
     """The faults that the call can have."""
-    return [f for f in FAULTS if call.op in WRITES or f not in _OF_WRITES]
+    return [fault for fault in FAULTS if call.op in _ONLY.get(fault, (call.op,))]
 
 
 def calls_of(log: list[Logged]) -> list[Call]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import cpr_ext
 from cpr_ext.errors import SnapshotError
 from cpr_ext.retention import Retention
+from cpr_ext.snapshot import Snapshot
 from python_tests.faults.journal import NOTHING, Journal
 from python_tests.faults.model import State, build, train_step, wreck_shard
 from python_tests.helpers import die
@@ -31,10 +32,13 @@ _TIMEOUT_SECONDS = 20.0
 class Watcher:
     """What the scenario tells of itself: its journal, and a copy after a fault."""
 
-    def __init__(self, root: Path, journal: Journal, hits: Callable[[], int]) -> None:
+    def __init__(self, root: Path, journal: Journal, state_of_fault: Callable[[], str]) -> None:
         self.root = root
         self.journal = journal
-        self._hits = hits
+        # By store and snapshot: the state saved, and whether that made a full-recovery point.
+        self.captured: dict[tuple[str, int], tuple[int, bool]] = {}
+        self._state_of_fault = state_of_fault
+        self._is_over = False
         self._is_copied = False
 
     def insist(self, action: Callable[[], T]) -> T:
@@ -46,9 +50,15 @@ class Watcher:
                 self.journal.write("reported", type(error).__name__, error)
         raise AssertionError(f"it failed {_TRIES} times")
 
+    def look_for_end(self) -> None:
+        """Write down that no call will fail any more."""
+        if not self._is_over and self._state_of_fault() == "over":
+            self._is_over = True
+            self.journal.write("over")
+
     def copy_after_fault(self) -> None:
         """Keep the stores as they are at the first promise after a fault."""
-        if self._is_copied or self._hits() == 0:
+        if self._is_copied or self._state_of_fault() == "to come":
             return
         self._is_copied = True
         copy = self.journal.directory / COPY
@@ -81,17 +91,19 @@ class Life:
         )
         self._seq = NOTHING
         self._last_complete = NOTHING  # acknowledged
-        self._captured: dict[int, tuple[int, bool]] = {}
-        self._begun: cpr_ext.checkpointer.Snapshot | None = None
+        self._begun: Snapshot | None = None
 
     def _extra_state(self) -> dict[str, int]:
         """Called when a snapshot is captured: what it is of, and what it may hold."""
         snapshot = self.checkpointer._in_flight
         assert snapshot is not None
+        if any(self._seq == seq for seq, _ in self._watcher.captured.values()):
+            # Saved twice at a step; each snapshot is to have a state of its own.
+            self._seq = self._journal.record(State.of(self.model, self.optimizers))
         first = self._seq - (snapshot.last_step - snapshot.first_step)
         if not self._saves_all and not snapshot.is_complete:
             first = max(self._last_complete, 0)
-        self._captured[snapshot.number] = (self._seq, snapshot.is_complete)
+        self._watcher.captured[self._name, snapshot.number] = (self._seq, snapshot.is_complete)
         self._journal.write("captured", self._name, self._seq, first, int(snapshot.is_complete))
         return {"seq": self._seq}
 
@@ -107,7 +119,7 @@ class Life:
     def go_back_to_point(self) -> None:
         """Full recovery in a live model: newer snapshots are forgotten."""
         numbers = [r.snapshot for r in self.checkpointer.store.dense.segments if r.is_complete]
-        self._journal.write("leaving", self._name, self._captured[numbers[-1]][0])
+        self._journal.write("leaving", self._name, self._watcher.captured[self._name, numbers[-1]][0])
         self.recover(mode="full")
 
     def lose_shard(self, shard: int) -> None:
@@ -119,9 +131,11 @@ class Life:
     def train(self, num_steps: int, *, wait: bool = True) -> None:
         """Train; ``wait`` for each snapshot when its step is done."""
         for _ in range(num_steps):
+            self._watcher.look_for_end()
             train_step(self.model, self.optimizers)
             self._seq = self._journal.record(State.of(self.model, self.optimizers))
             if begun := self.checkpointer.step(10):
+                self._note(self._begun)  # it is done: when_busy="wait"
                 self._begun = begun
             if wait:
                 self.acknowledge()
@@ -142,14 +156,18 @@ class Life:
             self._journal.write("reported", type(error).__name__, error)
         else:
             assert is_done, "wait() did not end"
-            if begun.state == "committed":
-                seq, is_complete = self._captured[begun.number]
-                if is_complete:
-                    self._last_complete = seq
-                self._journal.write("acknowledged", self._name, seq)
+            self._note(begun)
         if (compactor := self.checkpointer._compactor) is not None:
             assert compactor.wait(_TIMEOUT_SECONDS), "compaction did not end"
         self._watcher.copy_after_fault()
+
+    def _note(self, snapshot: Snapshot | None) -> None:
+        """Write down that a snapshot is committed, if it is."""
+        if snapshot is not None and snapshot.state == "committed":
+            seq, is_complete = self._watcher.captured[self._name, snapshot.number]
+            if is_complete:
+                self._last_complete = seq
+            self._journal.write("acknowledged", self._name, seq)
 
     def end(self) -> None:
         """As a process that is done, or dies."""
@@ -193,7 +211,6 @@ def _grow(watcher: Watcher) -> None:
     life.recover()
     life.train(7)
     life.lose_shard(1)
-    life.train(2)
     life.train(2, wait=False)
     life.lose_shard(0)
     life.train(2)
@@ -212,12 +229,12 @@ def _go_on(watcher: Watcher) -> None:
         retention=Retention(full_recovery_points=1),
     )
     life.recover()
-    life.train(5, wait=False)
+    life.train(9, wait=False)
     life.acknowledge()
     life.save("base")
-    life.train(6, wait=False)
+    life.train(5, wait=False)
     life.lose_shard(1)
-    life.train(3, wait=False)
+    life.train(4, wait=False)
     life.acknowledge()
     life.go_back_to_point()
     life.train(5, wait=False)
