@@ -63,7 +63,7 @@ class Harness:
     """
 
     def __init__(self, directory: Path, prepare: Prepare = lambda interposer: None) -> None:
-        self._directory = directory
+        self.directory = directory
         self._interposer = Interposer()
         self._prepare = prepare
         torch.set_num_threads(1)
@@ -71,7 +71,7 @@ class Harness:
 
     def record(self) -> Recorded:
         """Run the scenario once, without a fault, and write its calls down."""
-        place = self._directory / "recorded"
+        place = self.directory / "recorded"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         ended = self._run(place, None, None)

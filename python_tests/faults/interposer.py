@@ -90,7 +90,7 @@ def read_log(directory: Path) -> list[Logged]:
     return log
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """Calls cannot be interposed here; the text says why."""
 
 
@@ -98,18 +98,18 @@ def build(directory: Path) -> Path:
     """Compile the library into ``directory``.
 
     Raises:
-        Unavailable: this is not Linux, there is no C compiler, or it refuses.
+        UnavailableError: this is not Linux, there is no C compiler, or it refuses.
     """
     if not sys.platform.startswith("linux"):
-        raise Unavailable("LD_PRELOAD as used here needs Linux")
+        raise UnavailableError("LD_PRELOAD as used here needs Linux")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if not compiler:
-        raise Unavailable("no C compiler")
+        raise UnavailableError("no C compiler")
     library = directory / "interpose.so"
     command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-o", str(library), str(SOURCE)]
     done = subprocess.run([*command, "-ldl", "-pthread"], capture_output=True, text=True)
     if done.returncode != 0:
-        raise Unavailable(f"{compiler} refused {SOURCE.name}: {done.stderr.strip()}")
+        raise UnavailableError(f"{compiler} refused {SOURCE.name}: {done.stderr.strip()}")
     return library
 
 
@@ -129,12 +129,12 @@ class Interposer:
     """The library loaded into this process.
 
     Raises:
-        Unavailable: it was not loaded before everything else.
+        UnavailableError: it was not loaded before everything else.
     """
 
     def __init__(self) -> None:
         if _LIBRARY not in os.environ:
-            raise Unavailable("the library was not preloaded")
+            raise UnavailableError("the library was not preloaded")
         self._library = ctypes.CDLL(os.environ[_LIBRARY])
 
     def watch(self, directory: Path) -> None:

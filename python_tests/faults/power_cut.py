@@ -172,7 +172,7 @@ class Cut:
     num_lines: int
 
     def __str__(self) -> str:
-        return f"{self.num_calls}:{self.what}"
+        return f"{self.num_calls}.{self.num_lines}:{self.what}"
 
 
 def ways(num_calls: int, reorderings: int, seed: int) -> dict[str, Keep]:

@@ -119,7 +119,9 @@ class Life:
     def go_back_to_point(self) -> None:
         """Full recovery in a live model: newer snapshots are forgotten."""
         numbers = [r.snapshot for r in self.checkpointer.store.dense.segments if r.is_complete]
-        self._journal.write("leaving", self._name, self._watcher.captured[self._name, numbers[-1]][0])
+        self._journal.write(
+            "leaving", self._name, self._watcher.captured[self._name, numbers[-1]][0]
+        )
         self.recover(mode="full")
 
     def lose_shard(self, shard: int) -> None:
