@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -11,14 +12,12 @@ from pathlib import Path
 
 import torch
 
-import cpr_ext.checkpointer  # noqa: F401 - imported here once, not in every child
-
 from python_tests.faults import forks
 from python_tests.faults.interposer import DEADLY, FAULTS, Call, Interposer, Logged, read_log
 from python_tests.faults.invariant import check_stores
 from python_tests.faults.journal import Journal, States, read_lines, read_promise
 from python_tests.faults.model import State, build, train_step
-from python_tests.faults.power_cut import Cut, Tree, write_tree
+from python_tests.faults.power_cut import Cut, Disk, Tree, write_tree
 from python_tests.faults.scenario import COPY, STORES, Watcher, run
 
 _TIMEOUT_SECONDS = 60.0
@@ -43,6 +42,21 @@ class Recorded:
         states = States(self.directory)
         promises = [read_promise(self.lines[:num_lines], name, states) for name in STORES]
         return tuple((tuple(p.allowed), tuple(p.complete)) for p in promises)
+
+
+def _require_all_seen(log: Sequence[Logged], root: Path) -> None:
+    """The log, replayed, makes what is really there: no change went past it."""
+    disk = Disk()
+    for call in log:
+        disk.apply(call)
+    real = {
+        str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
+        for path in root.rglob("*")
+    }
+    tree = disk.tree(lambda kind: True)
+    differ = [p for p in real.keys() | tree.keys() if real.get(p, b"") != tree.get(p, b"")]
+    assert real.keys() == tree.keys(), f"not in the log, or only there: {real.keys() ^ tree.keys()}"
+    assert not differ, f"changed past the log: {differ}"
 
 
 def outcome(lines: Sequence[str]) -> list[str]:
@@ -78,7 +92,9 @@ class Harness:
         lines = read_lines(place / "journal")
         if ended.error or lines[-1:] != ["done"]:
             raise AssertionError(f"the scenario fails without any fault: {ended.error}")
-        return Recorded(place / "journal", read_log(place / "journal"), lines)
+        log = read_log(place / "journal")
+        _require_all_seen(log, place / "root")
+        return Recorded(place / "journal", log, lines)
 
     def try_fault(self, fault: str, call: Call, clean: Sequence[str], place: Path) -> list[str]:
         """What is wrong after ``fault`` happened to ``call``; runs in a child of its own.
@@ -167,6 +183,7 @@ def _check_after(lines: Sequence[str]) -> list[str]:
 
 def _warm_up() -> None:
     """What every child needs is imported and done once."""
+    importlib.import_module("cpr_ext.checkpointer")
     model, optimizers = build(0)
     train_step(model, optimizers)
     State.of(model, optimizers)

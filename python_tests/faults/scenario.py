@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import cpr_ext
 from cpr_ext.errors import SnapshotError
+from cpr_ext.maintenance import compact
 from cpr_ext.retention import Retention
 from cpr_ext.snapshot import Snapshot
 from python_tests.faults.journal import NOTHING, Journal
@@ -220,7 +221,7 @@ def _grow(watcher: Watcher) -> None:
 
 
 def _go_on(watcher: Watcher) -> None:
-    """Captures spread over steps, a base on demand, back to it; ends well."""
+    """Captures spread over steps, a base on demand, back to it; ends well, is compacted."""
     life = Life(
         watcher,
         "store",
@@ -242,6 +243,7 @@ def _go_on(watcher: Watcher) -> None:
     life.train(5, wait=False)
     life.acknowledge()
     life.end()
+    watcher.insist(lambda: compact(watcher.root / "store"))
 
 
 def _move(watcher: Watcher) -> None:
