@@ -87,14 +87,18 @@ class _CrashTest:
         elif options.sample:
             tasks = tries.draw(self._tasks, options.sample, options.seed)
         total: Counter[str] = Counter()
+        looked: Counter[str] = Counter()
         failed: list[tuple[str, str]] = []
         done = tries.run_tries(self._harness, tasks, options.jobs)
-        for key, found in tqdm(done, total=expected, unit=" tries", mininterval=2, smoothing=0):
+        for key, found, checked in tqdm(
+            done, total=expected, unit=" tries", mininterval=2, smoothing=0
+        ):
             total[key[0]] += 1
+            looked[key[0]] += checked
             if found:
                 failed.append(key)
                 tqdm.write("\n    ".join([f"VIOLATION {key[0]} {key[1]}", *found]), file=sys.stdout)
-        self._print(total, failed, time.monotonic() - started)
+        self._print(total, looked, failed, time.monotonic() - started)
         return 1 if failed or not total else 0
 
     def _tasks(self) -> Iterator[Any]:
@@ -118,13 +122,21 @@ class _CrashTest:
     def _count_repeat(self) -> None:
         self._num_repeats += 1
 
-    def _print(self, total: Counter[str], failed: list[tuple[str, str]], seconds: float) -> None:
+    def _print(
+        self,
+        total: Counter[str],
+        looked: Counter[str],
+        failed: list[tuple[str, str]],
+        seconds: float,
+    ) -> None:
         found = Counter(fault for fault, _ in failed)
         print(f"\n{len(interposer.calls_of(self._recorded.log))} calls in the scenario")
-        print(f"{'fault':10} {'tries':>8} {'violations':>11}")
+        print(f"{'fault':10} {'tries':>8} {'states':>8} {'violations':>11}")
         for fault, count in total.items():
-            print(f"{fault:10} {count:8} {found[fault]:11}")
-        print(f"{'all':10} {total.total():8} {found.total():11}   in {seconds:.0f} s")
+            print(f"{fault:10} {count:8} {looked[fault]:8} {found[fault]:11}")
+        sums = f"{total.total():8} {looked.total():8} {found.total():11}"
+        print(f"{'all':10} {sums}   in {seconds:.0f} s")
+        print("states: those that differ in a file or in what was promised; each is looked at once")
         if self._num_repeats:
             print(f"{self._num_repeats} more power cuts left what was tried before")
         for fault, point in failed:

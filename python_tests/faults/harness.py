@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from python_tests.faults import forks
 from python_tests.faults.interposer import DEADLY, FAULTS, Call, Interposer, Logged, read_log
-from python_tests.faults.invariant import check_stores
+from python_tests.faults.invariant import check_stores, key_of
 from python_tests.faults.journal import Journal, States, read_lines, read_promise
 from python_tests.faults.model import State, build, train_step
-from python_tests.faults.power_cut import Cut, Disk, Tree, write_tree
+from python_tests.faults.power_cut import Cut, Disk, Tree, read_tree, write_tree
 from python_tests.faults.scenario import COPY, STORES, Watcher, run
 
 _TIMEOUT_SECONDS = 60.0
 Prepare = Callable[[Interposer], None]
+
+
+class Told(NamedTuple):
+    """What a try found wrong, and keys of what it checked and found right."""
+
+    found: list[str]
+    checked: list[bytes]
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,7 @@ def _require_all_seen(log: Sequence[Logged], root: Path) -> None:
     disk = Disk()
     for call in log:
         disk.apply(call)
-    real = {
-        str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
-        for path in root.rglob("*")
-    }
+    real = read_tree(root)
     tree = disk.tree(lambda kind: True)
     differ = [p for p in real.keys() | tree.keys() if real.get(p, b"") != tree.get(p, b"")]
     assert real.keys() == tree.keys(), f"not in the log, or only there: {real.keys() ^ tree.keys()}"
@@ -80,6 +86,7 @@ class Harness:
         self.directory = directory
         self._interposer = Interposer()
         self._prepare = prepare
+        self._checked: set[bytes] = set()
         torch.set_num_threads(1)
         _warm_up()
 
@@ -96,7 +103,11 @@ class Harness:
         _require_all_seen(log, place / "root")
         return Recorded(place / "journal", log, lines)
 
-    def try_fault(self, fault: str, call: Call, clean: Sequence[str], place: Path) -> list[str]:
+    def note_checked(self, keys: Iterable[bytes]) -> None:
+        """What need not be checked again: nothing was found wrong with it."""
+        self._checked.update(keys)
+
+    def try_fault(self, fault: str, call: Call, clean: Sequence[str], place: Path) -> Told:
         """What is wrong after ``fault`` happened to ``call``; runs in a child of its own.
 
         Args:
@@ -104,7 +115,7 @@ class Harness:
         """
         ended = self._run(place, fault, call)
         journal = place / "journal"
-        lines, states = read_lines(journal), States(journal)
+        lines, states, keys = read_lines(journal), States(journal), []
         if fault in DEADLY:
             found = [] if ended.signal == 9 else [f"it was not killed: {ended.error or 'it ended'}"]
         else:
@@ -112,18 +123,27 @@ class Harness:
         copy = journal / COPY
         if copy.exists():
             num_lines = int((copy / "num_lines").read_text())
-            found += [
-                f"at the first promise after it: {text}"
-                for text in check_stores(copy, lines[:num_lines], states)
-            ]
-        return found + check_stores(place / "root", lines, states)
+            (copy / "num_lines").unlink()
+            told = self._check(copy, lines[:num_lines], states)
+            found += [f"at the first promise after it: {text}" for text in told.found]
+            keys += told.checked
+        told = self._check(place / "root", lines, states)
+        return Told(found + told.found, keys + told.checked)
 
-    def try_cut(self, cut: Cut, tree: Tree, recorded: Recorded, place: Path) -> list[str]:
+    def _check(self, root: Path, lines: Sequence[str], states: States) -> Told:
+        key = key_of(root, lines, states)
+        if key in self._checked:
+            return Told([], [])
+        found = check_stores(root, lines, states)
+        return Told(found, [] if found else [key])
+
+    def try_cut(self, cut: Cut, tree: Tree, recorded: Recorded, place: Path) -> Told:
         """What is wrong with what a power cut left; runs in a child of its own."""
         root = place / "root"
         root.mkdir()
         write_tree(tree, root)
-        return check_stores(root, recorded.lines[: cut.num_lines], States(recorded.directory))
+        lines = recorded.lines[: cut.num_lines]
+        return self._check(root, lines, States(recorded.directory))
 
     def _run(self, place: Path, fault: str | None, call: Call | None) -> forks.Ended:
         root, journal = place / "root", place / "journal"
@@ -187,6 +207,10 @@ def _warm_up() -> None:
     model, optimizers = build(0)
     train_step(model, optimizers)
     State.of(model, optimizers)
+    # A collection in a child would copy the memory that it shares with its parent.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
 
 
 def fast_directory() -> str | None:

@@ -48,9 +48,9 @@ static int num_swallowed;
 // Held around a call while a log is written: the order in the log is the order of the calls.
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-#define REAL(type, name, ...)                                             \
-  static type (*real_##name)(__VA_ARGS__);                                \
-  if (!real_##name) real_##name = (type(*)(__VA_ARGS__))dlsym(RTLD_NEXT, #name)
+#define REAL(type, name, ...)              \
+  static type (*real_##name)(__VA_ARGS__); \
+  if (!real_##name) real_##name = (type (*)(__VA_ARGS__))dlsym(RTLD_NEXT, #name)
 
 // --- control, by ctypes ---
 
@@ -167,9 +167,8 @@ static void end_call(int done, const char* op, const char* path, const char* tar
   if (log_fd < 0) return;
   const int code = errno;
   char line[2 * kMaxPath + 128];
-  const int length =
-      snprintf(line, sizeof line, "%s\t%s\t%s\t%d\t%lld\t%lld\t%zu\n", op, path, target, done,
-               (long long)offset, (long long)data_offset, size);
+  const int length = snprintf(line, sizeof line, "%s\t%s\t%s\t%d\t%lld\t%lld\t%zu\n", op, path,
+                              target, done, (long long)offset, (long long)data_offset, size);
   if (raw_write(log_fd, line, (size_t)length) != length) abort();
   if (done && size > 0) {
     if (raw_write(data_fd, data, size) != (ssize_t)size) abort();
@@ -204,18 +203,18 @@ static int open_common(int (*opener)(const char*, int, ...), const char* path, i
   return fd;
 }
 
-#define OPEN(name)                                                        \
-  int name(const char* path, int flags, ...) {                            \
-    static int (*real)(const char*, int, ...);                            \
+#define OPEN(name)                                                             \
+  int name(const char* path, int flags, ...) {                                 \
+    static int (*real)(const char*, int, ...);                                 \
     if (!real) real = (int (*)(const char*, int, ...))dlsym(RTLD_NEXT, #name); \
-    mode_t mode = 0;                                                      \
-    if (flags & (O_CREAT | O_TMPFILE)) {                                  \
-      va_list arguments;                                                  \
-      va_start(arguments, flags);                                         \
-      mode = va_arg(arguments, mode_t);                                   \
-      va_end(arguments);                                                  \
-    }                                                                     \
-    return open_common(real, path, flags, mode);                          \
+    mode_t mode = 0;                                                           \
+    if (flags & (O_CREAT | O_TMPFILE)) {                                       \
+      va_list arguments;                                                       \
+      va_start(arguments, flags);                                              \
+      mode = va_arg(arguments, mode_t);                                        \
+      va_end(arguments);                                                       \
+    }                                                                          \
+    return open_common(real, path, flags, mode);                               \
   }
 OPEN(open)
 OPEN(open64)
@@ -276,8 +275,7 @@ static ssize_t write_common(const char* op, int fd, const void* data, size_t siz
   begin_call();
   off_t at = offset;
   if (offset < 0 && (at = lseek(fd, 0, SEEK_CUR)) < 0) abort();
-  const ssize_t done =
-      offset < 0 ? raw_write(fd, data, size) : pwrite_real(fd, data, size, offset);
+  const ssize_t done = offset < 0 ? raw_write(fd, data, size) : pwrite_real(fd, data, size, offset);
   end_call(done > 0, op, name, "", at, data, done > 0 ? (size_t)done : 0);
   if (fault == kTorn) die();
   return done;
@@ -313,17 +311,17 @@ ssize_t writev(int fd, const struct iovec* parts, int count) {
 }
 
 // A call that returns 0 or -1 with errno; `body` makes it.
-#define PLAIN(op, name, target, offset, body)           \
-  do {                                                  \
-    if (fault_of(op, name) == kError) {                 \
-      errno = plan.error;                               \
-      return -1;                                        \
-    }                                                   \
-    if (is_swallowed(op, name)) return 0;               \
-    begin_call();                                       \
-    const int result = (body);                          \
+#define PLAIN(op, name, target, offset, body)                 \
+  do {                                                        \
+    if (fault_of(op, name) == kError) {                       \
+      errno = plan.error;                                     \
+      return -1;                                              \
+    }                                                         \
+    if (is_swallowed(op, name)) return 0;                     \
+    begin_call();                                             \
+    const int result = (body);                                \
     end_call(result == 0, op, name, target, offset, NULL, 0); \
-    return result;                                      \
+    return result;                                            \
   } while (0)
 
 int fsync(int fd) {

@@ -28,7 +28,12 @@ FAULTS: dict[str, tuple[int, int, int]] = {
 WRITES = ("write", "pwrite")
 DEADLY = ("kill", "torn")
 # Faults that only some calls can have.
-_ONLY = {"torn": WRITES, "short": WRITES, "full": (*WRITES, "open", "fallocate", "mkdir")}
+_ONLY = {
+    "torn": WRITES,
+    "short": WRITES,
+    "full": (*WRITES, "open", "fallocate", "mkdir"),
+    "delay": ("fsync", "rename", "unlink"),
+}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ tells from which step it is.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,9 @@ class Model(nn.Module):
 def build(seed: int) -> tuple[Model, list[torch.optim.Optimizer]]:
     """A model and its optimizers, all values as ``seed`` says."""
     torch.sparse.check_sparse_tensor_invariants.disable()
+    # All generators are saved with the dense part, and Python seeds its own anew in each child.
     torch.manual_seed(seed)
+    random.seed(seed)
     model = Model()
     return model, [
         torch.optim.Adagrad(model.tables.parameters(), lr=0.1),
@@ -82,10 +85,8 @@ class State:
         for name, module in model.tables.items():
             state = adagrad.state[module.weight]
             parts.append(state["step"])
-            rows[name] = [
-                _bytes(weight) + _bytes(total)
-                for weight, total in zip(module.weight, state["sum"], strict=True)
-            ]
+            both = torch.cat([module.weight.detach(), state["sum"]], dim=1)
+            rows[name] = [row.tobytes() for row in both.numpy()]
         return cls(b"".join(_bytes(part) for part in parts), rows)
 
     def to_bytes(self) -> bytes:

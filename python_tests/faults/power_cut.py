@@ -238,3 +238,11 @@ def write_tree(tree: Tree, directory: Path) -> None:
             (directory / path).mkdir(parents=True)
         else:
             (directory / path).write_bytes(content)
+
+
+def read_tree(directory: Path) -> Tree:
+    """What is below ``directory``."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in directory.rglob("*")
+    }

@@ -18,7 +18,7 @@ from typing import Any
 from cpr_ext import manifest, segment, segment_stream, snapshot
 from cpr_ext._native import native
 from python_tests.faults.forks import Task
-from python_tests.faults.harness import Harness, Recorded
+from python_tests.faults.harness import Harness, Recorded, Told
 from python_tests.faults.interposer import Call, Interposer
 from python_tests.faults.invariant import check_stores
 from python_tests.faults.journal import States
@@ -188,10 +188,10 @@ def _changed(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-def _try_flip(tree: Tree, recorded: Recorded, checked: bool, place: Path) -> list[str]:
+def _try_flip(tree: Tree, recorded: Recorded, checked: bool, place: Path) -> Told:
     root = place / "root"
     root.mkdir()
     write_tree(tree, root)
     if not checked:
         accept_any_bytes()
-    return check_stores(root, recorded.lines, States(recorded.directory))
+    return Told(check_stores(root, recorded.lines, States(recorded.directory)), [])

@@ -22,7 +22,7 @@ def count(
 ) -> tuple[int, int, str]:
     """Violations found, tries, and the first violation; ends early once ``enough`` are found."""
     found, num_tries, first = 0, 0, ""
-    for _, told in run_tries(harness, tasks, jobs):
+    for _, told, _ in run_tries(harness, tasks, jobs):
         num_tries += 1
         found += bool(told)
         first = first or (told[0] if told else "")

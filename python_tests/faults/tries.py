@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from python_tests.faults.forks import Ended, Task, run_all
+from python_tests.faults.forks import Task, run_all
 from python_tests.faults.harness import Harness, Recorded
 from python_tests.faults.interposer import FAULTS, Call, calls_of, faults_of
 from python_tests.faults.power_cut import cuts
@@ -59,14 +59,14 @@ def draw(make_tasks: MakeTasks, count: int, seed: int) -> Iterator[Task]:
     return (task for task in make_tasks() if task[0] in drawn)
 
 
-def violations(ended: Ended) -> list[str]:
-    """What a try has found."""
-    return [ended.error] if ended.error else list(ended.result)
-
-
 def run_tries(
     harness: Harness, tasks: Iterable[Task], jobs: int
-) -> Iterator[tuple[tuple[str, str], list[str]]]:
-    """(fault, point) of each try, and what it found."""
+) -> Iterator[tuple[tuple[str, str], list[str], int]]:
+    """(fault, point) of each try, what it found, and how many stores it had to look at."""
     for key, ended in run_all(tasks, harness.directory, jobs=jobs):
-        yield key, violations(ended)
+        if ended.error:
+            yield key, [ended.error], 0
+        else:
+            found, checked = ended.result
+            harness.note_checked(checked)
+            yield key, found, len(checked)
