@@ -24,7 +24,7 @@ from python_tests.helpers import die
 T = TypeVar("T")
 
 # The stores of the scenario, below the watched directory, and their number of shards.
-STORES = {"store": 2, "other": 3}
+STORES = {"store": 2, "other": 1}
 COPY = "copy"  # of the stores, outside: as they were at the first promise after a fault
 _TRIES = 40  # more than any fault lasts
 _TIMEOUT_SECONDS = 20.0
@@ -259,6 +259,6 @@ def _move(watcher: Watcher) -> None:
     )
     life.recover(from_store=watcher.root / "store")
     life.train(5)
-    life.lose_shard(2)
+    life.lose_shard(0)
     life.train(2)
     life.end()
