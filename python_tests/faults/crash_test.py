@@ -1,55 +1,39 @@
 """Every fault at every call of the scenario, and every power cut: ``make crash-test``.
 
-python -m python_tests.faults.crash_test                      all of them
-python -m python_tests.faults.crash_test --sample 100 --seed 3
-python -m python_tests.faults.crash_test --replay EIO fsync:store/dense:2
-python -m python_tests.faults.crash_test --replay cut 120.4:drawn1
+python -m python_tests.faults crash_test                      all of them
+python -m python_tests.faults crash_test --sample 100 --seed 3
+python -m python_tests.faults crash_test --replay EIO fsync:store/dense:2
+python -m python_tests.faults crash_test --replay cut 120.4:drawn1
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
-from python_tests.faults import interposer
+from python_tests.faults.forks import Task
+from python_tests.faults.harness import Harness, fast_directory
+from python_tests.faults.interposer import calls_of
+from python_tests.faults.tries import CUT, KINDS, cut_tries, draw, fault_tries, run_tries
 
 REORDERINGS = 4
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """0 if nothing was found wrong, 1 if something was, 2 if it cannot run here."""
-    options = _parse(arguments)
-    try:
-        interposer.Interposer()
-    except interposer.UnavailableError:
-        return _run_preloaded(arguments if arguments is not None else sys.argv[1:])
-    from python_tests.faults.harness import fast_directory
-
+def main() -> int:
+    """0 if nothing was found wrong, else 1."""
+    options = _parse()
     with tempfile.TemporaryDirectory(dir=fast_directory(), prefix="cpr-faults-") as directory:
         return _CrashTest(Path(directory), options).run()
 
 
-def _run_preloaded(arguments: list[str]) -> int:
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            library = interposer.build(Path(directory))
-        except interposer.UnavailableError as error:
-            print(f"cannot run here: {error}", file=sys.stderr)
-            return 2
-        command = [sys.executable, "-m", "python_tests.faults.crash_test", *arguments]
-        return subprocess.run(command, env=interposer.environment(library)).returncode
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -60,24 +44,20 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", help="only these faults, separated by commas")
     parser.add_argument("--replay", nargs=2, metavar=("FAULT", "POINT"), help="one try")
     parser.add_argument("--list", action="store_true", help="print the calls and end")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
 class _CrashTest:
     def __init__(self, directory: Path, options: argparse.Namespace) -> None:
-        from python_tests.faults.harness import Harness
-
         self._options = options
         self._harness = Harness(directory)
         self._recorded = self._harness.record()
         self._num_repeats = 0  # cuts that left what was tried before
 
     def run(self) -> int:
-        from python_tests.faults import tries
-
         options = self._options
         if options.list:
-            print(*interposer.calls_of(self._recorded.log), sep="\n")
+            print(*calls_of(self._recorded.log), sep="\n")
             return 0
         started = time.monotonic()
         expected = options.sample or (1 if options.replay else sum(1 for _ in self._tasks()))
@@ -85,11 +65,11 @@ class _CrashTest:
         if options.replay:
             tasks = (task for task in tasks if task[0] == tuple(options.replay))
         elif options.sample:
-            tasks = tries.draw(self._tasks, options.sample, options.seed)
+            tasks = draw(self._tasks, options.sample, options.seed)
         total: Counter[str] = Counter()
         looked: Counter[str] = Counter()
         failed: list[tuple[str, str]] = []
-        done = tries.run_tries(self._harness, tasks, options.jobs)
+        done = run_tries(self._harness, tasks, options.jobs)
         for key, found, checked in tqdm(
             done, total=expected, unit=" tries", mininterval=2, smoothing=0
         ):
@@ -101,17 +81,15 @@ class _CrashTest:
         self._print(total, looked, failed, time.monotonic() - started)
         return 1 if failed or not total else 0
 
-    def _tasks(self) -> Iterator[Any]:
-        from python_tests.faults import tries
-
+    def _tasks(self) -> Iterator[Task]:
         options = self._options
-        kinds = options.only.split(",") if options.only else tries.KINDS
+        kinds = options.only.split(",") if options.only else KINDS
         if options.replay:
             kinds = [options.replay[0]]
-        yield from tries.fault_tries(self._harness, self._recorded, kinds)
+        yield from fault_tries(self._harness, self._recorded, kinds)
         self._num_repeats = 0
-        if tries.CUT in kinds:
-            yield from tries.cut_tries(
+        if CUT in kinds:
+            yield from cut_tries(
                 self._harness,
                 self._recorded,
                 reorderings=options.reorderings,
@@ -130,7 +108,7 @@ class _CrashTest:
         seconds: float,
     ) -> None:
         found = Counter(fault for fault, _ in failed)
-        print(f"\n{len(interposer.calls_of(self._recorded.log))} calls in the scenario")
+        print(f"\n{len(calls_of(self._recorded.log))} calls in the scenario")
         print(f"{'fault':10} {'tries':>8} {'states':>8} {'violations':>11}")
         for fault, count in total.items():
             print(f"{fault:10} {count:8} {looked[fault]:8} {found[fault]:11}")
@@ -140,7 +118,7 @@ class _CrashTest:
         if self._num_repeats:
             print(f"{self._num_repeats} more power cuts left what was tried before")
         for fault, point in failed:
-            print(f"again: python -m python_tests.faults.crash_test --replay {fault} {point}")
+            print(f"again: python -m python_tests.faults crash_test --replay {fault} {point}")
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ class Life:
                 extra_state=self._extra_state,
                 when_busy="wait",
                 slot_bytes=3 * 4096,  # one chunk
+                num_slots=8,  # never waited for: a capture over steps takes a chunk at each
                 num_threads=1,
                 rebase_after=None,
                 **options,

@@ -1,4 +1,4 @@
-"""Runs every sabotage: ``python -m python_tests.faults.teeth``; each must be found.
+"""Runs every sabotage: ``python -m python_tests.faults teeth``; each must be found.
 
 With ``--enough 1`` each ends with the first violation.
 """

@@ -24,6 +24,7 @@ def library(tmp_path_factory):
 
 
 def run_preloaded(library, *arguments):
+    """Run Python with the library loaded before everything else."""
     return subprocess.run(
         [sys.executable, *arguments],
         env=interposer.environment(library),
