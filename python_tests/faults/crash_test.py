@@ -21,7 +21,16 @@ from tqdm import tqdm
 from python_tests.faults.forks import Task
 from python_tests.faults.harness import Harness, fast_directory
 from python_tests.faults.interposer import calls_of
-from python_tests.faults.tries import CUT, KINDS, cut_tries, draw, fault_tries, run_tries
+from python_tests.faults.tries import (
+    CUT,
+    ERROR_AND_CUT,
+    KINDS,
+    cut_tries,
+    draw,
+    error_and_cut_tries,
+    fault_tries,
+    run_tries,
+)
 
 REORDERINGS = 4
 
@@ -95,6 +104,14 @@ class _CrashTest:
                 reorderings=options.reorderings,
                 seed=options.seed,
                 on_repeat=self._count_repeat,
+            )
+
+        if ERROR_AND_CUT in kinds:
+            yield from error_and_cut_tries(
+                self._harness,
+                self._recorded,
+                reorderings=1,
+                seed=options.seed,
             )
 
     def _count_repeat(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,14 +16,24 @@ from typing import NamedTuple
 import torch
 
 from python_tests.faults import forks
-from python_tests.faults.interposer import DEADLY, FAULTS, Call, Interposer, Logged, read_log
+from python_tests.faults.interposer import (
+    DEADLY,
+    FAULTS,
+    Call,
+    Interposer,
+    Logged,
+    calls_of,
+    read_log,
+)
 from python_tests.faults.invariant import check_stores, key_of
 from python_tests.faults.journal import Journal, States, read_lines, read_promise
 from python_tests.faults.model import State, build, train_step
-from python_tests.faults.power_cut import Cut, Disk, Tree, read_tree, write_tree
+from python_tests.faults.power_cut import Cut, Disk, Tree, cuts, read_tree, write_tree
 from python_tests.faults.scenario import COPY, STORES, Watcher, run
 
 _TIMEOUT_SECONDS = 60.0
+# Of the power cuts after a call that failed: how far behind it, and how many.
+_CALLS_AFTER, _CUTS_AFTER = 60, 4
 _ATTEMPTS = 5  # a few calls depend on what other threads have come to
 NEVER_MADE = "the call was never made"
 Prepare = Callable[[Interposer], None]
@@ -97,7 +108,7 @@ class Harness:
         place = self.directory / "recorded"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
-        ended = self._run(place, None, None)
+        ended = self._run(place, None, None, log=True)
         lines = read_lines(place / "journal")
         if ended.error or lines[-1:] != ["done"]:
             raise AssertionError(f"the scenario fails without any fault: {ended.error}")
@@ -154,17 +165,47 @@ class Harness:
         lines = recorded.lines[: cut.num_lines]
         return self._check(root, lines, States(recorded.directory))
 
-    def _run(self, place: Path, fault: str | None, call: Call | None) -> forks.Ended:
+    def try_error_and_cuts(self, call: Call, reorderings: int, seed: str, place: Path) -> Told:
+        """What power cuts leave of a run in which ``call`` failed: at drawn calls from there on."""
+        ended = self._run(place, "EIO", call, log=True)
+        if ended.error or not ended.result:
+            return Told([ended.error or NEVER_MADE], [])
+        recorded = Recorded(
+            place / "journal", read_log(place / "journal"), read_lines(place / "journal")
+        )
+        calls = calls_of(recorded.log)
+        first = calls.index(call)
+        found: list[str] = []
+        keys: list[bytes] = []
+        after = [
+            (cut, tree)
+            for cut, tree in cuts(recorded.log, recorded.promise_at, reorderings=reorderings)
+            if tree is not None and first < cut.num_calls <= first + _CALLS_AFTER
+        ]
+        chance = random.Random(seed)
+        for cut, tree in chance.sample(after, min(_CUTS_AFTER, len(after))):
+            here = place / str(cut).replace(":", "-")
+            here.mkdir()
+            told = self.try_cut(cut, tree, recorded, here)
+            found += [f"cut {cut}: {text}" for text in told.found]
+            keys += told.checked
+        return Told(found, keys)
+
+    def _run(
+        self, place: Path, fault: str | None, call: Call | None, *, log: bool = False
+    ) -> forks.Ended:
         root, journal = place / "root", place / "journal"
         root.mkdir()
         journal.mkdir()
-        action = partial(self._scenario, root, journal, fault, call)
+        action = partial(self._scenario, root, journal, fault, call, log)
         return forks.call(action, place / "scenario", _TIMEOUT_SECONDS)
 
-    def _scenario(self, root: Path, directory: Path, fault: str | None, call: Call | None) -> int:
+    def _scenario(
+        self, root: Path, directory: Path, fault: str | None, call: Call | None, log: bool
+    ) -> int:
         interposer = self._interposer
         journal = Journal(directory, interposer.mark)
-        if fault is None:
+        if log:
             interposer.log_to(directory)
         interposer.watch(root)
         self._prepare(interposer)

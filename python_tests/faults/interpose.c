@@ -178,6 +178,14 @@ static void end_call(int done, const char* op, const char* path, const char* tar
   pthread_mutex_unlock(&mutex);
 }
 
+// Fails the call as planned, and writes that down.
+static int fail(const char* op, const char* path) {
+  begin_call();
+  errno = plan.error;
+  end_call(0, op, path, "", 0, NULL, 0);
+  return -1;
+}
+
 // --- calls ---
 
 static int open_common(int (*opener)(const char*, int, ...), const char* path, int flags,
@@ -185,10 +193,7 @@ static int open_common(int (*opener)(const char*, int, ...), const char* path, i
   const char* name = watched(path);
   if (name == NULL) return opener(path, flags, mode);
   const int writes = (flags & O_ACCMODE) != O_RDONLY;
-  if (writes && fault_of("open", name) == kError) {
-    errno = plan.error;
-    return -1;
-  }
+  if (writes && fault_of("open", name) == kError) return fail("open", name);
   begin_call();
   struct stat status;
   const int existed = stat(path, &status) == 0;
@@ -267,10 +272,7 @@ static ssize_t write_common(const char* op, int fd, const void* data, size_t siz
     return offset < 0 ? raw_write(fd, data, size) : pwrite_real(fd, data, size, offset);
   }
   const enum Fault fault = fault_of(op, name);
-  if (fault == kError) {
-    errno = plan.error;
-    return -1;
-  }
+  if (fault == kError) return fail(op, name);
   if ((fault == kShort || fault == kTorn) && size > 1) size /= 2;
   begin_call();
   off_t at = offset;
@@ -313,10 +315,7 @@ ssize_t writev(int fd, const struct iovec* parts, int count) {
 // A call that returns 0 or -1 with errno; `body` makes it.
 #define PLAIN(op, name, target, offset, body)                 \
   do {                                                        \
-    if (fault_of(op, name) == kError) {                       \
-      errno = plan.error;                                     \
-      return -1;                                              \
-    }                                                         \
+    if (fault_of(op, name) == kError) return fail(op, name);  \
     if (is_swallowed(op, name)) return 0;                     \
     begin_call();                                             \
     const int result = (body);                                \

@@ -12,7 +12,9 @@ from python_tests.faults.interposer import FAULTS, Call, calls_of, faults_of
 from python_tests.faults.power_cut import cuts
 
 CUT = "cut"
-KINDS = (*FAULTS, CUT)
+ERROR_AND_CUT = "EIO+cut"
+KINDS = (*FAULTS, CUT, ERROR_AND_CUT)
+_SYNCS = ("fsync", "rename")
 MakeTasks = Callable[[], Iterator[Task]]
 
 
@@ -50,6 +52,16 @@ def cut_tries(
             on_repeat()
         else:
             yield (CUT, str(cut)), partial(harness.try_cut, cut, tree, recorded)
+
+
+def error_and_cut_tries(
+    harness: Harness, recorded: Recorded, *, reorderings: int, seed: int
+) -> Iterator[Task]:
+    """EIO at each call that is to make something durable, then power cuts at drawn calls."""
+    for call in calls_of(recorded.log):
+        if call.op in _SYNCS:
+            action = partial(harness.try_error_and_cuts, call, reorderings, f"{seed}-{call}")
+            yield (ERROR_AND_CUT, str(call)), action
 
 
 def draw(make_tasks: MakeTasks, count: int, seed: int) -> Iterator[Task]:
