@@ -6,13 +6,14 @@ CXX := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: help demo test crash-test lint fmt build bench bench-tiny sanitize clean
+.PHONY: help demo test crash-test damage-test lint fmt build bench bench-tiny sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make crash-test  every fault at every file-system call of a run, and every power cut (10 minutes or more)"
 	@echo "make bench     every operation against its peers; results in bench/results/"
+	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped: 15 min"
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
 	@echo "make lint      check format, style and types;  make fmt: format"
 
@@ -43,6 +44,9 @@ bench: build
 bench-tiny: build
 	$(BIN)/python bench/run.py --tiny
 
+damage-test: build
+	$(BIN)/python -m python_tests.faults.damage
+
 sanitize: build
 	PYTHON=$(BIN)/python tools/sanitize.sh
 
@@ -52,7 +56,7 @@ build: $(VENV)/built
 $(VENV)/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch
-	$(BIN)/python tools/requirements.py build train dev > $(VENV)/requirements.txt
+	$(BIN)/python tools/requirements.py build train peers dev > $(VENV)/requirements.txt
 	$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
 	touch $@
 
