@@ -9,6 +9,7 @@ python -m python_tests.faults crash_test --replay cut 120.4:drawn1
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ REORDERINGS = 4
 def main() -> int:
     """0 if nothing was found wrong, else 1."""
     options = _parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # tell what was found until then
     with tempfile.TemporaryDirectory(dir=fast_directory(), prefix="cpr-faults-") as directory:
         return _CrashTest(Path(directory), options).run()
 
@@ -79,16 +81,20 @@ class _CrashTest:
         looked: Counter[str] = Counter()
         failed: list[tuple[str, str]] = []
         done = run_tries(self._harness, tasks, options.jobs)
-        for key, found, checked in tqdm(
-            done, total=expected, unit=" tries", mininterval=2, smoothing=0
-        ):
-            total[key[0]] += 1
-            looked[key[0]] += checked
-            if found:
-                failed.append(key)
-                tqdm.write("\n    ".join([f"VIOLATION {key[0]} {key[1]}", *found]), file=sys.stdout)
+        is_stopped = False
+        try:
+            for key, found, checked in tqdm(done, total=expected, unit=" tries", smoothing=0):
+                total[key[0]] += 1
+                looked[key[0]] += checked
+                if found:
+                    failed.append(key)
+                    text = "\n    ".join([f"VIOLATION {key[0]} {key[1]}", *found])
+                    tqdm.write(text, file=sys.stdout)
+        except KeyboardInterrupt:
+            is_stopped = True
+            print(f"\nstopped after {total.total()} of {expected} tries")
         self._print(total, looked, failed, time.monotonic() - started)
-        return 1 if failed or not total else 0
+        return 1 if failed or is_stopped or not total else 0
 
     def _tasks(self) -> Iterator[Task]:
         options = self._options
