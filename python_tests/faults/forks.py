@@ -87,7 +87,7 @@ def run_all(
                 break
             place = tempfile.TemporaryDirectory(dir=directory, ignore_cleanup_errors=True)
             here = Path(place.name)
-            pid = start(lambda action=action, here=here: action(here), here / "result")  # type: ignore[misc]
+            pid = start(lambda action=action, here=here: action(here), here / "result")
             running[pid] = (key, place, time.monotonic() + timeout_seconds)
         if not running:
             return

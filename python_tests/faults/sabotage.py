@@ -15,8 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cpr_ext import manifest, segment, segment_stream, snapshot
+from cpr_ext import manifest, segment_header, segment_stream, signed_json, snapshot
 from cpr_ext._native import native
+from cpr_ext.files import sync_directory
+from cpr_ext.segment import Chunk, Segment, align_up
 from python_tests.faults.forks import Task
 from python_tests.faults.harness import Harness, Recorded, Told
 from python_tests.faults.interposer import Call, Interposer
@@ -34,7 +36,7 @@ class Sabotage:
     Attributes:
         remove: does it, in the process of the scenario.
         kinds: the faults that must show it.
-        concerns: the calls at which these are tried.
+        concerns: the calls at, or after, which these are tried.
     """
 
     name: str
@@ -45,7 +47,9 @@ class Sabotage:
     def tries(self, harness: Harness, recorded: Recorded, seed: int) -> Iterator[Task]:
         """Where to look for it."""
         if CUT in self.kinds:
-            yield from cut_tries(harness, recorded, reorderings=1, seed=seed)
+            yield from cut_tries(
+                harness, recorded, reorderings=2, seed=seed, concerns=self.concerns
+            )
         yield from fault_tries(harness, recorded, self.kinds, self.concerns)
 
 
@@ -58,17 +62,7 @@ def _no_sync(*suffixes: str) -> Callable[[Interposer], None]:
 
 
 def _no_directory_sync_before_manifest(_: Interposer) -> None:
-    sync_directory, write_signed = manifest.sync_directory, manifest.write_signed
-
-    def write_then_sync(*arguments: Any) -> None:
-        manifest.sync_directory = sync_directory
-        try:
-            write_signed(*arguments)
-        finally:
-            manifest.sync_directory = lambda directory: None
-
-    manifest.sync_directory = lambda directory: None
-    manifest.write_signed = write_then_sync
+    manifest.sync_directory = lambda directory: None  # that after the rename is another module's
 
 
 def _unlink_before_manifest(_: Interposer) -> None:
@@ -79,16 +73,16 @@ def _unlink_before_manifest(_: Interposer) -> None:
             self.path_of(record).unlink(missing_ok=True)
         commit(self, segments, *rest, **options)
 
-    manifest.Manifest.commit = unlink_first  # type: ignore[method-assign]
+    manifest.Manifest.commit = unlink_first
 
 
 def _manifest_written_in_place(_: Interposer) -> None:
-    def write(path: Path, format_name: str, content: dict[str, Any]) -> None:
+    def write(path: Path, format_name: str, content: dict[str, Any], version: int = 1) -> None:
         with path.open("wb") as file:
-            file.write(manifest._serialize(format_name, manifest.FORMAT_VERSION, content))
+            file.write(signed_json._serialize(format_name, version, content))
             file.flush()
             os.fsync(file.fileno())
-        manifest.sync_directory(path.parent)
+        sync_directory(path.parent)
 
     manifest.write_signed = write
 
@@ -97,11 +91,11 @@ def _short_writes_ignored(_: Interposer) -> None:
     def write_once(self: Any, data: memoryview, offset: int) -> None:
         os.pwrite(self._file, data, offset)
 
-    segment_stream.SegmentStream._write_at = write_once  # type: ignore[method-assign]
+    segment_stream.SegmentStream._write_at = write_once
 
 
 def _rows_not_put_back(_: Interposer) -> None:
-    snapshot.Snapshot.put_back = lambda self: None  # type: ignore[method-assign]
+    snapshot.Snapshot.put_back = lambda self: None
 
 
 def _is_of_merge(call: Call) -> bool:
@@ -115,7 +109,11 @@ SABOTAGES = [
     Sabotage("no sync of the manifest", _no_sync("MANIFEST.json.tmp")),
     Sabotage("no sync of segments", _no_sync(".safetensors")),
     Sabotage("no sync of directories", _no_sync(*_DIRECTORIES)),
-    Sabotage("no sync of the directory before the manifest", _no_directory_sync_before_manifest),
+    Sabotage(
+        "no sync of the directory before the manifest",
+        _no_directory_sync_before_manifest,
+        concerns=lambda call: call.op == "rename",
+    ),
     Sabotage(
         "files removed before the manifest is replaced",
         _unlink_before_manifest,
@@ -140,25 +138,23 @@ SABOTAGES = [
 
 def accept_any_bytes() -> None:
     """Take the checksums of rows out: what is in a file is what was recorded."""
-    parse = segment._parse
+    parse = segment_header._parse
 
-    def parse_and_believe(path: Path, block: bytes, file_bytes: int) -> segment.Segment:
+    def parse_and_believe(path: Path, block: bytes, file_bytes: int) -> Segment:
         parsed = parse(path, block, file_bytes)
         chunks = [_believed(parsed, path.read_bytes(), chunk) for chunk in parsed.chunks]
         return dataclasses.replace(parsed, chunks=chunks)
 
-    segment._parse = parse_and_believe
+    segment_header._parse = parse_and_believe
 
 
-def _believed(parsed: segment.Segment, content: bytes, chunk: segment.Chunk) -> segment.Chunk:
+def _believed(parsed: Segment, content: bytes, chunk: Chunk) -> Chunk:
     table, first, count, step, _ = chunk
     spec = parsed.layout.tables[table]
-    arrays = [] if spec.range_begin is not None or spec.shape is not None else [("row_ids", 8)]
-    arrays += [(array.name, array.row_bytes) for array in spec.arrays]
     checksums = []
-    for name, row_bytes in arrays:
-        begin = parsed.layout.offset(table, name) + first * row_bytes
-        piece = content[begin : begin + segment.align_up(count * row_bytes)]
+    for array in parsed.layout.stored(spec):
+        begin = parsed.layout.offset(table, array.name) + first * array.row_bytes
+        piece = content[begin : begin + align_up(count * array.row_bytes)]
         checksums.append(native.crc32c(piece))
     return (table, first, count, step, checksums)
 
