@@ -40,17 +40,19 @@ def cut_tries(
     reorderings: int,
     seed: int,
     on_repeat: Callable[[], None] = lambda: None,
+    concerns: Callable[[Call], bool] = lambda call: True,
 ) -> Iterator[Task]:
-    """A power cut after each call, and what it may leave.
+    """A power cut after each call that it ``concerns``, and what it may leave.
 
     Args:
         on_repeat: called for each that leaves what was tried before.
     """
     found = cuts(recorded.log, recorded.promise_at, reorderings=reorderings, seed=seed)
+    calls = calls_of(recorded.log)
     for cut, tree in found:
         if tree is None:
             on_repeat()
-        else:
+        elif cut.num_calls == 0 or concerns(calls[cut.num_calls - 1]):
             yield (CUT, str(cut)), partial(harness.try_cut, cut, tree, recorded)
 
 
