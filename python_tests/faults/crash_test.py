@@ -113,12 +113,8 @@ class _CrashTest:
             )
 
         if ERROR_AND_CUT in kinds:
-            yield from error_and_cut_tries(
-                self._harness,
-                self._recorded,
-                reorderings=1,
-                seed=options.seed,
-            )
+            seed = options.seed
+            yield from error_and_cut_tries(self._harness, self._recorded, seed=seed)
 
     def _count_repeat(self) -> None:
         self._num_repeats += 1

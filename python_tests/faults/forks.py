@@ -69,7 +69,7 @@ Task = tuple[Any, Callable[[Path], Any]]
 
 
 def run_all(
-    tasks: Iterable[Task], directory: Path, *, jobs: int, timeout_seconds: float = 90
+    tasks: Iterable[Task], directory: Path, *, jobs: int, timeout_seconds: float = 180
 ) -> Iterator[tuple[Any, Ended]]:
     """Do each task in a child and a directory of its own, ``jobs`` at a time.
 

@@ -32,10 +32,10 @@ from python_tests.faults.power_cut import Cut, Disk, Tree, cuts, read_tree, writ
 from python_tests.faults.scenario import COPY, STORES, Watcher, run
 
 _TIMEOUT_SECONDS = 60.0
-# Of the power cuts after a call that failed: how far behind it, and how many.
-_CALLS_AFTER, _CUTS_AFTER = 60, 4
+# After which calls behind one that failed the power is cut: how far behind, and how many.
+_CALLS_AFTER, _CUTS_AFTER = 60, 2
 _ATTEMPTS = 5  # a few calls depend on what other threads have come to
-NEVER_MADE = "the call was never made"
+NEVER_MADE = f"the call was never made in {_ATTEMPTS} runs"
 Prepare = Callable[[Interposer], None]
 
 
@@ -126,14 +126,9 @@ class Harness:
         Args:
             clean: the outcome of the scenario without a fault.
         """
-        for attempt in range(_ATTEMPTS):
-            here = place / str(attempt)
-            here.mkdir()
-            ended = self._run(here, fault, call)
-            if ended.error or ended.result:
-                break
-        else:
-            return Told([f"{NEVER_MADE} in {_ATTEMPTS} runs"], [])
+        here, ended = self._run_until_hit(place, fault, call)
+        if not (ended.error or ended.result):
+            return Told([NEVER_MADE], [])
         journal = here / "journal"
         lines, states, keys = read_lines(journal), States(journal), []
         if fault in DEADLY:
@@ -159,37 +154,47 @@ class Harness:
 
     def try_cut(self, cut: Cut, tree: Tree, recorded: Recorded, place: Path) -> Told:
         """What is wrong with what a power cut left; runs in a child of its own."""
-        root = place / "root"
+        return self._check_cut(cut, tree, recorded, place / "cut")
+
+    def _check_cut(self, cut: Cut, tree: Tree, recorded: Recorded, root: Path) -> Told:
         root.mkdir()
         write_tree(tree, root)
         lines = recorded.lines[: cut.num_lines]
         return self._check(root, lines, States(recorded.directory))
 
-    def try_error_and_cuts(self, call: Call, reorderings: int, seed: str, place: Path) -> Told:
+    def try_error_and_cuts(self, call: Call, seed: str, place: Path) -> Told:
         """What power cuts leave of a run in which ``call`` failed: at drawn calls from there on."""
-        ended = self._run(place, "EIO", call, log=True)
+        here, ended = self._run_until_hit(place, "EIO", call, log=True)
         if ended.error or not ended.result:
             return Told([ended.error or NEVER_MADE], [])
-        recorded = Recorded(
-            place / "journal", read_log(place / "journal"), read_lines(place / "journal")
-        )
+        journal = here / "journal"
+        recorded = Recorded(journal, read_log(journal), read_lines(journal))
         calls = calls_of(recorded.log)
-        first = calls.index(call)
+        chance = random.Random(seed)
+        after = range(calls.index(call) + 1, len(calls) + 1)[:_CALLS_AFTER]
+        drawn = set(chance.sample(after, min(_CUTS_AFTER, len(after))))
         found: list[str] = []
         keys: list[bytes] = []
-        after = [
-            (cut, tree)
-            for cut, tree in cuts(recorded.log, recorded.promise_at, reorderings=reorderings)
-            if tree is not None and first < cut.num_calls <= first + _CALLS_AFTER
-        ]
-        chance = random.Random(seed)
-        for cut, tree in chance.sample(after, min(_CUTS_AFTER, len(after))):
-            here = place / str(cut).replace(":", "-")
-            here.mkdir()
-            told = self.try_cut(cut, tree, recorded, here)
+        for cut, tree in cuts(
+            recorded.log, recorded.promise_at, reorderings=1, concerns=drawn.__contains__
+        ):
+            if tree is None:
+                continue
+            told = self._check_cut(cut, tree, recorded, here / str(cut))
             found += [f"cut {cut}: {text}" for text in told.found]
             keys += told.checked
         return Told(found, keys)
+
+    def _run_until_hit(
+        self, place: Path, fault: str, call: Call, *, log: bool = False
+    ) -> tuple[Path, forks.Ended]:
+        for attempt in range(_ATTEMPTS):
+            here = place / str(attempt)
+            here.mkdir()
+            ended = self._run(here, fault, call, log=log)
+            if ended.error or ended.result:
+                break
+        return here, ended
 
     def _run(
         self, place: Path, fault: str | None, call: Call | None, *, log: bool = False

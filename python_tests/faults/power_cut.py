@@ -197,12 +197,14 @@ def cuts(
     *,
     reorderings: int,
     seed: int = 0,
+    concerns: Callable[[int], bool] = lambda num_calls: True,
 ) -> Iterator[tuple[Cut, Tree | None]]:
     """Every cut, in order, with its tree; None: the same tree was there with the same promise.
 
     Args:
         promise_at: what was promised after so many lines of the journal.
         reorderings: how many sets of kept changes to draw, after each call, by ``seed``.
+        concerns: asked for each number of calls; False passes the cuts after them over.
     """
     disk = Disk()
     num_calls = num_lines = 0
@@ -215,6 +217,8 @@ def cuts(
         else:
             disk.apply(entry)
             num_calls += 1
+        if not concerns(num_calls):
+            continue
         for what, keep in ways(num_calls, reorderings, seed).items():
             tree = disk.tree(keep)
             key = (promise, fingerprint(tree))

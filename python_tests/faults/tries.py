@@ -47,22 +47,26 @@ def cut_tries(
     Args:
         on_repeat: called for each that leaves what was tried before.
     """
-    found = cuts(recorded.log, recorded.promise_at, reorderings=reorderings, seed=seed)
     calls = calls_of(recorded.log)
+    found = cuts(
+        recorded.log,
+        recorded.promise_at,
+        reorderings=reorderings,
+        seed=seed,
+        concerns=lambda num_calls: num_calls == 0 or concerns(calls[num_calls - 1]),
+    )
     for cut, tree in found:
         if tree is None:
             on_repeat()
-        elif cut.num_calls == 0 or concerns(calls[cut.num_calls - 1]):
+        else:
             yield (CUT, str(cut)), partial(harness.try_cut, cut, tree, recorded)
 
 
-def error_and_cut_tries(
-    harness: Harness, recorded: Recorded, *, reorderings: int, seed: int
-) -> Iterator[Task]:
+def error_and_cut_tries(harness: Harness, recorded: Recorded, *, seed: int) -> Iterator[Task]:
     """EIO at each call that is to make something durable, then power cuts at drawn calls."""
     for call in calls_of(recorded.log):
         if call.op in _SYNCS:
-            action = partial(harness.try_error_and_cuts, call, reorderings, f"{seed}-{call}")
+            action = partial(harness.try_error_and_cuts, call, f"{seed}-{call}")
             yield (ERROR_AND_CUT, str(call)), action
 
 
