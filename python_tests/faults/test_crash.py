@@ -8,6 +8,9 @@ import pytest
 from python_tests.faults import interposer
 
 _SEED = 1
+# A minute of one core in all; a machine busy with other things may take many.
+_TIMEOUT_SECONDS = 900
+pytestmark = pytest.mark.timeout(_TIMEOUT_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +33,14 @@ def run_preloaded(library, *arguments):
         env=interposer.environment(library),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=_TIMEOUT_SECONDS,
         check=False,
     )
 
 
 def test_a_sample_of_faults_and_power_cuts_leaves_what_was_promised(library):
     arguments = ["-m", "python_tests.faults.crash_test", "--jobs", "1", "--reorderings", "1"]
-    done = run_preloaded(library, *arguments, "--sample", "100", "--seed", str(_SEED))
+    done = run_preloaded(library, *arguments, "--sample", "60", "--seed", str(_SEED))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all " in done.stdout
 
