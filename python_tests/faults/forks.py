@@ -27,6 +27,7 @@ def start(action: Callable[[], Any], output: Path) -> int:
     if pid:
         return pid
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with output.with_suffix(".err").open("w") as errors:
             os.dup2(errors.fileno(), 2)
         try:
