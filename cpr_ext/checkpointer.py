@@ -227,6 +227,7 @@ class Checkpointer:
         self._next_snapshot = self.store.last_snapshot + 1
         self._in_flight: Snapshot | None = None
         self._last_start = (0, time.monotonic())
+        self._snapshot_bytes = 0
         self._shard_saved_samples = [0] * num_shards
         self._base_bytes = 0
         self._partial_bytes = 0
@@ -456,7 +457,8 @@ class Checkpointer:
 
     def _is_due(self) -> bool:
         step, moment = self._last_start
-        return self.schedule.is_due(Progress(self._step - step, time.monotonic() - moment))
+        seconds = time.monotonic() - moment
+        return self.schedule.is_due(Progress(self._step - step, seconds, self._snapshot_bytes))
 
     def _next_kind(self) -> SnapshotKind:
         if self.store.is_empty or self._base_arrays != self._array_names():
@@ -587,6 +589,7 @@ class Checkpointer:
 
     def _note_committed(self, snapshot: Snapshot) -> None:
         self.metrics.bytes_written += snapshot.file_bytes
+        self._snapshot_bytes = snapshot.file_bytes
         self._shard_saved_samples = [snapshot.num_samples] * self.num_shards
         self._meter.note_snapshot(snapshot.file_bytes, is_base=snapshot.kind == "base")
         if snapshot.kind == "base":

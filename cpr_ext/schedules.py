@@ -10,10 +10,16 @@ from cpr_ext.errors import UsageError
 
 @dataclass(frozen=True)
 class Progress:
-    """What a schedule decides on, counted from the start of the last snapshot (or of the run)."""
+    """What a schedule decides on, counted from the start of the last snapshot (or of the run).
+
+    Attributes:
+        steps, seconds: since then.
+        snapshot_bytes: size of the last snapshot that was committed.
+    """
 
     steps: int
     seconds: float
+    snapshot_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,34 @@ class EverySeconds(Schedule):
 
     def is_due(self, since_last: Progress) -> bool:  # noqa: D102
         return since_last.seconds >= self.seconds
+
+
+@dataclass(frozen=True)
+class Continuous(Schedule):
+    """One snapshot after the other: what failures cost then follows the disk's bandwidth.
+
+    The next one begins when the last is committed, with ``when_busy="delay"`` (the default).
+
+    Args:
+        max_bytes_per_second: write no more than this on average; None: as fast as the disk allows.
+        min_seconds: between the starts of two snapshots, so that a disk that fails is not asked at
+            every step.
+    """
+
+    max_bytes_per_second: float | None = None
+    min_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        rate = self.max_bytes_per_second
+        if rate is not None and not rate > 0:
+            raise UsageError(f"max_bytes_per_second is {rate}; it must be positive, or None")
+        if not self.min_seconds >= 0:
+            raise UsageError(f"min_seconds is {self.min_seconds}; it must not be negative")
+
+    def is_due(self, since_last: Progress) -> bool:  # noqa: D102
+        rate = self.max_bytes_per_second
+        needed = since_last.snapshot_bytes / rate if rate is not None else 0.0
+        return since_last.seconds >= max(needed, self.min_seconds)
 
 
 @dataclass(frozen=True)
