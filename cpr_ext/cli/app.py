@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from cpr_ext.cli.bench import bench
 from cpr_ext.cli.compact import compact
 from cpr_ext.cli.export import export
 from cpr_ext.cli.inspect import inspect
@@ -21,7 +22,7 @@ def app() -> None:
     """Cheap fault tolerance for recommendation-model training."""
 
 
-for command in (train, plan, inspect, verify, export, compact):
+for command in (train, plan, inspect, verify, export, compact, bench):
     app.add_command(command)
 
 

@@ -4,12 +4,14 @@ from cpr_ext.maintenance.compaction import CompactReport, compact
 from cpr_ext.maintenance.exporting import ExportReport, export
 from cpr_ext.maintenance.inspection import StoreSummary, TableDetails, inspect, inspect_table
 from cpr_ext.maintenance.row_reading import read_rows
+from cpr_ext.maintenance.self_check import SelfCheck, self_check
 from cpr_ext.maintenance.verification import Damage, VerifyReport, verify
 
 __all__ = [
     "CompactReport",
     "Damage",
     "ExportReport",
+    "SelfCheck",
     "StoreSummary",
     "TableDetails",
     "VerifyReport",
@@ -18,5 +20,6 @@ __all__ = [
     "inspect",
     "inspect_table",
     "read_rows",
+    "self_check",
     "verify",
 ]
