@@ -12,7 +12,7 @@ help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make crash-test  every fault at every file-system call of a run, and every power cut (10 minutes or more)"
-	@echo "make bench     every operation against its peers; results in bench/results/"
+	@echo "make bench     every operation against its peers, what saving costs training (an hour); docs/benchmarks.md"
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped: 15 min"
 	@echo "make fuzz      hostile stores through all that reads one, under ASan; FUZZ_SECONDS=600"
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
@@ -41,6 +41,9 @@ fmt: $(VENV)/ready
 
 bench: build
 	$(BIN)/python bench/run.py
+	$(BIN)/python bench/training_overhead.py
+	$(BIN)/python bench/reliability.py
+	$(BIN)/python bench/page.py
 
 bench-tiny: build
 	$(BIN)/python bench/run.py --tiny

@@ -16,6 +16,17 @@ def test_every_benchmark_runs_at_a_tiny_size_and_compares_with_a_peer() -> None:
     assert "kept in" not in result.stdout
 
 
+def test_what_saving_costs_training_is_measured_beside_peers(tmp_path: Path) -> None:
+    command = [sys.executable, "bench/training_overhead.py", "--tiny", "--rounds", "1"]
+    command += ["--seconds", "1", "--every", "0.5", "--only", "step", "--folder", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    none, step = result.stdout.splitlines()[-2:]
+    assert none.startswith("none")
+    assert step.startswith("step")
+    assert int(step.split()[3]) >= 1  # saves
+
+
 def test_the_comparison_of_what_is_left_when_things_go_wrong_runs(tmp_path: Path) -> None:
     command = [sys.executable, "bench/reliability.py", "--tiny", "--folder", str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
