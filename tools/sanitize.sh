@@ -98,13 +98,16 @@ if [ "${1:-}" = fuzz ]; then
   exit
 fi
 
-for kind in "${@:-address thread}"; do
-  for one in $kind; do
-    case $one in
-      address) run_one address libasan.so asan || status=1 ;;
-      thread) run_one thread libtsan.so tsan || status=1 ;;
-      *) echo "'$one' is no sanitizer; allowed: address, thread" >&2; status=2 ;;
-    esac
-  done
+# Side by side: each has a build and a log of its own.
+declare -A started
+for one in ${*:-address thread}; do
+  case $one in
+    address) run_one address libasan.so asan & started[address]=$! ;;
+    thread) run_one thread libtsan.so tsan & started[thread]=$! ;;
+    *) echo "'$one' is no sanitizer; allowed: address, thread" >&2; status=2 ;;
+  esac
+done
+for pid in "${started[@]}"; do
+  wait "$pid" || status=1
 done
 exit $status
