@@ -21,8 +21,9 @@ help:
 demo: build
 	$(BIN)/python examples/demo.py
 
+# A test file stays in one process; more than a few share a small machine's memory badly.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 crash-test: build
 	$(BIN)/python -m python_tests.faults crash_test
