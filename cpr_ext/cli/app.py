@@ -7,6 +7,7 @@ import sys
 import click
 
 from cpr_ext.cli.compact import compact
+from cpr_ext.cli.emulate import emulate
 from cpr_ext.cli.export import export
 from cpr_ext.cli.inspect import inspect
 from cpr_ext.cli.train import train
@@ -20,7 +21,7 @@ def app() -> None:
     """Cheap fault tolerance for recommendation-model training."""
 
 
-for command in (train, inspect, verify, export, compact):
+for command in (train, emulate, inspect, verify, export, compact):
     app.add_command(command)
 
 
