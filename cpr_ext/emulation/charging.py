@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cpr_ext.emulation.strategies import Strategy
-from cpr_ext.policy import JobCosts, Overhead, portion_of_lost_samples
+from cpr_ext.policy import JobCosts, Overhead, RunningPLS
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,14 @@ def running_pls(
 ) -> list[float]:
     """PLS after each failure, if every shard was saved whole at ``save_samples``.
 
-    At a failure each lost shard loses what was trained since the last of these saves, or since the
-    shard's own last failure: an effect is lost once.
-
     Args:
         failures: in the order of time.
         save_samples: samples trained at each save, in any order; 0, the start, is implied.
     """
-    lost_at: dict[int, int] = {}
-    samples_lost = 0
+    account = RunningPLS(total_samples, num_shards)
     running = []
     for failure in failures:
         saved = max((at for at in save_samples if at <= failure.num_samples), default=0)
-        for shard in failure.shards:
-            samples_lost += failure.num_samples - max(saved, lost_at.get(shard, 0))
-            lost_at[shard] = failure.num_samples
-        running.append(portion_of_lost_samples(samples_lost, total_samples, num_shards))
+        lost = [failure.num_samples - saved] * len(failure.shards)
+        running.append(account.record_failure(lost))
     return running

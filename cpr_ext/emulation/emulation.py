@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from cpr_ext.emulation.access_coverage import measure_coverage
 from cpr_ext.emulation.campaign import Campaign, locked, open_campaign
 from cpr_ext.emulation.clock import EmulatedClock
 from cpr_ext.emulation.machine import describe_machine
+from cpr_ext.emulation.measured_costs import MeasuredCosts, measure_costs
 from cpr_ext.emulation.play import Training
 from cpr_ext.emulation.scenario import Scenario
 from cpr_ext.emulation.strategies import StrategyName
@@ -43,7 +44,7 @@ def emulate(
     strategies: Sequence[StrategyName],
     seeds: Sequence[int],
     num_workers: int | None = None,
-    facts: dict[str, Any] | None = None,
+    table_bytes: float | None = None,
     observe: Callable[[Standing], None] = lambda standing: None,
 ) -> Campaign:
     """Play what is not yet played of ``strategies`` and ``seeds``, each run in a worker process.
@@ -51,7 +52,8 @@ def emulate(
     Args:
         directory: keeps the finished runs; a killed emulation goes on from there.
         num_workers: None: as many as fit the machine's cores and memory.
-        facts: told in ``campaign.json`` beside the runs.
+        table_bytes: charge costs measured here, on the disk of ``directory``, before the first run,
+            scaled to tables of this size; None: those of the scenario.
 
     Raises:
         UsageError: the directory belongs to another scenario or is in use, or a run cannot be
@@ -61,12 +63,19 @@ def emulate(
     """
     source = training.open(seeds[0])
     clock = training.clock(source, scenario.job.total_hours)
-    for name in strategies:
-        _check_playable(scenario, name, clock)
     with locked(directory):
-        config = {"scenario": scenario.to_plain(), "training": asdict(training)}
+        config = {
+            "scenario": scenario.to_plain(),
+            "training": asdict(training),
+            "measured_for_table_bytes": table_bytes,
+        }
         campaign = open_campaign(directory, config)
-        _note(campaign, facts or {}, scenario, training, source, clock)
+        if table_bytes is not None:
+            observe(Standing(0, 1, 0, 0, "measuring what saving and loading cost here"))
+            scenario = _with_measured_costs(campaign, scenario, table_bytes)
+        for name in strategies:
+            _check_playable(scenario, name, clock)
+        _note(campaign, scenario, source, clock)
         _play_missing(
             campaign,
             scenario,
@@ -77,6 +86,20 @@ def emulate(
             observe,
         )
     return campaign
+
+
+def _with_measured_costs(
+    campaign: Campaign, scenario: Scenario, table_bytes: float
+) -> Scenario:
+    """The scenario with costs measured here, once for the campaign."""
+    if "measured_costs" not in campaign.facts:
+        store = campaign.directory / "work" / "measured"
+        measured = measure_costs(store, fraction=scenario.fraction)
+        campaign.facts["measured_costs"] = measured.to_plain()
+        campaign.save()
+    measured = MeasuredCosts.from_plain(campaign.facts["measured_costs"])
+    costs = measured.scaled(scenario.job, table_bytes, scenario.costs.reschedule_hours)
+    return replace(scenario, costs=costs, tracking_share=measured.tracking_share)
 
 
 def _check_playable(scenario: Scenario, name: StrategyName, clock: EmulatedClock) -> None:
@@ -90,15 +113,10 @@ def _check_playable(scenario: Scenario, name: StrategyName, clock: EmulatedClock
 
 
 def _note(
-    campaign: Campaign,
-    facts: dict[str, Any],
-    scenario: Scenario,
-    training: Training,
-    source: DataSource,
-    clock: EmulatedClock,
+    campaign: Campaign, scenario: Scenario, source: DataSource, clock: EmulatedClock
 ) -> None:
     told = campaign.facts
-    told.update(facts)
+    told["played"] = scenario.to_plain()
     told.setdefault("commands", []).append(
         {"command": shlex.join(["cpr", *sys.argv[1:]]), "machine": describe_machine()}
     )
@@ -130,7 +148,7 @@ def _play_missing(
         total = run_samples * len(missing)
         observe(Standing(sum(samples.values()), total, done, len(missing), message))
 
-    tell(f"{len(campaign.runs)} finished runs found" if campaign.runs else "")
+    tell(f"{len(campaign.runs)} finished runs are kept" if campaign.runs else "")
     tasks = [Task(key, campaign.store_of(key)) for key in missing]
     for event in play_all(scenario, training, tasks, num_workers):
         if isinstance(event, Moved):

@@ -160,7 +160,9 @@ def summarize_run(
     saves = [samples for samples, _ in result.snapshot_log[1:] if samples < clock.total_samples]
     overhead = charge(strategy, len(saves), failures, scenario.costs)
     pls: list[float] = []
+    tracking_hours = 0.0
     if strategy.recovery == "partial":
+        tracking_hours = scenario.tracking_share * clock.job_hours
         whole = whole_saves(strategy, clock)
         pls = running_pls(failures, whole, clock.total_samples, scenario.job.num_shards)
     return {
@@ -169,8 +171,8 @@ def summarize_run(
         "pls": pls[-1] if pls else 0.0,
         "running_pls": pls,
         "pls_since_any_save": result.pls,
-        "overhead": {**asdict(overhead), "total_hours": overhead.total_hours},
-        "overhead_share": overhead.total_hours / clock.job_hours,
+        "overhead": {**asdict(overhead), "tracking_hours": tracking_hours},
+        "overhead_share": (overhead.total_hours + tracking_hours) / clock.job_hours,
         "interval_hours": strategy.interval_hours if result.snapshot_log else None,
         "save_every_hours": strategy.save_every_hours if result.snapshot_log else None,
         "fraction": strategy.fraction,

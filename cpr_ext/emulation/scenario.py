@@ -15,6 +15,7 @@ from cpr_ext.policy import (
     Job,
     JobCosts,
     draw_failure_times,
+    interval_for_pls,
     young_interval_hours,
 )
 
@@ -44,6 +45,8 @@ class Scenario:
             exponential model are, given their number); None: drawn from ``failure_model``.
         num_trainers: trainer nodes; told in reports only, for a lost trainer takes no row with it.
         fraction: r, the share of the rows that CPR-SCAR, -MFU and -SSU save at a time.
+        tracking_share: what noting accesses or changes adds to training time, as a share of it, for
+            strategies that recover partially.
 
     Raises:
         UsageError: a number out of its range.
@@ -55,19 +58,19 @@ class Scenario:
     costs: JobCosts
     pls_target: float
     num_failures: int | None = None
-    num_trainers: int = 1
+    num_trainers: int = 0
     fraction: float = 0.125
+    tracking_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in (("pls_target", self.pls_target), ("fraction", self.fraction)):
             if not 0 < value <= 1:
                 raise UsageError(f"{self.name}: {name} is {value}; allowed: above 0, at most 1")
-        for name, number, least in (
-            ("num_failures", self.num_failures, 0),
-            ("num_trainers", self.num_trainers, 1),
-        ):
-            if number is not None and number < least:
-                raise UsageError(f"{self.name}: {name} is {number}; it must be at least {least}")
+        for name in ("num_failures", "num_trainers", "tracking_share"):
+            if (getattr(self, name) or 0) < 0:
+                raise UsageError(
+                    f"{self.name}: {name} is {getattr(self, name)}; it must not be negative"
+                )
 
     def draw_failures(self, seed: int) -> list[DrawnFailure]:
         """The failures of a seed, in the order of time; the same for every strategy."""
@@ -98,8 +101,7 @@ class Scenario:
     @property
     def cpr_interval_hours(self) -> float:
         """T_save at which the expected PLS is ``pls_target``, at most the job's length."""
-        share_lost = self.job.shards_per_failure / self.job.num_shards
-        return min(self.job.total_hours, 2 * self.pls_target * self.mtbf_hours / share_lost)
+        return interval_for_pls(self.job, self.mtbf_hours, self.pls_target)
 
     def strategy(self, name: StrategyName) -> Strategy:
         """A strategy with its interval here."""
