@@ -1,5 +1,47 @@
-"""The paper's mathematics, pure functions: what a failure costs."""
+"""The paper's mathematics, pure functions: what a failure costs.
 
-from cpr_ext.policy.pls import portion_of_lost_samples
+Hours are hours, bytes are bytes; every name says which. Nothing here needs torch.
+"""
 
-__all__ = ["portion_of_lost_samples"]
+from cpr_ext.policy.costs import Job, JobCosts
+from cpr_ext.policy.failure_models import (
+    EmpiricalFailures,
+    ExponentialFailures,
+    FailureModel,
+    GammaFailures,
+    draw_failure_times,
+)
+from cpr_ext.policy.overhead import (
+    Overhead,
+    full_recovery,
+    partial_recovery,
+    young_interval_hours,
+)
+from cpr_ext.policy.pls import (
+    RunningPLS,
+    exact_expected_pls,
+    expected_pls,
+    expected_share_lost_once,
+    interval_for_pls,
+    portion_of_lost_samples,
+)
+
+__all__ = [
+    "EmpiricalFailures",
+    "ExponentialFailures",
+    "FailureModel",
+    "GammaFailures",
+    "Job",
+    "JobCosts",
+    "Overhead",
+    "RunningPLS",
+    "draw_failure_times",
+    "exact_expected_pls",
+    "expected_pls",
+    "expected_share_lost_once",
+    "full_recovery",
+    "interval_for_pls",
+    "partial_recovery",
+    "portion_of_lost_samples",
+    "young_interval_hours",
+]

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.errors import UsageError
-from cpr_ext.policy import portion_of_lost_samples
+from cpr_ext.policy import (
+    Job,
+    RunningPLS,
+    exact_expected_pls,
+    expected_pls,
+    expected_share_lost_once,
+    interval_for_pls,
+    portion_of_lost_samples,
+)
 
 
 @given(
@@ -45,3 +53,80 @@ def test_what_cannot_be_is_refused_with_its_values(given):
     with pytest.raises(UsageError) as refusal:
         portion_of_lost_samples(*given)
     assert all(str(value) in str(refusal.value) for value in given)
+
+
+def test_the_running_account_adds_up_failures_of_several_shards():
+    account = RunningPLS(total_samples=1000, num_shards=4)
+    assert account.value == 0
+    assert account.record_failure([100, 100]) == pytest.approx(0.05)
+    assert account.record_failure([300]) == pytest.approx(0.125)
+    for impossible in ([1] * 5, [-1]):
+        with pytest.raises(UsageError, match="at most 4 numbers"):
+            account.record_failure(impossible)
+    assert account.samples_lost == 500
+
+
+# By hand: a job of 100 h, 10 shards, 2 of them lost every 25 h, saved every 20 h.
+# A failure finds a shard 10 h after its save on average: 4 failures * 2 shards * 10 / (100 * 10).
+JOB = Job(total_hours=100, num_shards=10, shards_per_failure=2)
+
+
+def test_the_expectation_by_hand():
+    assert expected_pls(JOB, 25, 20) == pytest.approx(0.08)
+    assert exact_expected_pls(JOB, 25, 20) == pytest.approx(0.08)
+    # Saved at 80 h only: (80*40 + 20*10) / 100 = 34 h since the save on average.
+    assert exact_expected_pls(JOB, 25, 80) == pytest.approx(4 * 2 * 34 / 1000)
+    # Never saved: half the job.
+    assert exact_expected_pls(JOB, 25, 1000) == pytest.approx(4 * 2 * 50 / 1000)
+
+
+def test_the_interval_for_a_target_by_hand():
+    # The abstract's inputs: 2 * 0.1 * 8 * 28 = 44.8 h.
+    assert interval_for_pls(Job(56, 8), 28, 0.1) == pytest.approx(44.8)
+    assert interval_for_pls(JOB, 25, 0.08) == pytest.approx(20)
+    assert interval_for_pls(JOB, 25, 0.9) == 100  # never longer than the job
+
+
+jobs = st.builds(
+    lambda total, shards, lost: Job(total, shards, min(shards, lost)),
+    st.floats(1, 1e4),
+    st.integers(1, 64),
+    st.integers(1, 8),
+)
+
+
+@given(jobs, st.floats(0.1, 1e4), st.floats(1e-3, 1))
+def test_the_interval_for_a_target_keeps_to_it(job, mtbf, target):
+    interval = interval_for_pls(job, mtbf, target)
+    assert 0 < interval <= job.total_hours
+    assert expected_pls(job, mtbf, interval) <= target * (1 + 1e-12)
+
+
+@given(jobs, st.floats(0.1, 1e4), st.integers(1, 1000))
+def test_the_papers_expectation_is_exact_where_the_interval_divides_the_job(job, mtbf, saves):
+    interval = job.total_hours / saves
+    assert exact_expected_pls(job, mtbf, interval) == pytest.approx(
+        expected_pls(job, mtbf, interval)
+    )
+
+
+@given(jobs, st.floats(0.1, 1e4), st.floats(1e-2, 1e5))
+def test_what_is_lost_once_is_a_share_and_never_above_pls(job, mtbf, interval):
+    once = expected_share_lost_once(job, mtbf, interval)
+    assert 0 <= once <= 1
+    assert once <= exact_expected_pls(job, mtbf, interval) * (1 + 1e-9)
+
+
+def test_what_is_lost_once_by_hand():
+    # Every shard fails all the time and nothing is saved: everything is lost, but only once.
+    assert expected_share_lost_once(Job(10, 4, 4), 1e-3, 100) == pytest.approx(1, abs=1e-3)
+    # Rare failures: both accounts agree.
+    assert expected_share_lost_once(JOB, 1e6, 20) == pytest.approx(
+        exact_expected_pls(JOB, 1e6, 20), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("target", [0, -0.1, 1.5, float("nan")])
+def test_a_target_that_is_no_share_is_refused(target):
+    with pytest.raises(UsageError, match=f"target_pls is {target}; it is a share"):
+        interval_for_pls(JOB, 25, target)

@@ -1,0 +1,60 @@
+"""What a plan is made from: the job, and what saving and recovering cost it, in hours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpr_ext.errors import UsageError
+from cpr_ext.policy.checks import require_not_negative, require_positive
+
+
+@dataclass(frozen=True)
+class JobCosts:
+    """Hours that training stands still; work that goes on behind training costs none.
+
+    Attributes:
+        save_hours: to save every row of every shard once, ``O_save``. Above 0.
+        load_hours: to load all shards after a failure, ``O_load``.
+        load_shard_hours: to load only the shards lost in one failure, side by side.
+        reschedule_hours: to find and start a replacement node, ``O_resched``.
+    """
+
+    save_hours: float
+    load_hours: float
+    load_shard_hours: float
+    reschedule_hours: float
+
+    def __post_init__(self) -> None:
+        require_positive({"save_hours": self.save_hours})
+        require_not_negative(
+            {
+                "load_hours": self.load_hours,
+                "load_shard_hours": self.load_shard_hours,
+                "reschedule_hours": self.reschedule_hours,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job.
+
+    Attributes:
+        total_hours: useful training time, without any overhead, ``T_total``.
+        num_shards: shards of the embedding tables, one per server, ``N_emb``.
+        shards_per_failure: different shards that one failure takes.
+    """
+
+    total_hours: float
+    num_shards: int
+    shards_per_failure: int = 1
+
+    def __post_init__(self) -> None:
+        require_positive({"total_hours": self.total_hours})
+        if self.num_shards < 1:
+            raise UsageError(f"num_shards is {self.num_shards}; it must be at least 1")
+        if not 1 <= self.shards_per_failure <= self.num_shards:
+            raise UsageError(
+                f"shards_per_failure is {self.shards_per_failure}; a failure takes at least 1 and "
+                f"at most all {self.num_shards} shards"
+            )
