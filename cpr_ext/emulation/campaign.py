@@ -1,8 +1,8 @@
 """A directory of runs of one scenario: what was asked for, and every finished run.
 
-    OUT/campaign.json            the scenario, the training, commands and machines
-    OUT/runs/STRATEGY-seedN.json a finished run; written whole or not at all
-    OUT/work/                    snapshots of the runs under way
+OUT/campaign.json            the scenario, the training, commands and machines
+OUT/runs/STRATEGY-seedN.json a finished run; written whole or not at all
+OUT/work/                    snapshots of the runs under way
 """
 
 from __future__ import annotations

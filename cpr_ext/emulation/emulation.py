@@ -88,9 +88,7 @@ def emulate(
     return campaign
 
 
-def _with_measured_costs(
-    campaign: Campaign, scenario: Scenario, table_bytes: float
-) -> Scenario:
+def _with_measured_costs(campaign: Campaign, scenario: Scenario, table_bytes: float) -> Scenario:
     """The scenario with costs measured here, once for the campaign."""
     if "measured_costs" not in campaign.facts:
         store = campaign.directory / "work" / "measured"
@@ -112,9 +110,7 @@ def _check_playable(scenario: Scenario, name: StrategyName, clock: EmulatedClock
         raise UsageError(f"{name}: {error}") from None
 
 
-def _note(
-    campaign: Campaign, scenario: Scenario, source: DataSource, clock: EmulatedClock
-) -> None:
+def _note(campaign: Campaign, scenario: Scenario, source: DataSource, clock: EmulatedClock) -> None:
     told = campaign.facts
     told["played"] = scenario.to_plain()
     told.setdefault("commands", []).append(

@@ -93,7 +93,8 @@ def play(
         store: directory for the snapshots, which is emptied before and removed after.
 
     Raises:
-        UsageError: the interval is shorter than half a training step, or the source tells no length.
+        UsageError: the interval is shorter than half a training step, or the source does not tell
+            its length.
     """
     source = training.open(seed)
     clock = training.clock(source, scenario.job.total_hours)

@@ -114,5 +114,6 @@ class Scenario:
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON values, for a person and for comparing; there is no way back."""
-        model = type(self.failure_model).__name__
-        return {**asdict(self), "failure_model": {"model": model, **asdict(self.failure_model)}}
+        plain = asdict(self)
+        plain["failure_model"]["model"] = type(self.failure_model).__name__
+        return plain

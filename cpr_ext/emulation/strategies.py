@@ -71,7 +71,7 @@ class Strategy:
         return "full" if self.name == "full" else "partial"
 
     def priority(self, seed: int) -> Priority | None:
-        """The priority of its snapshots; None: it takes none. ``seed`` is that of SSU's sampling."""
+        """The priority of its snapshots, None if it takes none; ``seed`` is of SSU's sampling."""
         match self.name:
             case "no-failure":
                 return None

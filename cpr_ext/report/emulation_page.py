@@ -35,7 +35,7 @@ _CAPTIONS = {
         "strategies of a seed meet the same failures.",
     ),
     "access_skew": (
-        "Why saving few rows is enough",
+        "How uneven the accesses are",
         "How much of all accesses the hottest rows of the large tables take.",
     ),
 }
@@ -125,11 +125,11 @@ _HEAD = (
     "overhead, %",
     "of full's removed, %",
     "PLS",
-    "PLS since any save",
-    "AUC",
     "AUC loss, 10⁻³",
     "loss / CPR-vanilla's",
     "log-loss increase, 10⁻³",
+    "AUC",
+    "PLS since any save",
     "save, h",
     "load, h",
     "lost, h",
@@ -146,12 +146,12 @@ def _table(summaries: Sequence[StrategySummary]) -> str:
             str(len(one.seeds)),
             percent(one.overhead_share),
             percent(one.overhead_removed),
-            ratio(one.pls, 4),
-            ratio(one.pls_since_any_save, 4),
-            ratio(one.auc, 4),
+            f"{one.pls.mean:.4f}",
             difference(one.auc_loss),
             ratio(one.loss_to_vanilla, 2),
             difference(one.logloss_increase),
+            f"{one.auc.mean:.4f}",
+            f"{one.pls_since_any_save.mean:.4f}",
             *(f"{hours:.3f}" for hours in one.overhead_parts.values()),
         ]
         body = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
@@ -172,7 +172,9 @@ def _provenance(campaign: Campaign) -> str:
     parts.append(f"<dl>{settings}</dl>")
     if measured := campaign.facts.get("measured_costs"):
         told = json.dumps(measured, indent=1)
-        parts.append(f"<details><summary>Costs as measured</summary><pre>{_text(told)}</pre></details>")
+        parts.append(
+            f"<details><summary>Costs as measured</summary><pre>{_text(told)}</pre></details>"
+        )
     return "\n".join(parts)
 
 

@@ -49,7 +49,7 @@ Plot = Callable[[Campaign, float], "Figure | None"]
 
 
 def plots() -> dict[str, Plot]:
-    """The plots by file stem, in the order of the page; each gives None if it has nothing to show."""
+    """The plots by file stem, in the order of the page; None: nothing to show."""
     return {
         "overhead": draw_overhead,
         "loss_by_pls": draw_loss_by_pls,
@@ -106,7 +106,8 @@ def draw_overhead(campaign: Campaign, width_inches: float) -> Figure | None:
     axes.set_yticks(places, [one.label for one in shown])
     axes.invert_yaxis()
     axes.set_xlim(0, max(left.max(), 1e-9) * (1.45 if is_narrow else 1.25))
-    axes.set_xlabel("overhead, % of useful training time (mean over seeds)")
+    per_cent = "overhead, % of useful training time"
+    axes.set_xlabel(per_cent if is_narrow else f"{per_cent} (mean over seeds)")
     axes.legend(
         frameon=False, ncols=2 if is_narrow else 5, loc="lower left", bbox_to_anchor=(-0.02, 1.0)
     )
@@ -126,22 +127,22 @@ def draw_loss_by_pls(campaign: Campaign, width_inches: float) -> Figure | None:
     for name in _MARKERS:
         losses = paired_losses(campaign, name)
         if losses:
-            pls = [campaign.runs[RunKey(seed, name)]["pls"] for seed in losses]
-            points[name] = (np.array(pls), np.array(list(losses.values())))
+            over = [campaign.runs[RunKey(seed, name)]["pls"] for seed in losses]
+            points[name] = (np.array(over), np.array(list(losses.values())))
     if not points:
         return None
     is_narrow = width_inches < _NARROW_INCHES
     figure = _figure(width_inches, 5.2 if is_narrow else 4.2)
     axes = figure.subplots()
     axes.axhline(0, color="#999999", lw=0.8)
-    for name, (pls, losses) in points.items():
+    for name, (pls, lost) in points.items():
         label = STRATEGIES[name]
-        if (line := fit_line(pls, losses)) is not None:
+        if (line := fit_line(pls.tolist(), lost.tolist())) is not None:
             ends = np.array([0, pls.max()])
             axes.plot(ends, line.slope * ends + line.intercept, color=COLORS[name], lw=1.8)
             label += f": {line.slope:.3f} per PLS, r = {line.correlation:.2f}"
         axes.scatter(
-            pls, losses, marker=_MARKERS[name], s=24, color=COLORS[name], alpha=0.75, lw=0,
+            pls, lost, marker=_MARKERS[name], s=24, color=COLORS[name], alpha=0.75, lw=0,
             label=label,
         )  # fmt: skip
     axes.set_xlabel("PLS of the run (whole saves every T_save)")
@@ -177,8 +178,8 @@ def draw_timeline(campaign: Campaign, width_inches: float) -> Figure | None:
     axes.set_ylim(len(runs) - 0.4, -0.6)
     axes.set_xlim(0, _job_hours(campaign))
     axes.set_xlabel("useful training, hours")
-    title = f"seed {seed}:  | save   × failure   "
-    axes.set_title(title + "red: computed again", fontsize=9, loc="left")
+    title = f"seed {seed}:  | save   x failure   red: computed again"
+    axes.set_title(title, fontsize=9, loc="left")
     _tidy(axes)
     axes.grid(visible=False)
     return figure
@@ -210,14 +211,14 @@ def draw_access_skew(campaign: Campaign, width_inches: float) -> Figure | None:
     axes.set_ylim(0, 103)
     fraction, covered = 100 * coverage["fraction"], 100 * coverage["covered"]
     axes.axvline(fraction, color="#777777", ls="--", lw=1)
-    axes.annotate(
+    axes.plot(fraction, covered, "o", color=COLORS["cpr-mfu"], ms=6)
+    axes.text(
+        0.03,
+        0.93,
         f"top {fraction:g} % of each table:\n{covered:.0f} % of all accesses",
-        (fraction, covered),
-        xytext=(-8, -34),
-        textcoords="offset points",
-        ha="right",
-        fontsize=9,
-        arrowprops={"arrowstyle": "-", "color": "#777777"},
+        transform=axes.transAxes,
+        va="top",
+        fontsize=9.5,
     )
     axes.set_xlabel("hottest rows, % of all rows of the large tables")
     axes.set_ylabel("accesses they take, %")

@@ -52,7 +52,7 @@ def _findings(by_name: dict[str, StrategySummary]) -> Iterator[str]:
     for name in ("partial", "cpr-vanilla", "cpr-mfu", "cpr-ssu", "cpr-scar"):
         if (one := by_name.get(name)) is None:
             continue
-        text = f"{one.label} costs {percent(one.overhead_share)} %"
+        text = f"{one.label[0].upper()}{one.label[1:]} costs {percent(one.overhead_share)} %"
         if one.overhead_removed is not None:
             text += f", which removes {percent(one.overhead_removed, 1)} % of full recovery's"
         if one.auc_loss is not None:
@@ -74,7 +74,10 @@ def describe_settings(campaign: Campaign) -> list[tuple[str, str]]:
         ("failure model", describe_model(scenario["failure_model"])),
         ("shards", f"{scenario['job']['num_shards']}"),
         ("trainers", f"{scenario['num_trainers']} (told only; losing one takes no rows)"),
-        ("costs", "; ".join(f"{_spaced(name)} {60 * hours:.3g} min" for name, hours in costs.items())),
+        (
+            "costs",
+            "; ".join(f"{_spaced(name)} {60 * hours:.3g} min" for name, hours in costs.items()),
+        ),
     ]
     if (table_bytes := campaign.config["measured_for_table_bytes"]) is not None:
         settings.append(("costs measured", _describe_measured(campaign, table_bytes)))
@@ -89,9 +92,10 @@ def describe_settings(campaign: Campaign) -> list[tuple[str, str]]:
 def _describe_measured(campaign: Campaign, table_bytes: float) -> str:
     measured = campaign.facts["measured_costs"]
     shards = campaign.facts["played"]["job"]["num_shards"]
+    state_bytes = measured["state_bytes"]
     return (
-        f"with model {measured['model']} ({measured['state_bytes'] / 1e9:.2f} GB of rows and their "
-        f"state) on this machine and disk, times {table_bytes / shards / measured['state_bytes']:.1f}: "
+        f"with model {measured['model']} ({state_bytes / 1e9:.2f} GB of rows and their state) on "
+        f"this machine and disk, times {table_bytes / shards / state_bytes:.1f}: "
         f"one of {shards} shards of {table_bytes / 1e9:g} GB, all saved and loaded side by side; "
         "rescheduling as given"
     )

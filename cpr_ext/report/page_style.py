@@ -8,7 +8,7 @@ body { margin: 0; background: #fff; color: #1a1a1a;
 main { max-width: 56rem; margin: 0 auto; padding: 1rem 1rem 3rem; }
 h1 { font-size: 1.6rem; line-height: 1.2; margin: 1.2rem 0 .4rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2rem 0 .4rem; }
-.lead { color: #444; margin-top: 0; }
+.lead { color: #444; margin-top: 0; overflow-wrap: anywhere; }
 li { margin: .25rem 0; }
 nav { padding: .5rem 0; border-bottom: 1px solid #ddd; }
 figure { margin: .5rem 0 0; }
