@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,7 +134,7 @@ def emulate(**given: Any) -> None:
     from cpr_ext.emulation.emulation import emulate as play
     from cpr_ext.emulation.play import Training
     from cpr_ext.emulation.strategies import STRATEGIES
-    from cpr_ext.emulation.summary import to_plain
+    from cpr_ext.emulation.summary import to_json
 
     data = given["data"]
     out = given["out"] or Path("runs") / f"{given['preset']}-{data.partition(':')[0]}"
@@ -156,7 +155,7 @@ def emulate(**given: Any) -> None:
         )
     _show(campaign)
     if json_file is not None:
-        json_file.write_text(json.dumps(to_plain(campaign), indent=1) + "\n")
+        json_file.write_text(to_json(campaign))
 
 
 def _scenario(given: dict[str, Any]) -> Scenario:

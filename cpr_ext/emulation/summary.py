@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -79,6 +80,18 @@ def to_plain(campaign: Campaign) -> dict[str, Any]:
             for key, run in sorted(campaign.runs.items())
         ],
     }
+
+
+def to_json(campaign: Campaign) -> str:
+    """:func:`to_plain` as text: one line for each run, so that a change of one is seen as such."""
+    plain = to_plain(campaign)
+    runs = ",\n  ".join(json.dumps(run, allow_nan=False) for run in plain.pop("runs"))
+    curve = plain["facts"].get("coverage")
+    if curve:  # the figures are told; the curve is for pictures
+        kept = {name: value for name, value in curve.items() if not name.endswith("_share")}
+        plain["facts"] = {**plain["facts"], "coverage": kept}
+    head = json.dumps(plain, indent=1, allow_nan=False)
+    return f'{head.removesuffix("}").rstrip()},\n "runs": [\n  {runs}\n ]\n}}\n'
 
 
 def summarize(campaign: Campaign) -> list[StrategySummary]:
