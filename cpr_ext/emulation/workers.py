@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -148,7 +149,7 @@ def _work(pipe: Connection, scenario: Scenario, training: Training) -> None:
         while True:
             task = pipe.recv()
             pipe.send(_play(pipe.send, scenario, training, task))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+    except (EOFError, ConnectionError, KeyboardInterrupt):
         return  # no more work, or nobody is waiting for it
 
 
@@ -162,12 +163,13 @@ def _play(
         now = time.monotonic()
         if now - last_sent > _SECONDS_BETWEEN_MESSAGES:
             last_sent = now
-            send(Moved(task.key, progress.num_samples))
+            try:
+                send(Moved(task.key, progress.num_samples))
+            except ConnectionError:
+                os._exit(1)  # nobody waits for this run; tidying up would take cores and disk
 
     try:
         run = play(scenario, task.key.strategy, training, task.key.seed, task.store, observe)
-    except BrokenPipeError:
-        raise
     except UsageError as error:
         return _Failed(str(error), is_ours=True)
     except CprError as error:

@@ -37,7 +37,7 @@ def running(marker: str) -> list[int]:
 def test_it_goes_on_after_kill_9_and_keeps_what_was_finished(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     command = [sys.executable, "-m", "cpr_ext.cli", "emulate", *SMALL, "--quiet"]
-    command += ["--seeds", "2", "--jobs", "2", "--out", str(out)]
+    command += ["--seeds", "2", "--jobs", "1", "--out", str(out)]
     mark = f"CPR_TEST_MARK={tmp_path}"
     environment = {**os.environ, "CPR_TEST_MARK": str(tmp_path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)

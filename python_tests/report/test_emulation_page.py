@@ -181,7 +181,6 @@ def test_one_seed_is_enough_for_a_page_and_none_is_not(tmp_path: Path) -> None:
 def test_campaigns_of_one_name_stay_apart(tmp_path: Path) -> None:
     campaigns = [make_campaign(tmp_path / part / "runs", seeds=1) for part in "ab"]
     assert names_of(campaigns) == ["runs", "runs-2"]
-    assert 'href="#runs-2"' in make_page(campaigns)
 
 
 def test_pictures_are_written_as_png(campaign: Campaign, tmp_path: Path) -> None:
