@@ -6,12 +6,13 @@ CXX := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: help demo test lint fmt build bench bench-tiny sanitize clean
+.PHONY: help demo test lint fmt build bench bench-tiny sanitize damage-test clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make bench     every operation against its peers; results in bench/results/"
+	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped: 15 min"
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
 	@echo "make lint      check format, style and types;  make fmt: format"
 
@@ -37,6 +38,9 @@ bench: build
 
 bench-tiny: build
 	$(BIN)/python bench/run.py --tiny
+
+damage-test: build
+	$(BIN)/python -m python_tests.faults.damage
 
 sanitize: build
 	PYTHON=$(BIN)/python tools/sanitize.sh

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cpr_ext.checkpointer import Checkpointer
     from cpr_ext.errors import CprError
     from cpr_ext.priorities import AllRows, LargestChange, MostFrequentlyUsed, SubSampledUsed
-    from cpr_ext.recovery import RecoveryReport
+    from cpr_ext.recovery_report import RecoveryReport
     from cpr_ext.schedules import EverySeconds, EverySteps
 
 __all__ = [
@@ -44,7 +44,7 @@ _MODULES = {
     "EverySteps": "schedules",
     "LargestChange": "priorities",
     "MostFrequentlyUsed": "priorities",
-    "RecoveryReport": "recovery",
+    "RecoveryReport": "recovery_report",
     "SubSampledUsed": "priorities",
 }
 

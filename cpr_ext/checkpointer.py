@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
@@ -19,24 +18,13 @@ from torch import nn
 from cpr_ext._native import native
 from cpr_ext.committer import Committer
 from cpr_ext.compactor import Compactor
-from cpr_ext.dense import (
-    DensePart,
-    capture_dense,
-    dense_differences,
-    refuse_nan,
-    restore_dense,
-)
-from cpr_ext.errors import (
-    DamageError,
-    SnapshotError,
-    SnapshotFailedWarning,
-    StoreError,
-    UsageError,
-)
-from cpr_ext.manifest import SegmentRecord
+from cpr_ext.dense import DensePart, capture_dense, refuse_nan
+from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UsageError
 from cpr_ext.merging import MergeLimits
+from cpr_ext.metrics import Metrics
 from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority
-from cpr_ext.recovery import RecoveryReport, newest_readable_dense, restore_shard
+from cpr_ext.recovering import OnDamage, Recoverer, RecoveryMode
+from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.retention import Retention, keep_needed
 from cpr_ext.schedules import EverySeconds, Progress, Schedule
 from cpr_ext.segment_capture import WriteOptions
@@ -46,49 +34,16 @@ from cpr_ext.store import Store
 from cpr_ext.store_reader import StoreReader
 from cpr_ext.tables import Table, find_tables, prioritized_tables, register_tables, shard_row_range
 from cpr_ext.tracking import LookupRecorder
-from cpr_ext.transplant import (
-    match_tables,
-    newest_undamaged,
-    refuse_differences,
-    row_state_differences,
-    transplant_rows,
-)
 
 logger = logging.getLogger("cpr_ext")
 
 Consistency = Literal["row", "step"]
-RecoveryMode = Literal["partial", "full"]
 DEFAULT_SLOT_BYTES = 8 << 20
 _NO_LOOKUPS = (
     "no lookup was seen in the first step, so no row counts as changed. A model that was compiled "
     "and called before the Checkpointer was made has no hooks in its graphs: make the Checkpointer "
     "first, or call torch.compiler.reset(); for lookups outside modules call record_lookups()"
 )
-
-
-@dataclass
-class Metrics:
-    """What checkpointing did and cost so far.
-
-    Attributes:
-        base_snapshots, partial_snapshots, failed_snapshots: how many.
-        bytes_written: of committed segments.
-        stall_seconds: time that ``step()`` held training, in all.
-        max_stall_seconds: the longest such time.
-        samples_lost: samples whose effect failures took from lost shards, summed over the shards.
-        compactions, failed_compactions: merged segments that became live; merges that failed.
-    """
-
-    base_snapshots: int = 0
-    partial_snapshots: int = 0
-    failed_snapshots: int = 0
-    bytes_written: int = 0
-    stall_seconds: float = 0.0
-    max_stall_seconds: float = 0.0
-    samples_lost: int = 0
-    compactions: int = 0
-    failed_compactions: int = 0
-    failures: list[str] = field(default_factory=list)
 
 
 class Checkpointer:
@@ -194,7 +149,6 @@ class Checkpointer:
         self._rebase_after = rebase_after
         self._when_busy = when_busy
         self._write_options = WriteOptions(direct_io, refuse_nan=on_nan == "raise")
-        self._by_name = {table.name: table for table in self.tables}
         self._threads = native.ThreadPool(num_threads=num_threads or min(4, os.cpu_count() or 1))
         prioritized = {table.name for table in prioritized_tables(self.tables)}
         self._trackers = {
@@ -216,6 +170,16 @@ class Checkpointer:
         )
         self._recorder = LookupRecorder(self.tables, list(self._trackers.values()), self._threads)
         self._recorder.attach()
+        self._recoverer = Recoverer(
+            model,
+            self.optimizers,
+            self.tables,
+            self.store,
+            self._trackers,
+            self._recorder,
+            self._threads,
+            direct_io=direct_io,
+        )
         self._committer = Committer()
         self._compactor: Compactor | None = None
         if compact_after is not None:
@@ -327,6 +291,7 @@ class Checkpointer:
         mode: RecoveryMode = "partial",
         from_store: str | os.PathLike[str] | None = None,
         strict: bool = True,
+        on_damage: OnDamage = "fall_back",
     ) -> RecoveryReport:
         """Bring back what was lost.
 
@@ -342,6 +307,10 @@ class Checkpointer:
             strict: False takes from ``from_store`` what matches: a table that has grown keeps its
                 old rows; other tables and parameters that differ stay as they are.
                 ``RecoveryReport.differences`` lists them.
+            on_damage: ``"fall_back"`` restores the newest undamaged state of each row, and the
+                report tells what was damaged and which rows are older, by how much, or missing.
+                ``"raise"`` reads and checks all files first (of ``shards``, or of the whole store),
+                and if any is damaged raises before anything is changed.
 
         Returns:
             What was restored; ``step`` is where training goes on, 0 if the store is empty.
@@ -351,9 +320,11 @@ class Checkpointer:
                 or ``strict=False`` without ``from_store``.
             StoreError: the store does not fit the model (all differences are listed, nothing was
                 changed), or holds no full-recovery point.
-            DamageError: no undamaged snapshot of the dense part is left.
+            DamageError: no undamaged snapshot of the dense part is left; or anything is damaged,
+                with ``on_damage="raise"``: names every damaged file, nothing was changed.
         """
         _require("mode", mode, ("partial", "full"))
+        _require("on_damage", on_damage, ("raise", "fall_back"))
         self._require_open()
         started = time.perf_counter()
         if shards is not None and mode == "full":
@@ -368,10 +339,19 @@ class Checkpointer:
         if not strict and from_store is None:
             raise UsageError("strict=False needs from_store; a store is written by one model only")
         self._quiesce()
-        if from_store is not None and self.store.is_empty:
-            report = self._recover_from(StoreReader(from_store), mode, strict)
+        if shards is not None:
+            self._recorder.flush()
+            report = RecoveryReport(self._step, self._num_samples, tuple(sorted(set(shards))))
+            self._recoverer.recover_shards(report, on_damage=on_damage)
+            self._note_shards(report)
+        elif from_store is not None and self.store.is_empty:
+            report = self._recoverer.recover_from(
+                StoreReader(from_store), mode, strict=strict, on_damage=on_damage
+            )
+            self._note_all(report, is_own_store=False)
         else:
-            report = self._recover_all(mode) if shards is None else self._recover_shards(shards)
+            report = self._recoverer.recover_all(mode, steps_done=self._step, on_damage=on_damage)
+            self._note_all(report, is_own_store=True)
         report.seconds = time.perf_counter() - started
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
@@ -564,125 +544,27 @@ class Checkpointer:
             self._in_flight.wait_until_done()
             self._settle()
 
-    def _recover_shards(self, shards: Sequence[int]) -> RecoveryReport:
-        self._recorder.flush()
-        report = RecoveryReport(self._step, self._num_samples, tuple(sorted(set(shards))))
+    def _note_shards(self, report: RecoveryReport) -> None:
+        """Some shards of the live model were restored."""
         for shard in report.shards:
-            report.rows_stale += sum(
-                self._trackers[table.name].num_dirty(*self._range(table, shard))
-                for table in self.tables
-            )
             report.samples_lost += self._num_samples - self._shard_saved_samples[shard]
-            self._restore(shard, report)
             # What was trained until now is lost once; a later failure must not count it again.
             self._shard_saved_samples[shard] = self._num_samples
         self.metrics.samples_lost += report.samples_lost
         if report.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
             self._base_arrays = None
-        return report
 
-    def _recover_all(self, mode: RecoveryMode) -> RecoveryReport:
-        report = RecoveryReport(shards=tuple(range(self.num_shards)))
-        found = self._newest_dense(mode, report)
-        if found is None and self._step > 0:
-            raise StoreError(
-                f"'{self.store.directory}' holds nothing to go back to: no snapshot was committed "
-                f"in {self._step} steps. Build the model anew and start from step 0"
-            )
-        self._recorder.forget()
-        if found is None:
-            self.store.roll_back(0)
-            self._may_train = True
-            return report
-        record, part = found
-        extra = restore_dense(part, self.model, self.optimizers, self.tables)
-        self.store.roll_back(record.snapshot)
-        saved: dict[str, set[str]] = {}
-        for shard in report.shards:
-            for name, arrays in self._restore(shard, report).items():
-                saved.setdefault(name, set()).update(arrays)
-        for name, arrays in saved.items():
-            self._by_name[name].keep_row_states(arrays)
-        self._step = report.step = extra["step"]
-        self._num_samples = report.num_samples = extra["num_samples"]
-        report.extra_state = extra["extra_state"]
-        self._shard_saved_samples = [record.num_samples] * self.num_shards
-        self._base_arrays = None if report.damaged_segments else self._array_names()
-        self._last_start = (self._step, time.monotonic())
-        self._may_train = True
-        self._note_bytes_in_store()
-        return report
-
-    def _recover_from(
-        self, reader: StoreReader, mode: RecoveryMode, strict: bool
-    ) -> RecoveryReport:
-        report = RecoveryReport(shards=tuple(range(self.num_shards)))
-        record, part = newest_undamaged(reader, full=mode == "full", report=report)
-        match = match_tables(reader, self.tables)
-        differences = [
-            *match.differences,
-            *row_state_differences(
-                reader, record.snapshot, {name: self._by_name[name] for name in match.names}
-            ),
-            *dense_differences(part, self.model, self.optimizers, self.tables),
-        ]
-        if strict:
-            refuse_differences(reader, differences)
-        report.differences = differences
-        self._recorder.forget()
-        extra = restore_dense(part, self.model, self.optimizers, self.tables, strict=strict)
-        ranges = {name: (0, reader.table(name).num_embeddings) for name in match.names}
-        transplant_rows(
-            reader,
-            record.snapshot,
-            self._by_name,
-            ranges,
-            report,
-            direct_io=self._write_options.direct_io,
-        )
-        self.store.roll_back(0)
-        for table in self.tables:
-            self._trackers[table.name].take_range(0, table.num_embeddings, weight=table.weight)
-        self._step = report.step = extra["step"]
-        self._num_samples = report.num_samples = extra["num_samples"]
-        report.extra_state = extra["extra_state"]
-        # Nothing of it is in this store yet: the next step() takes a base snapshot.
+    def _note_all(self, report: RecoveryReport, *, is_own_store: bool) -> None:
+        """Everything was restored: training goes on from the position of the report."""
+        self._step, self._num_samples = report.step, report.num_samples
         self._shard_saved_samples = [self._num_samples] * self.num_shards
         self._last_start = (self._step, time.monotonic())
         self._may_train = True
-        return report
-
-    def _newest_dense(
-        self, mode: RecoveryMode, report: RecoveryReport
-    ) -> tuple[SegmentRecord, DensePart] | None:
-        candidates = [r for r in self.store.dense.segments if r.is_complete or mode == "partial"]
-        found = newest_readable_dense(self.store.dense, candidates, report)
-        if found is None and candidates:
-            damaged = report.damaged_segments[0]
-            raise DamageError(f"no undamaged dense part is left: {damaged.reason}")
-        if found is None and self.store.dense.segments:
-            raise StoreError(
-                "the store holds no full-recovery point: no snapshot saved every row at one step. "
-                'Use AllRows(), or consistency="step" for base snapshots, or recover partially'
-            )
-        return found
-
-    def _restore(self, shard: int, report: RecoveryReport) -> dict[str, set[str]]:
-        restored = restore_shard(
-            self.store.shards[shard],
-            shard,
-            self.num_shards,
-            self._by_name,
-            self._threads,
-            report,
-            direct_io=self._write_options.direct_io,
-        )
-        for table in self.tables:
-            # Restored rows are as saved: not dirty, and their change is measured from here.
-            begin, end = self._range(table, shard)
-            self._trackers[table.name].take_range(begin, end, weight=table.weight)
-        return restored
+        # Of another store nothing is in this one yet: the next step() takes a base snapshot.
+        if is_own_store and not self.store.is_empty:
+            self._base_arrays = None if report.damaged_segments else self._array_names()
+            self._note_bytes_in_store()
 
     def _note_bytes_in_store(self) -> None:
         newest = self.store.last_snapshot

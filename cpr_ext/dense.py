@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from cpr_ext._native import native
+from cpr_ext.dense_tree import is_extra_state, unpack_dense
 from cpr_ext.errors import NanError, StoreError
-from cpr_ext.packing import pack, unpack
+from cpr_ext.packing import pack
 from cpr_ext.tables import Table, is_row_state
 
 
@@ -27,6 +28,10 @@ class DensePart:
 
     skeleton: Any
     tensors: dict[str, torch.Tensor]
+
+    def tree(self) -> dict[str, Any]:
+        """What it holds, see :func:`cpr_ext.dense_tree.unpack_dense`; raises DamageError."""
+        return unpack_dense(self.skeleton, self.tensors)
 
 
 def capture_dense(
@@ -77,15 +82,16 @@ def restore_dense(
     *,
     strict: bool = True,
 ) -> Any:
-    """Put a captured dense part back, in place; returns the caller's extra state.
+    """Put a captured dense part back, in place; returns what was captured as ``extra``.
 
     Args:
         strict: False restores the parameters, and the optimizers' state of them, that match.
 
     Raises:
         StoreError: the model or the optimizers are not those of the snapshot; nothing was changed.
+        DamageError: it is no dense part; nothing was changed.
     """
-    tree = unpack(part.skeleton, part.tensors)
+    tree = part.tree()
     live = _dense_values(model, tables)
     differences = dense_differences(part, model, optimizers, tables) if strict else []
     if differences:
@@ -95,7 +101,7 @@ def restore_dense(
         for name, value in live.items():
             if _parameter_difference(name, tree["model"], live):
                 continue
-            if _is_extra_state(name):
+            if is_extra_state(name):
                 model.load_state_dict({name: tree["model"][name]}, strict=False)
             else:
                 value.copy_(tree["model"][name])
@@ -115,7 +121,7 @@ def dense_differences(
     tables: Sequence[Table],
 ) -> list[str]:
     """What differs between a captured dense part and a live model, one sentence each."""
-    tree = unpack(part.skeleton, part.tensors)
+    tree = part.tree()
     saved, live = tree["model"], _dense_values(model, tables)
     found = [_parameter_difference(name, saved, live) for name in sorted(saved.keys() | live)]
     return [text for text in found if text] + _optimizer_differences(tree["optimizers"], optimizers)
@@ -140,16 +146,11 @@ def _fitting(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[st
     return {**saved, "states": states}
 
 
-def _is_extra_state(name: str) -> bool:
-    """True for what a module's ``get_extra_state()`` gave."""
-    return name.rpartition(".")[2] == "_extra_state"
-
-
 def _parameter_difference(name: str, saved: dict[str, Any], live: dict[str, Any]) -> str | None:
     if name not in live or name not in saved:
         where = "model" if name not in live else "store"
         return f"parameter '{name}' is not in the {where}"
-    if _is_extra_state(name):
+    if is_extra_state(name):
         return None
     stored, wanted = ((p[name].dtype, tuple(p[name].shape)) for p in (saved, live))
     if stored == wanted:

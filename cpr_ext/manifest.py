@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from cpr_ext._native import native
-from cpr_ext.errors import DamageError, StorageError, StoreError
+from cpr_ext.errors import DamageError
+from cpr_ext.files import require_directory, storage_error, sync_directory
+from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_versioned, write_signed
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_FILE = "MANIFEST.json"
-TEMPORARY_SUFFIX = ".tmp"
+MAX_COUNT = 2**63 - 1
 
 Kind = Literal["base", "partial", "merged", "dense"]
 _SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|merged|dense)\.safetensors", re.ASCII)
@@ -62,40 +63,107 @@ class SegmentRecord:
     is_complete: bool = False
 
     def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if not is_count(value := getattr(self, name)):
+                raise ValueError(f"{name} is {value!r:.100}")
+        if not isinstance(self.file, str) or type(self.is_complete) is not bool:
+            raise ValueError("a field has another type")
         if parse_segment_name(self.file) != (self.snapshot, self.kind):
-            raise ValueError(f"{self.file!r} does not name {self.kind} segment {self.snapshot}")
+            raise ValueError(f"{self.file!r:.100} does not name segment {self.snapshot}")
+
+
+_COUNTS = (
+    *("snapshot", "first_step", "last_step", "num_samples"),
+    *("file_bytes", "header_bytes", "header_crc32c"),
+)
+
+
+def is_count(value: Any) -> bool:
+    """True for an int from 0 to 2**63 - 1."""
+    return type(value) is int and 0 <= value <= MAX_COUNT
 
 
 class Manifest:
-    """The live segments of one directory, oldest first.
+    """The live segments of one directory, oldest first, and what it knows of its neighbours.
+
+    Attributes:
+        segments: the live ones.
+        generation: counts the commits of this manifest; 0: none yet, or of format version 1.
+        seen: the generation that other manifests of the store had at least, by directory name,
+            when this one was committed. One that is older than that has been replaced.
 
     Raises:
-        DamageError: the file is not what was committed.
+        DamageError: the file is not what was committed in this directory.
         StoreError: it has a format version not known here.
+        StorageError: the operating system refused to read.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.segments: tuple[SegmentRecord, ...] = ()
-        content = read_signed(directory / MANIFEST_FILE, "cpr_ext.manifest")
-        if content is None:
-            return
+        self.generation = 0
+        self.seen: Mapping[str, int] = {}
+        self._highest_tried = 0
+        path = directory / MANIFEST_FILE
         try:
-            self.segments = tuple(SegmentRecord(**record) for record in content["segments"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise DamageError(f"{directory / MANIFEST_FILE}: {error}") from error
+            require_directory(directory)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error("read", directory, error) from error
+        document = read_versioned(path, "cpr_ext.manifest", (1, FORMAT_VERSION))
+        if document is None:
+            return
+        version, content = document
+        try:
+            self._take(version, content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamageError(f"{path}: {error}") from error
 
-    def commit(self, segments: tuple[SegmentRecord, ...]) -> None:
+    def _take(self, version: int, content: dict[str, Any]) -> None:
+        self.segments = tuple(SegmentRecord(**record) for record in content["segments"])
+        numbers = [record.snapshot for record in self.segments]
+        if any(newer <= older for older, newer in pairwise(numbers)):
+            raise ValueError("its snapshots do not ascend")
+        if version == 1:
+            return
+        if content["directory"] != self.directory.name:
+            raise ValueError(f"it is the manifest of '{content['directory']!s:.100}'")
+        generation, seen = content["generation"], content["seen"]
+        if not is_count(generation) or not all(is_count(value) for value in seen.values()):
+            raise ValueError("a generation is no number")
+        self.generation, self.seen = generation, dict(seen)
+        self._highest_tried = generation
+
+    def commit(
+        self, segments: tuple[SegmentRecord, ...], seen: Mapping[str, int] | None = None
+    ) -> None:
         """Make ``segments`` the live ones; once this returns they are, whatever happens next.
 
         The files of those no longer live are removed afterwards.
+
+        Args:
+            seen: generations of other manifests, each durable already; None: those known before.
+
+        Raises:
+            StorageError: the operating system refused; the old manifest is intact, unless only the
+                directory could not be synced.
         """
         # The directory entries of new segment files must be durable before a manifest names them.
         sync_directory(self.directory)
-        content = {"segments": [asdict(record) for record in segments]}
-        write_signed(self.directory / MANIFEST_FILE, "cpr_ext.manifest", content)
+        seen = dict(self.seen if seen is None else seen)
+        # A commit that failed may have reached the disk all the same; its number is not used again.
+        self._highest_tried += 1
+        content = {
+            "directory": self.directory.name,
+            "generation": self._highest_tried,
+            "seen": seen,
+            "segments": [asdict(record) for record in segments],
+        }
+        path = self.directory / MANIFEST_FILE
+        write_signed(path, "cpr_ext.manifest", content, FORMAT_VERSION)
         dropped = set(self.segments) - set(segments)
-        self.segments = segments
+        self.segments, self.generation, self.seen = segments, self._highest_tried, seen
         for record in dropped:
             # A file that cannot be removed costs space, not safety; the next open tries again.
             with suppress(OSError):
@@ -111,90 +179,7 @@ class Manifest:
         for path in self.directory.iterdir():
             left_over = parse_segment_name(path.name) is not None and path.name not in live
             if left_over or path.name == MANIFEST_FILE + TEMPORARY_SUFFIX:
-                path.unlink(missing_ok=True)
-
-
-def write_signed(path: Path, format_name: str, content: dict[str, Any]) -> None:
-    """Replace ``path`` atomically and durably by ``content`` with its checksum.
-
-    Raises:
-        StorageError: the operating system refused; the old file is intact.
-    """
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    try:
-        with temporary.open("wb") as file:
-            file.write(_serialize(format_name, FORMAT_VERSION, content))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise storage_error("write", path, error) from error
-    sync_directory(path.parent)
-
-
-def read_signed(path: Path, format_name: str) -> dict[str, Any] | None:
-    """Content written by :func:`write_signed`, or None if there is no such file.
-
-    Raises:
-        DamageError: any byte of it differs from what was written.
-        StoreError: it has a format version not known here.
-    """
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise storage_error("read", path, error) from error
-    try:
-        document = json.loads(text)
-        version = document["format_version"]
-        content = document["content"]
-        expected = _serialize(format_name, version, content)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DamageError(f"{path}: not a {format_name} file ({error!r})") from error
-    if text != expected or not isinstance(content, dict):
-        raise DamageError(f"{path}: its checksum differs from its content")
-    if version != FORMAT_VERSION:
-        raise StoreError(
-            f"{path}: format version {version}; this release reads {FORMAT_VERSION}. "
-            "Use the release that wrote the store, or a newer one"
-        )
-    return content
-
-
-def _serialize(format_name: str, version: int, content: dict[str, Any]) -> bytes:
-    signed = json.dumps([format_name, version, content], sort_keys=True, separators=(",", ":"))
-    document = {
-        "format": format_name,
-        "format_version": version,
-        "crc32c": f"{native.crc32c(signed.encode()):08x}",
-        "content": content,
-    }
-    return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the entries of ``directory`` durable."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise storage_error("sync", directory, error) from error
-
-
-def make_directory(directory: Path) -> None:
-    """Make ``directory`` and its parents, durably."""
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
-    for path in missing or [directory]:
-        sync_directory(path.parent)
-
-
-def storage_error(operation: str, path: Path, error: OSError) -> StorageError:
-    """``error`` with what was tried on what, as this library raises it."""
-    return StorageError(
-        error.errno, f"cannot {operation} '{path}': {error.strerror or error}", str(path)
-    )
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise storage_error("remove", path, error) from error

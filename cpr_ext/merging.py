@@ -13,14 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from cpr_ext.errors import DamageError
 from cpr_ext.manifest import Manifest, SegmentRecord
 from cpr_ext.merge_plan import Merge
-from cpr_ext.segment import Segment, TableSpec
+from cpr_ext.segment import TableSpec
 from cpr_ext.segment_rows import SegmentRows
 from cpr_ext.segment_stream import Pace, SegmentStream, rows_per_chunk
 from cpr_ext.shard_rows import ShardRows
-from cpr_ext.store_reader import open_segment
+from cpr_ext.store_reader import open_segment, require_all_rows
 
 CHUNK_BYTES = 4 << 20
 BLOCK_BYTES = 64 << 20
@@ -87,7 +86,7 @@ def write_merged(
         for begin, end in [row_ranges[name]]
     )
     if merge.kind == "base":
-        _require_all(opened[0], row_ranges)
+        require_all_rows(opened[0], row_ranges)
     pace.spend(sum(source.bytes_read for source in sources))
     with SegmentStream(
         manifest.directory,
@@ -106,13 +105,6 @@ def write_merged(
             num_samples=merge.sources[-1].num_samples,
         )
     return Merged(merge, record, sum(source.bytes_read for source in sources))
-
-
-def _require_all(base: Segment, row_ranges: Mapping[str, tuple[int, int]]) -> None:
-    held = {spec.name: (spec.range_begin, spec.num_rows) for spec in base.layout.tables}
-    for name, (begin, end) in row_ranges.items():
-        if begin < end and held.get(name) != (begin, end - begin):
-            raise DamageError(f"{base.path}: this base lacks rows of table '{name}'")
 
 
 def _copy_table(

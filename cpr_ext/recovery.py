@@ -6,65 +6,24 @@ The newest undamaged state of each row wins, so a damaged chunk leaves the row's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from cpr_ext._native import native
+from cpr_ext.aftermath import Source, account, needs_account
 from cpr_ext.dense import DensePart
+from cpr_ext.dense_tree import read_position
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.manifest import Manifest, SegmentRecord
-from cpr_ext.segment import ALIGNMENT, Segment, native_table, read_segment
+from cpr_ext.recovery_report import DamagedSegment, RecoveryReport
+from cpr_ext.segment import ALIGNMENT, ArraySpec, Segment, native_table
+from cpr_ext.segment_rows import SegmentRows
+from cpr_ext.store_reader import open_segment
 from cpr_ext.tables import Table, shard_row_range
 
-
-@dataclass(frozen=True)
-class DamagedSegment:
-    """A segment of which something could not be used.
-
-    Attributes:
-        path: the file.
-        reason: what is wrong with it, the first of several.
-        num_rows: rows that kept an older state because of it; -1 if the file does not tell.
-    """
-
-    path: Path
-    reason: str
-    num_rows: int
-
-
-@dataclass
-class RecoveryReport:
-    """What a recovery brought back.
-
-    Attributes:
-        step: the step that training goes on from (0: the store was empty).
-        num_samples: samples trained at that step.
-        shards: the shards restored.
-        rows_restored: rows of these shards now as saved (each counted once).
-        rows_stale: rows whose last update is lost: restored to, or left in, an older state.
-        samples_lost: samples trained since a lost shard's last snapshot, summed over the shards.
-        segments_read, bytes_read: what was read for it.
-        damaged_segments: what was not usable.
-        seconds: how long it took.
-        extra_state: what the caller saved with the snapshot (after a full restore).
-        differences: with ``strict=False``: where the store's model differs, one sentence each.
-    """
-
-    step: int = 0
-    num_samples: int = 0
-    shards: tuple[int, ...] = ()
-    rows_restored: int = 0
-    rows_stale: int = 0
-    samples_lost: int = 0
-    segments_read: int = 0
-    bytes_read: int = 0
-    damaged_segments: list[DamagedSegment] = field(default_factory=list)
-    seconds: float = 0.0
-    extra_state: Any = None
-    differences: list[str] = field(default_factory=list)
+# Per-row optimizer state takes at most so many times the bytes of the weight, unless a base has it.
+_SMALL_STATES = 16
 
 
 def restore_shard(
@@ -81,64 +40,98 @@ def restore_shard(
 
     Args:
         tables: the live tables by name; rows of other shards are not touched.
-        report: counts are added to it.
+        report: counts are added to it, and which rows are older or missing because of damage.
 
     Returns:
         The names of the arrays restored, by table.
 
     Raises:
-        StoreError: a segment does not fit the live tables; rows of older ones may be restored.
+        StoreError: a segment does not fit the live tables; nothing was restored.
     """
     ranges = {
         name: shard_row_range(table.num_embeddings, shard, num_shards)
         for name, table in tables.items()
     }
-    segments: list[Segment] = []
-    for record in manifest.segments:
-        try:
-            segment = _open(manifest, record)
-            _check_fits(segment, tables)
-        except DamageError as error:
-            path = manifest.path_of(record)
-            report.damaged_segments.append(DamagedSegment(path, str(error), -1))
-        else:
-            segments.append(segment)
-    for segment in segments:
-        _restore_segment(segment, tables, ranges, pool, report, direct_io)
-    if any(segment.metadata["kind"] == "base" for segment in segments):
-        report.rows_restored += sum(end - begin for begin, end in ranges.values())
+    sources = [_open(manifest, record, ranges, report, direct_io) for record in manifest.segments]
+    usable = [source.rows for source in sources if source.rows is not None]
+    make_missing_states([rows.segment for rows in usable], tables)
+    for source in sources:
+        if source.rows is not None:
+            segment = source.rows.segment
+            source.damaged |= _restore_segment(segment, tables, ranges, pool, report, direct_io)
+    missing_before = report.rows_missing
+    if needs_account(sources):
+        account(ranges, sources, report)
+    num_rows = sum(end - begin for begin, end in ranges.values())
+    report.rows_restored += num_rows - (report.rows_missing - missing_before)
     restored: dict[str, set[str]] = {}
-    for segment in segments:
-        for spec in segment.layout.tables:
+    for rows in usable:
+        for spec in rows.segment.layout.tables:
             restored.setdefault(spec.name, set()).update(array.name for array in spec.arrays)
     return restored
 
 
-def _open(manifest: Manifest, record: SegmentRecord) -> Segment:
-    return read_segment(
-        manifest.path_of(record),
-        header_bytes=record.header_bytes,
-        header_crc32c=record.header_crc32c,
-    )
+def _open(
+    manifest: Manifest,
+    record: SegmentRecord,
+    ranges: Mapping[str, tuple[int, int]],
+    report: RecoveryReport,
+    direct_io: bool,
+) -> Source:
+    try:
+        segment = open_segment(manifest, record)
+        return Source(record, SegmentRows(segment, dict(ranges), direct_io=direct_io))
+    except DamageError as error:
+        path = manifest.path_of(record)
+        report.damaged_segments.append(DamagedSegment(path, str(error), -1))
+        return Source(record, None)
 
 
-def _check_fits(segment: Segment, tables: Mapping[str, Table]) -> None:
-    """Raise StoreError if the segment's arrays are not those of the live tables."""
-    for spec in segment.layout.tables:
-        if (table := tables.get(spec.name)) is None:
-            raise StoreError(f"{segment.path}: table '{spec.name}' is not in the model")
-        arrays = table.arrays()
-        for array in spec.arrays:
-            if array.name not in arrays:
-                table.make_row_state(array.name, array.row_shape, array.dtype)
-                continue
-            live = arrays[array.name]
-            if live.dtype != array.dtype or tuple(live.shape[1:]) != array.row_shape:
-                raise StoreError(
-                    f"{segment.path}: '{spec.name}/{array.name}' has dtype {array.dtype} and "
-                    f"rows of shape {array.row_shape}; the model has {live.dtype} and "
-                    f"{tuple(live.shape[1:])}"
+def make_missing_states(segments: Sequence[Segment], tables: Mapping[str, Table]) -> None:
+    """Make per-row states that the segments hold and the live tables do not have yet, all zero.
+
+    Raises:
+        StoreError: an array has another dtype or row shape than that of the live table, or a state
+            is larger than the segments justify; nothing was made.
+    """
+    needed: dict[tuple[str, str], ArraySpec] = {}
+    for segment in segments:
+        for spec in segment.layout.tables:
+            table = tables[spec.name]
+            arrays = table.arrays()
+            for array in spec.arrays:
+                live = arrays.get(array.name)
+                known = needed.setdefault((spec.name, array.name), array)
+                wanted = (
+                    (known.dtype, known.row_shape)
+                    if live is None
+                    else (live.dtype, tuple(live.shape[1:]))
                 )
+                if wanted != (array.dtype, array.row_shape):
+                    raise StoreError(
+                        f"{segment.path}: '{spec.name}/{array.name}' has dtype {array.dtype} and "
+                        f"rows of shape {array.row_shape}; the model has {wanted[0]} and "
+                        f"{wanted[1]}"
+                    )
+                if live is not None:
+                    del needed[spec.name, array.name]
+                elif not (_holds_base(segment) or _is_small(array, table)):
+                    raise StoreError(
+                        f"{segment.path}: '{spec.name}/{array.name}' has rows of "
+                        f"{array.row_bytes} bytes, and no base segment holds it for all rows"
+                    )
+    for (name, _), array in needed.items():
+        tables[name].make_row_state(array.name, array.row_shape, array.dtype)
+
+
+def _holds_base(segment: Segment) -> bool:
+    return bool(segment.metadata["kind"] == "base")
+
+
+def _is_small(array: ArraySpec, table: Table) -> bool:
+    """A state that a segment of a few rows may make the optimizer have for all rows."""
+    row_bytes: int = table.embedding_dim * table.weight.dtype.itemsize
+    return array.row_bytes <= _SMALL_STATES * max(row_bytes, 8)
 
 
 def _restore_segment(
@@ -148,7 +141,8 @@ def _restore_segment(
     pool: Any,
     report: RecoveryReport,
     direct_io: bool,
-) -> None:
+) -> set[int]:
+    """Lay a segment's rows over the tables; the numbers of damaged chunks."""
     layout = segment.layout
     slot_bytes = max(
         (layout.rows_bytes(chunk[0], chunk[2]) for chunk in segment.chunks), default=ALIGNMENT
@@ -167,10 +161,14 @@ def _restore_segment(
     )
     report.segments_read += 1
     report.bytes_read += result["bytes_read"] + layout.header_bytes
-    if damaged := result["damaged"]:
+    damaged = result["damaged"]
+    if damaged:
         num_rows = sum(count for _, _, count, _, _ in damaged)
-        report.rows_stale += num_rows
-        report.damaged_segments.append(DamagedSegment(segment.path, damaged[0][3], num_rows))
+        report.damaged_segments.append(
+            DamagedSegment(segment.path, f"{segment.path}: {damaged[0][3]}", num_rows)
+        )
+    places = {(table, first) for table, first, _, _, _ in damaged}
+    return {number for number, chunk in enumerate(segment.chunks) if chunk[:2] in places}
 
 
 def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = True) -> DensePart:
@@ -179,7 +177,7 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
     Raises:
         DamageError: any byte of it is not as committed.
     """
-    segment = _open(manifest, record)
+    segment = open_segment(manifest, record)
     layout = segment.layout
     arrays = [
         {"": torch.empty(spec.num_rows, dtype=spec.arrays[0].dtype)} for spec in layout.tables
@@ -201,7 +199,12 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
         spec.name: array[""].reshape(spec.shape or ())
         for spec, array in zip(layout.tables, arrays, strict=True)
     }
-    return DensePart(segment.metadata["skeleton"], tensors)
+    part = DensePart(segment.metadata.get("skeleton"), tensors)
+    try:
+        read_position(part.tree())
+    except DamageError as error:
+        raise DamageError(f"{segment.path}: {error}") from error
+    return part
 
 
 def newest_readable_dense(

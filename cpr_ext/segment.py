@@ -8,6 +8,7 @@ checksums, goes in last.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.errors import DamageError, StoreError, UsageError
+from cpr_ext.errors import UsageError
 
 ALIGNMENT: int = native.ALIGNMENT
 FORMAT_VERSION = 1
@@ -71,7 +72,7 @@ class ArraySpec:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return self.dtype.itemsize * int(torch.Size(self.row_shape).numel())
+        return self.dtype.itemsize * math.prod(self.row_shape)
 
 
 @dataclass(frozen=True)
@@ -113,35 +114,37 @@ class SegmentLayout:
         widest: list[Chunk] = [
             (index, first, min(step, table.num_rows - first), _WIDEST_STEP, [_WIDEST_CHECKSUM] * w)
             for index, (table, step) in enumerate(zip(self.tables, rows_per_chunk, strict=True))
-            for w in [len(self._stored(table))]
+            for w in [len(self.stored(table))]
             for first in range(0, table.num_rows, step)
         ]
-        self._place(start=0)
+        self.place_at(start=0)
         self.header_bytes = align_up(8 + len(self._header_json(widest)))
         if self.header_bytes > MAX_HEADER_BYTES:
             raise UsageError(
                 f"the segment's header would take {self.header_bytes} bytes of {MAX_HEADER_BYTES}; "
                 "make slot_bytes larger, or give large extra state as tensors"
             )
-        self._place(start=self.header_bytes)
+        self.place_at(start=self.header_bytes)
 
-    def _place(self, start: int) -> None:
+    def place_at(self, start: int) -> None:
+        """Fix every offset, the first array at ``start``."""
         offset = start
         for index, table in enumerate(self.tables):
-            for array in self._stored(table):
+            for array in self.stored(table):
                 self.offsets[index, array.name] = offset
                 offset += align_up(table.num_rows * array.row_bytes)
         self.file_bytes = offset
 
     @staticmethod
-    def _stored(table: TableSpec) -> tuple[ArraySpec, ...]:
+    def stored(table: TableSpec) -> tuple[ArraySpec, ...]:
+        """The arrays of a table as they follow one another in the file: row ids first, if kept."""
         if table.range_begin is not None:
             return table.arrays
         return (ArraySpec(ROW_IDS, torch.int64, ()), *table.arrays)
 
     def rows_bytes(self, index: int, count: int) -> int:
         """Bytes of the file that ``count`` rows of table ``index`` take, captured as one chunk."""
-        return sum(align_up(count * array.row_bytes) for array in self._stored(self.tables[index]))
+        return sum(align_up(count * array.row_bytes) for array in self.stored(self.tables[index]))
 
     def offset(self, index: int, array: str) -> int:
         """File offset of an array of table ``index``; 0 while nothing is placed."""
@@ -159,7 +162,7 @@ class SegmentLayout:
         pads = 0
         start = self.header_bytes
         for index, table in enumerate(self.tables):
-            for array in self._stored(table):
+            for array in self.stored(table):
                 begin = self.offsets[index, array.name] - start
                 end = begin + table.num_rows * array.row_bytes
                 name = f"{table.name}/{array.name}" if array.name else table.name
@@ -256,75 +259,3 @@ class Segment:
     def metadata(self) -> dict[str, Any]:
         """What the writer noted: kind, snapshot, steps."""
         return self.layout.metadata
-
-
-def read_segment(path: Path, *, header_bytes: int, header_crc32c: int) -> Segment:
-    """Read and check a segment's header; the rows are checked when they are read.
-
-    Args:
-        path: the segment file.
-        header_bytes: size of the header block, from the manifest.
-        header_crc32c: its checksum, from the manifest.
-
-    Raises:
-        DamageError: the file is missing, ends early, or its header is not what was committed.
-    """
-    if not 8 <= header_bytes <= MAX_HEADER_BYTES:
-        raise DamageError(f"{path}: the manifest gives a header of {header_bytes} bytes")
-    try:
-        with path.open("rb") as file:
-            block = file.read(header_bytes)
-            file_bytes = file.seek(0, 2)
-    except OSError as error:
-        raise DamageError(f"{path}: {error.strerror or error}") from error
-    if len(block) != header_bytes:
-        raise DamageError(f"{path}: the file ends inside its header ({len(block)} bytes)")
-    if (actual := native.crc32c(block)) != header_crc32c:
-        raise DamageError(
-            f"{path}: header checksum {actual:08x}, the manifest recorded {header_crc32c:08x}"
-        )
-    try:
-        return _parse(path, block, file_bytes)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise DamageError(f"{path}: not a cpr_ext segment ({error!r})") from error
-
-
-def _parse(path: Path, block: bytes, file_bytes: int) -> Segment:
-    metadata = json.loads(block[8:])["__metadata__"]
-    version = int(metadata["format_version"])
-    if metadata["format"] != "cpr_ext.segment":
-        raise ValueError(f"format {metadata['format']!r}")
-    if version != FORMAT_VERSION:
-        raise StoreError(
-            f"{path}: segment format version {version}; this release reads {FORMAT_VERSION}. "
-            "Use the release that wrote the store, or a newer one"
-        )
-    own = json.loads(metadata["cpr_ext"])
-    tables = tuple(
-        TableSpec(
-            name=str(table["name"]),
-            num_rows=_count(table["num_rows"]),
-            range_begin=None if table["range_begin"] is None else _count(table["range_begin"]),
-            shape=None if table["shape"] is None else tuple(_count(n) for n in table["shape"]),
-            arrays=tuple(
-                ArraySpec(str(name), DTYPES[dtype], tuple(_count(size) for size in row_shape))
-                for name, dtype, row_shape in table["arrays"]
-            ),
-        )
-        for table in own.pop("tables")
-    )
-    chunks: list[Chunk] = [
-        (_count(table), _count(first), _count(count), _count(step), [int(crc, 16) for crc in crcs])
-        for table, first, count, step, crcs in own.pop("chunks")
-    ]
-    layout = SegmentLayout(tables, own, header_bytes=len(block))
-    layout._place(start=len(block))
-    if layout.file_bytes != file_bytes:
-        raise ValueError(f"{file_bytes} bytes; its header describes {layout.file_bytes}")
-    return Segment(path, layout, chunks)
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is not a count")
-    return value

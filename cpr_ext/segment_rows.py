@@ -13,7 +13,7 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError
-from cpr_ext.segment import ALIGNMENT, ROW_IDS, ArraySpec, Segment, TableSpec
+from cpr_ext.segment import ROW_IDS, ArraySpec, Segment, SegmentLayout, TableSpec
 
 _ROW_ID_SPEC = ArraySpec(ROW_IDS, torch.int64, ())
 
@@ -66,27 +66,16 @@ class SegmentRows:
 
     def _check(self) -> None:
         tables, path = self.segment.layout.tables, self.segment.path
-        if len({table.name for table in tables}) != len(tables):
-            raise DamageError(f"{path}: a table appears twice")
-        next_row = [0] * len(tables)
-        for index, (table, first, count, _, crcs) in enumerate(self.segment.chunks):
-            if table >= len(tables) or first != next_row[table] or count < 1:
-                raise DamageError(f"{path}: its chunks do not follow one another")
-            spec = tables[table]
-            next_row[table] += count
-            stored = self._stored(spec)
-            offsets = [self._offset(table, array, first) for array in stored]
-            if len(crcs) != len(stored) or any(offset % ALIGNMENT for offset in offsets):
-                raise DamageError(f"{path}: a chunk of '{spec.name}' is misplaced")
-            self._by_table.setdefault(spec.name, []).append(index)
-        for table_spec, rows in zip(tables, next_row, strict=True):
-            begin, end = self._row_ranges.get(table_spec.name, (0, 0))
-            first_row = table_spec.range_begin
-            inside = first_row is None or begin <= first_row <= end - table_spec.num_rows
-            if rows != table_spec.num_rows or rows > end - begin or not inside:
+        for index, chunk in enumerate(self.segment.chunks):
+            self._by_table.setdefault(tables[chunk[0]].name, []).append(index)
+        for spec in tables:
+            begin, end = self._row_ranges.get(spec.name, (0, 0))
+            first_row = spec.range_begin
+            inside = first_row is None or begin <= first_row <= end - spec.num_rows
+            if spec.num_rows > end - begin or not inside:
                 raise DamageError(
-                    f"{path}: {rows} rows of '{table_spec.name}' in chunks, "
-                    f"{table_spec.num_rows} in its header, {end - begin} in its shard"
+                    f"{path}: {spec.num_rows} rows of '{spec.name}', which are not among rows "
+                    f"[{begin}, {end}) of its shard"
                 )
 
     def table(self, name: str) -> TableSpec | None:
@@ -126,7 +115,7 @@ class SegmentRows:
         """
         table, first, count, step, crcs = self.segment.chunks[chunk]
         spec = self.segment.layout.tables[table]
-        arrays = self._read(chunk, self._stored(spec), crcs)
+        arrays = self._read(chunk, SegmentLayout.stored(spec), crcs)
         if spec.range_begin is None:
             row_ids = self._checked(spec, arrays.pop(ROW_IDS))
         else:
@@ -169,7 +158,3 @@ class SegmentRows:
 
     def _offset(self, table: int, array: ArraySpec, first: int) -> int:
         return self.segment.layout.offset(table, array.name) + first * array.row_bytes
-
-    @staticmethod
-    def _stored(spec: TableSpec) -> tuple[ArraySpec, ...]:
-        return spec.arrays if spec.range_begin is not None else (_ROW_ID_SPEC, *spec.arrays)

@@ -15,7 +15,8 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
-from cpr_ext.manifest import Kind, SegmentRecord, segment_name, storage_error
+from cpr_ext.files import create_anew, storage_error
+from cpr_ext.manifest import Kind, SegmentRecord, segment_name
 from cpr_ext.segment import ALIGNMENT, ROW_IDS, Chunk, SegmentLayout, TableSpec, align_up
 
 
@@ -94,9 +95,7 @@ class SegmentStream:
         self._pace = pace
         self._is_finished = False
         try:
-            self._file = os.open(
-                self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
-            )
+            self._file = create_anew(self.path)
         except OSError as error:
             raise storage_error("write", self.path, error) from error
 

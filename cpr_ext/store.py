@@ -20,18 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from cpr_ext.errors import DamageError, StorageError, StoreError
-from cpr_ext.manifest import (
-    TEMPORARY_SUFFIX,
-    Manifest,
-    SegmentRecord,
-    make_directory,
-    read_signed,
-    storage_error,
-    write_signed,
-)
+from cpr_ext.files import make_directory, open_regular, require_directory, storage_error
+from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord
 from cpr_ext.retention import Retention, keep_points, plan_retention
 from cpr_ext.segment import DTYPE_NAMES
+from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_signed, write_signed
 from cpr_ext.tables import Table
+from cpr_ext.witness import refuse_outdated
 
 STORE_FILE = "STORE.json"
 LOCK_FILE = "LOCK"
@@ -51,6 +46,7 @@ class Store:
     Raises:
         StoreError: the directory is not a store, holds another model or another number of shards,
             or is in use by another process.
+        DamageError: a file is not what was committed, or a manifest is older than another has seen.
         StorageError: the directory cannot be made, read or written.
     """
 
@@ -73,6 +69,7 @@ class Store:
                 self._open_manifest(self.directory / f"shard-{shard:05d}")
                 for shard in range(num_shards)
             ]
+            self._make_sound()
         except OSError as error:
             self.close()
             if isinstance(error, StoreError):
@@ -107,10 +104,26 @@ class Store:
 
     def _open_manifest(self, directory: Path) -> Manifest:
         make_directory(directory)
+        require_directory(directory)
         self._locks.append(lock_directory(directory))
-        manifest = Manifest(directory)
-        manifest.remove_unlisted()
-        return manifest
+        return Manifest(directory)
+
+    @property
+    def _manifests(self) -> list[Manifest]:
+        return [self.dense, *self.shards]
+
+    def _make_sound(self) -> None:
+        """Refuse outdated manifests; only then remove what crashes have left behind."""
+        refuse_outdated(self._manifests)
+        for manifest in self._manifests:
+            manifest.remove_unlisted()
+            # From the start every directory has one, so that its neighbours tell if it is removed.
+            if not (manifest.directory / MANIFEST_FILE).exists():
+                self._commit(manifest, ())
+
+    def _commit(self, manifest: Manifest, segments: tuple[SegmentRecord, ...]) -> None:
+        others = [other for other in self._manifests if other is not manifest]
+        manifest.commit(segments, {other.directory.name: other.generation for other in others})
 
     @property
     def is_empty(self) -> bool:
@@ -120,13 +133,12 @@ class Store:
     @property
     def last_snapshot(self) -> int:
         """Highest snapshot number in use; 0 if none is."""
-        manifests = [self.dense, *self.shards]
-        return max((m.segments[-1].snapshot for m in manifests if m.segments), default=0)
+        return max((m.segments[-1].snapshot for m in self._manifests if m.segments), default=0)
 
     def add_to_shard(self, shard: int, record: SegmentRecord) -> None:
         """Commit a segment of a shard."""
         manifest = self.shards[shard]
-        manifest.commit((*manifest.segments, record))
+        self._commit(manifest, (*manifest.segments, record))
 
     def add_dense(self, record: SegmentRecord) -> None:
         """Commit the dense part of a snapshot, and with it the snapshot as a whole.
@@ -135,14 +147,13 @@ class Store:
         are superseded.
         """
         points = self.retention.full_recovery_points
-        self.dense.commit(keep_points((*self.dense.segments, record), points))
+        self._commit(self.dense, keep_points((*self.dense.segments, record), points))
 
     def retain(self, retention: Retention | None = None) -> None:
         """Remove what ``retention`` (else that of the store) no longer asks for.
 
         What cannot be removed costs space, not safety: it is logged, and tried again next time.
         """
-        manifests = [self.dense, *self.shards]
         kept = plan_retention(
             self.dense.segments,
             [manifest.segments for manifest in self.shards],
@@ -150,9 +161,10 @@ class Store:
         )
         try:
             # The dense part first: it must never name a snapshot whose segments are gone.
-            for manifest, records in zip(manifests, (kept.dense, *kept.shards), strict=True):
+            plan = zip(self._manifests, (kept.dense, *kept.shards), strict=True)
+            for manifest, records in plan:
                 if records != manifest.segments:
-                    manifest.commit(records)
+                    self._commit(manifest, records)
         except StorageError as error:
             logger.warning("old snapshots could not be removed: %s", error)
 
@@ -160,10 +172,10 @@ class Store:
         """Forget everything newer than ``snapshot``, which training goes back to."""
         # The dense part first: a crash in between leaves shards that are newer than any snapshot
         # committed as a whole, which the next roll-back removes.
-        for manifest in [self.dense, *self.shards]:
+        for manifest in self._manifests:
             kept = tuple(record for record in manifest.segments if record.snapshot <= snapshot)
             if kept != manifest.segments:
-                manifest.commit(kept)
+                self._commit(manifest, kept)
 
     def close(self) -> None:
         """Give the locks back."""
@@ -180,10 +192,11 @@ def lock_directory(directory: Path) -> int:
 
     Raises:
         StoreError: another process has it; names it.
+        DamageError: in its place is something else than a regular file.
         OSError: the operating system refused.
     """
     path = directory / LOCK_FILE
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)

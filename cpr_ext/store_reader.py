@@ -7,6 +7,7 @@ until two readings of ``dense/MANIFEST.json`` agree, so it never mixes two snaps
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,17 @@ from typing import Any
 import torch
 
 from cpr_ext.errors import DamageError, StoreError, UsageError
-from cpr_ext.manifest import Manifest, SegmentRecord, read_signed
-from cpr_ext.segment import DTYPES, Segment, read_segment
+from cpr_ext.manifest import Manifest, SegmentRecord
+from cpr_ext.segment import DTYPES, Segment
+from cpr_ext.segment_header import read_segment
+from cpr_ext.signed_json import read_signed
 from cpr_ext.store import STORE_FILE
 from cpr_ext.tables import shard_row_range
+from cpr_ext.witness import is_torn
 
 _ATTEMPTS = 20
 _MAX_ROWS = 2**48
+_SHARD_DIRECTORY = re.compile(r"shard-(\d{5,})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,23 @@ class StoreReader:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look again: take the view that is newest now."""
+        """Look again: take the view that is newest now.
+
+        Raises:
+            DamageError: a manifest is not what was committed, or older than another has seen.
+        """
+        require_shards(self.directory, self.num_shards)
         for _ in range(_ATTEMPTS):
             self.dense = Manifest(self.directory / "dense")
             self.shards = [
                 Manifest(self.shard_directory(shard)) for shard in range(self.num_shards)
             ]
-            if Manifest(self.directory / "dense").segments == self.dense.segments:
+            again = Manifest(self.directory / "dense")
+            is_same = (again.generation, again.segments) == (
+                self.dense.generation,
+                self.dense.segments,
+            )
+            if is_same and not is_torn([self.dense, *self.shards]):
                 return
         raise StoreError(
             f"'{self.directory}' changed during each of {_ATTEMPTS} readings; pause its training"
@@ -123,7 +138,11 @@ class StoreReader:
             raise DamageError(
                 f"{manifest.directory}: no base segment of snapshot {snapshot} or before"
             )
-        return [open_segment(manifest, record) for record in records]
+        opened = [open_segment(manifest, record) for record in records]
+        if has_rows:
+            # Whoever reads reserves memory for all rows of the shard; here are as many on disk.
+            require_all_rows(opened[0], {n: self.row_range(n, shard) for n in self.tables})
+        return opened
 
 
 def open_segment(manifest: Manifest, record: SegmentRecord) -> Segment:
@@ -142,10 +161,39 @@ def open_segment(manifest: Manifest, record: SegmentRecord) -> Segment:
             f"{segment.path}: {segment.layout.file_bytes} bytes, the manifest recorded "
             f"{record.file_bytes}"
         )
-    said = (segment.metadata.get("kind"), segment.metadata.get("snapshot"))
-    if said != (record.kind, record.snapshot):
-        raise DamageError(f"{segment.path}: it says it is {said}, the manifest says otherwise")
+    said = tuple(segment.metadata.get(name) for name in ("kind", "snapshot", "shard"))
+    place = _SHARD_DIRECTORY.fullmatch(manifest.directory.name)
+    expected = (record.kind, record.snapshot, int(place[1]) if place else said[2])
+    is_dense = record.kind == "dense"
+    if said != expected or any((t.shape is not None) != is_dense for t in segment.layout.tables):
+        raise DamageError(
+            f"{segment.path}: it says it is {said} (kind, snapshot, shard); its place is that of "
+            f"{expected}"
+        )
     return segment
+
+
+def require_shards(directory: Path, num_shards: int) -> None:
+    """Raise DamageError if a shard's directory is missing; counts no further than there are some.
+
+    ``num_shards`` is what a file says, and may be any number.
+    """
+    names = {entry.name for entry in directory.iterdir()}
+    missing = next((n for n in range(num_shards) if f"shard-{n:05d}" not in names), None)
+    if missing is not None:
+        raise DamageError(
+            f"{directory / STORE_FILE} tells of {num_shards} shards, but shard-{missing:05d} is "
+            "missing. If the making of the store was interrupted, open it for training once more; "
+            "else put the directory back"
+        )
+
+
+def require_all_rows(base: Segment, row_ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Raise DamageError unless a base segment holds every row [begin, end) of these tables."""
+    held = {spec.name: (spec.range_begin, spec.num_rows) for spec in base.layout.tables}
+    for name, (begin, end) in row_ranges.items():
+        if begin < end and held.get(name) != (begin, end - begin):
+            raise DamageError(f"{base.path}: this base lacks rows of table '{name}'")
 
 
 def read_identity(directory: Path) -> tuple[int, Mapping[str, StoredTable]]:

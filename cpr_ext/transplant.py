@@ -12,10 +12,12 @@ from pathlib import Path
 
 import torch
 
+from cpr_ext.aftermath import Source, account, needs_account
 from cpr_ext.dense import DensePart
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.manifest import SegmentRecord
-from cpr_ext.recovery import DamagedSegment, RecoveryReport, newest_readable_dense
+from cpr_ext.recovery import newest_readable_dense
+from cpr_ext.recovery_report import DamagedSegment, RecoveryReport
 from cpr_ext.segment import ArraySpec
 from cpr_ext.segment_rows import SegmentRows
 from cpr_ext.shard_rows import ShardRows
@@ -94,10 +96,13 @@ def transplant_rows(
         }
         if not wanted:
             continue
-        segments = _open_undamaged(reader, shard, snapshot, report, direct_io)
+        sources = _open_sources(reader, shard, snapshot, report, direct_io)
+        segments = [source.rows for source in sources if source.rows is not None]
         for name, (begin, end) in wanted.items():
-            rows = ShardRows(name, segments, on_damage=_Damages(report))
+            rows = ShardRows(name, segments, on_damage=_Damages(report, sources))
             _copy(rows, tables[name], begin, end, report, skipped)
+        if needs_account(sources):
+            account(wanted, sources, report)
         report.segments_read += len(segments)
         report.bytes_read += sum(segment.bytes_read for segment in segments)
     return list(skipped)
@@ -108,17 +113,19 @@ class _Damages:
     """Takes note of damaged chunks; each is met once per block, and counted once."""
 
     report: RecoveryReport
+    sources: Sequence[Source]
 
     def __call__(self, path: Path, chunk: int, num_rows: int, error: DamageError) -> None:
-        reason = f"chunk {chunk}: {error}"
-        if not any((d.path, d.reason) == (path, reason) for d in self.report.damaged_segments):
+        (source,) = (s for s in self.sources if s.rows and s.rows.segment.path == path)
+        if chunk not in source.damaged:
+            source.damaged.add(chunk)
+            reason = f"chunk {chunk}: {error}"
             self.report.damaged_segments.append(DamagedSegment(path, reason, num_rows))
-            self.report.rows_stale += num_rows
 
 
-def _open_undamaged(
+def _open_sources(
     reader: StoreReader, shard: int, snapshot: int, report: RecoveryReport, direct_io: bool
-) -> list[SegmentRows]:
+) -> list[Source]:
     manifest = reader.shards[shard]
     ranges = {name: reader.row_range(name, shard) for name in reader.tables}
     opened = []
@@ -127,10 +134,12 @@ def _open_undamaged(
             continue
         try:
             segment = open_segment(manifest, record)
-            opened.append(SegmentRows(segment, ranges, direct_io=direct_io))
+            rows = SegmentRows(segment, ranges, direct_io=direct_io)
+            opened.append(Source(record, rows))
         except DamageError as error:
             path = manifest.path_of(record)
             report.damaged_segments.append(DamagedSegment(path, str(error), -1))
+            opened.append(Source(record, None))
     return opened
 
 
@@ -176,8 +185,9 @@ def row_state_differences(
     found: dict[str, None] = {}
     for shard in range(reader.num_shards):
         ranges = {name: reader.row_range(name, shard) for name in reader.tables}
-        for segment in _open_undamaged(reader, shard, snapshot, RecoveryReport(), False):
-            for spec in segment.segment.layout.tables:
+        sources = _open_sources(reader, shard, snapshot, RecoveryReport(), False)
+        for rows in (source.rows for source in sources if source.rows is not None):
+            for spec in rows.segment.layout.tables:
                 table = tables.get(spec.name)
                 if table is None or spec.name not in ranges:
                     continue

@@ -115,7 +115,11 @@ def test_a_damaged_base_costs_only_the_rows_that_no_newer_segment_holds(trained)
     newer = torch.cat([read_chunks(p)[0].row_ids for _, p in segments(run, 1, "partial")])
     fresh, report = recover(run)
     assert [damaged.path for damaged in report.damaged_segments] == [path]
-    assert report.rows_restored == 30  # those of shard 0
+    missing = sorted(set(range(30, 60)) - set(newer.tolist()))
+    assert report.missing_rows["tables.a"].tolist() == missing
+    assert report.rows_missing == len(missing) > 0
+    assert report.rows_restored == 60 - len(missing)
+    assert (report.rows_stale, report.rows_in_doubt) == (0, 0)
     live = fresh.rows()["tables.a"]["weight"]
     assert_same(live[:30], rows[3][:30])
     assert_same(live[newer], rows[3][newer])

@@ -478,10 +478,10 @@ def test_segments_of_a_snapshot_that_never_committed_as_a_whole_are_rolled_back(
     at_one = run.state()
     commit = Manifest.commit
 
-    def fail_for_dense(self, segments):
+    def fail_for_dense(self, segments, seen=None):
         if self.directory.name == "dense":
             raise OSError("the process died here")
-        commit(self, segments)
+        commit(self, segments, seen)
 
     monkeypatch.setattr(Manifest, "commit", fail_for_dense)
     run.train(3)
@@ -512,11 +512,11 @@ def test_a_crash_at_any_commit_of_a_new_base_leaves_a_full_recovery_point_with_i
     step = run.checkpointer.step_count
     commit, left = Manifest.commit, [num_commits]
 
-    def die_after_some(self, segments):
+    def die_after_some(self, segments, seen=None):
         if left[0] == 0:
             raise KeyboardInterrupt("the process died here")
         left[0] -= 1
-        commit(self, segments)
+        commit(self, segments, seen)
 
     run.train(5)
     snapshot = run.checkpointer._begin("base")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpr_ext.errors import UsageError
-from cpr_ext.manifest import Manifest, storage_error
+from cpr_ext.files import storage_error
+from cpr_ext.manifest import Manifest
 from cpr_ext.merge_plan import plan_merges, recovery_points
 from cpr_ext.merging import MergeLimits, commit_merged, write_merged
 from cpr_ext.segment_stream import Pace

@@ -7,15 +7,14 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.files import storage_error, sync_directory
 from cpr_ext.maintenance.row_reading import shard_rows
 from cpr_ext.maintenance.safetensors_stream import TensorSpec, write_safetensors
-from cpr_ext.manifest import storage_error, sync_directory
-from cpr_ext.packing import unpack
 from cpr_ext.recovery import read_dense
 from cpr_ext.segment import ArraySpec
 from cpr_ext.shard_rows import ShardRows
@@ -138,7 +137,7 @@ def _collect(
 ) -> tuple[dict[str, _Value], dict[str, _Value]]:
     """The model's tensors and the row states, by name; tables are not read yet."""
     part = read_dense(reader.dense, reader.newest(full=full))
-    tree: Any = unpack(part.skeleton, part.tensors)
+    tree = part.tree()
     # What a module's get_extra_state() gave is no tensor and has no place in a plain state dict.
     model: dict[str, _Value] = {
         name: value for name, value in tree["model"].items() if isinstance(value, torch.Tensor)

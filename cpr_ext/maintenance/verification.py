@@ -9,24 +9,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from cpr_ext.checking import Expected, check_dense, check_rows, expect, lacks_base
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.manifest import (
-    MANIFEST_FILE,
-    TEMPORARY_SUFFIX,
-    Manifest,
-    SegmentRecord,
-    parse_segment_name,
-)
-from cpr_ext.packing import unpack
-from cpr_ext.recovery import read_dense
-from cpr_ext.segment import TableSpec
-from cpr_ext.segment_rows import SegmentRows
+from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord, parse_segment_name
+from cpr_ext.signed_json import TEMPORARY_SUFFIX
 from cpr_ext.store import STORE_FILE
-from cpr_ext.store_reader import StoredTable, open_segment, read_identity
-from cpr_ext.tables import WEIGHT, shard_row_range
+from cpr_ext.store_reader import StoredTable, read_identity, require_shards
+from cpr_ext.witness import find_outdated
 
 _SHARD_DIRECTORY = re.compile(r"shard-(\d{5,})", re.ASCII)
-_ANY_ROW = (0, 2**62)
 Progress = Callable[[int, int], None]
 
 
@@ -92,6 +83,9 @@ class _Verification:
         dense = self._manifest(self._store / "dense")
         manifests = [(n, self._manifest(self._store / f"shard-{n:05d}")) for n in range(shards)]
         found = [manifest for _, manifest in manifests if manifest] + ([dense] if dense else [])
+        for outdated in find_outdated(found):
+            if outdated.is_still_so():
+                self._note(outdated.manifest.directory / MANIFEST_FILE, str(outdated))
         self._total_bytes = self._report.bytes_checked + sum(
             record.file_bytes for manifest in found for record in manifest.segments
         )
@@ -101,14 +95,14 @@ class _Verification:
         for shard, manifest in manifests:
             if manifest is None:
                 continue
-            ranges = self._ranges(shard, shards)
+            expected = expect(self._tables, shard, shards)
             for record in manifest.segments:
                 self._segment(
                     manifest,
                     record,
-                    partial(self._check_rows, manifest, record, ranges),
+                    partial(check_rows, manifest, record, expected, self._advance),
                 )
-            self._check_has_base(manifest, dense, ranges)
+            self._check_has_base(manifest, dense, expected)
         return self._report
 
     def _identity(self) -> int:
@@ -129,16 +123,13 @@ class _Verification:
             self._note(path, error)
         else:
             self._checked(path.stat().st_size)
+            try:
+                require_shards(self._store, shards)
+            except DamageError as error:
+                self._note(path, error)
+                return max(numbers, default=-1) + 1
             return shards
         return max(numbers, default=-1) + 1
-
-    def _ranges(self, shard: int, shards: int) -> dict[str, tuple[int, int]] | None:
-        if self._tables is None:
-            return None
-        return {
-            name: shard_row_range(table.num_embeddings, shard, shards)
-            for name, table in self._tables.items()
-        }
 
     def _manifest(self, directory: Path) -> Manifest | None:
         try:
@@ -171,52 +162,16 @@ class _Verification:
             self._report.files_checked += 1
 
     def _check_dense(self, manifest: Manifest, record: SegmentRecord) -> None:
-        open_segment(manifest, record)
-        part = read_dense(manifest, record)
-        unpack(part.skeleton, part.tensors)
+        check_dense(manifest, record)
         self._advance(record.file_bytes)
 
-    def _check_rows(
-        self,
-        manifest: Manifest,
-        record: SegmentRecord,
-        ranges: dict[str, tuple[int, int]] | None,
-    ) -> None:
-        segment = open_segment(manifest, record)
-        specs = segment.layout.tables
-        held = ranges if ranges is not None else {spec.name: _ANY_ROW for spec in specs}
-        rows = SegmentRows(segment, held)
-        self._advance(rows.bytes_read)
-        for spec in specs:
-            if self._tables is not None:
-                table = self._tables[spec.name]
-                weights = [array for array in spec.arrays if array.name == WEIGHT]
-                expected = (table.dtype, (table.embedding_dim,))
-                if [(a.dtype, a.row_shape) for a in weights] != [expected]:
-                    raise DamageError(f"{segment.path}: '{spec.name}' is not as in {STORE_FILE}")
-            if record.kind == "base" and (spec.range_begin is None or _holds_less(spec, held)):
-                raise DamageError(f"{segment.path}: this base lacks rows of '{spec.name}'")
-            last_row = -1
-            for chunk in rows.chunks_of(spec.name):
-                before = rows.bytes_read
-                row_ids = rows.rows(chunk).row_ids
-                if int(row_ids[0]) <= last_row:
-                    raise DamageError(f"{segment.path}: row ids of '{spec.name}' do not ascend")
-                last_row = int(row_ids[-1])
-                self._advance(rows.bytes_read - before)
-
     def _check_has_base(
-        self,
-        manifest: Manifest,
-        dense: Manifest | None,
-        ranges: dict[str, tuple[int, int]] | None,
+        self, manifest: Manifest, dense: Manifest | None, expected: Expected
     ) -> None:
-        if not (dense and dense.segments and ranges):
+        if not (dense and dense.segments):
             return
         newest = dense.segments[-1].snapshot
-        has_rows = any(begin < end for begin, end in ranges.values())
-        bases = [r for r in manifest.segments if r.kind == "base" and r.snapshot <= newest]
-        if has_rows and not bases:
+        if lacks_base(manifest, newest, expected):
             reason = f"no base segment, although the store holds snapshot {newest}"
             self._note(manifest.directory / MANIFEST_FILE, reason)
 
@@ -231,8 +186,3 @@ class _Verification:
     def _note(self, path: Path, reason: Exception | str) -> None:
         text = str(reason).removeprefix(f"{path}: ")
         self._report.damaged.append(Damage(str(path), text))
-
-
-def _holds_less(spec: TableSpec, held: Mapping[str, tuple[int, int]]) -> bool:
-    begin, end = held[spec.name]
-    return (begin, end) != _ANY_ROW and spec.num_rows != end - begin

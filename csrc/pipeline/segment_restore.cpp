@@ -78,16 +78,6 @@ ReadChunk read_chunk(SegmentReader& reader, const SegmentTable& table, const Chu
   return read;
 }
 
-// Row ids come from the file: they are believed only if they ascend and lie in every target.
-std::string check_row_ids(const SegmentTable& table, const int64_t* row_ids, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    bool good = i == 0 || row_ids[i] > row_ids[i - 1];
-    for (const SegmentArray& array : table.arrays) good = good && array.rows.holds(row_ids[i]);
-    if (!good) return "row id " + std::to_string(row_ids[i]) + " is out of order or of range";
-  }
-  return "";
-}
-
 // The wanted rows of a chunk are a run, as its row ids ascend: [begin, end) of its positions.
 struct Run {
   int64_t begin;
@@ -102,6 +92,24 @@ Run wanted_run(const RestoreTable& wanted, const int64_t* row_ids, const Chunk& 
   while (run.begin < run.end && row_id(run.begin) < wanted.wanted_begin) ++run.begin;
   while (run.begin < run.end && row_id(run.end - 1) >= wanted.wanted_end) --run.end;
   return run;
+}
+
+// Row ids come from the file: they are believed only if all ascend, and the wanted ones lie in
+// every target. Others may be of rows that this process does not have.
+std::string check_row_ids(const RestoreTable& wanted, const int64_t* row_ids, const Chunk& chunk) {
+  const auto told = [](int64_t row_id) {
+    return "row id " + std::to_string(row_id) + " is out of order or of range";
+  };
+  for (int64_t i = 0; i < chunk.count; ++i) {
+    if (row_ids[i] < 0 || (i > 0 && row_ids[i] <= row_ids[i - 1])) return told(row_ids[i]);
+  }
+  const Run run = wanted_run(wanted, row_ids, chunk);
+  if (run.begin == run.end) return "";
+  for (const SegmentArray& array : wanted.table.arrays) {
+    if (!array.rows.holds(row_ids[run.begin])) return told(row_ids[run.begin]);
+    if (!array.rows.holds(row_ids[run.end - 1])) return told(row_ids[run.end - 1]);
+  }
+  return "";
 }
 
 // Scatters the wanted rows of an undamaged chunk.
@@ -130,7 +138,7 @@ void take_in(const RestoreTable& wanted, ReadChunk read, ThreadPool* threads,
     row_ids = reinterpret_cast<const int64_t*>(data);
     data += align_up(chunk.count * static_cast<int64_t>(sizeof(int64_t)));
     if (read.row_ids_good) {
-      const std::string damage = check_row_ids(table, row_ids, chunk.count);
+      const std::string damage = check_row_ids(wanted, row_ids, chunk);
       read.row_ids_good = damage.empty();
       if (read.damage.empty()) read.damage = damage;
     }

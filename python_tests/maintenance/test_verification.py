@@ -5,7 +5,7 @@ import pytest
 
 from cpr_ext.errors import StoreError
 from cpr_ext.maintenance import verify
-from cpr_ext.manifest import write_signed
+from cpr_ext.signed_json import write_signed
 from cpr_ext.store_reader import StoreReader
 from python_tests.helpers import flipped
 from python_tests.maintenance.stores import trained_store
@@ -100,13 +100,11 @@ def test_a_directory_that_is_no_store_is_refused(tmp_path):
         verify(tmp_path / "nothing")
 
 
-def test_a_newer_version_is_refused_not_called_damaged(store, tmp_path, monkeypatch):
+def test_a_newer_version_is_refused_not_called_damaged(store, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(store, copy)
     content = {"num_shards": 2, "tables": {}}
-    with monkeypatch.context() as patch:
-        patch.setattr("cpr_ext.manifest.FORMAT_VERSION", 2)
-        write_signed(copy / "STORE.json", "cpr_ext.store", content)
+    write_signed(copy / "STORE.json", "cpr_ext.store", content, version=2)
     with pytest.raises(StoreError, match="version 2"):
         verify(copy)
     with pytest.raises(StoreError, match="version 2"):

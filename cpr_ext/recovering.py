@@ -1,0 +1,226 @@
+"""Recovery of a model in training: of lost shards, of everything, from another store.
+
+:mod:`cpr_ext.recovery` reads single shards and dense parts; here is what a recovery does with them,
+in which order, so that what is refused is refused before anything of the model has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from cpr_ext.checking import refuse_damage
+from cpr_ext.dense import DensePart, dense_differences, restore_dense
+from cpr_ext.dense_tree import read_position
+from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.manifest import SegmentRecord
+from cpr_ext.recovery import newest_readable_dense, restore_shard
+from cpr_ext.recovery_report import RecoveryReport
+from cpr_ext.store import Store
+from cpr_ext.store_reader import StoredTable, StoreReader
+from cpr_ext.tables import Table, shard_row_range
+from cpr_ext.tracking import LookupRecorder
+from cpr_ext.transplant import (
+    match_tables,
+    newest_undamaged,
+    refuse_differences,
+    row_state_differences,
+    transplant_rows,
+)
+
+RecoveryMode = Literal["partial", "full"]
+OnDamage = Literal["raise", "fall_back"]
+
+
+class Recoverer:
+    """Restores a live model, its optimizers and the trackers of its rows from a store.
+
+    No snapshot may be in flight and no manifest may change while one of its methods runs.
+
+    Args:
+        trackers: by table name; restored rows are taken from them, as they are as saved.
+        recorder: lookups of steps that training goes back behind are dropped from it.
+        threads: the pool that scatters rows.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        tables: Sequence[Table],
+        store: Store,
+        trackers: Mapping[str, Any],
+        recorder: LookupRecorder,
+        threads: Any,
+        *,
+        direct_io: bool,
+    ) -> None:
+        self._model = model
+        self._optimizers = optimizers
+        self._tables = tables
+        self._by_name = {table.name: table for table in tables}
+        self._store = store
+        self._trackers = trackers
+        self._recorder = recorder
+        self._threads = threads
+        self._direct_io = direct_io
+
+    def recover_shards(self, report: RecoveryReport, *, on_damage: OnDamage) -> None:
+        """Restore the rows of ``report.shards``, and nothing else; counts are added to it.
+
+        Raises:
+            DamageError: ``on_damage="raise"`` and a file of these shards is damaged.
+        """
+        if on_damage == "raise":
+            shards = {shard: self._store.shards[shard] for shard in report.shards}
+            refuse_damage(None, shards, self._stored(), self._store.num_shards)
+        for shard in report.shards:
+            report.rows_stale += sum(
+                self._trackers[table.name].num_dirty(*self._range(table, shard))
+                for table in self._tables
+            )
+            self._restore(shard, report, is_live=True)
+
+    def recover_all(
+        self, mode: RecoveryMode, *, steps_done: int, on_damage: OnDamage
+    ) -> RecoveryReport:
+        """Restore every shard and the dense part, and roll the store back to them.
+
+        Args:
+            steps_done: steps that the live model was trained; with some, an empty store is refused.
+
+        Returns:
+            What was restored; all zero if the store is empty.
+
+        Raises:
+            DamageError: no undamaged dense part is left, or ``on_damage="raise"`` and any file of
+                the store is damaged.
+        """
+        if on_damage == "raise":
+            shards = dict(enumerate(self._store.shards))
+            refuse_damage(self._store.dense, shards, self._stored(), len(shards))
+        report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
+        found = self._newest_dense(mode, report)
+        if found is None and steps_done > 0:
+            raise StoreError(
+                f"'{self._store.directory}' holds nothing to go back to: no snapshot was committed "
+                f"in {steps_done} steps. Build the model anew and start from step 0"
+            )
+        if found is None:
+            self._recorder.forget()
+            self._store.roll_back(0)
+            return report
+        record, part = found
+        self._restore_dense(part, report)
+        self._store.roll_back(record.snapshot)
+        saved: dict[str, set[str]] = {}
+        for shard in report.shards:
+            for name, arrays in self._restore(shard, report).items():
+                saved.setdefault(name, set()).update(arrays)
+        for name, arrays in saved.items():
+            self._by_name[name].keep_row_states(arrays)
+        return report
+
+    def recover_from(
+        self, reader: StoreReader, mode: RecoveryMode, *, strict: bool, on_damage: OnDamage
+    ) -> RecoveryReport:
+        """Restore everything from another store, of any number of shards, which is only read.
+
+        Raises:
+            StoreError: the store's model is another one, or it holds no such snapshot.
+            DamageError: as :meth:`recover_all`.
+        """
+        if on_damage == "raise":
+            shards = dict(enumerate(reader.shards))
+            refuse_damage(reader.dense, shards, reader.tables, len(shards))
+        report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
+        record, part = newest_undamaged(reader, full=mode == "full", report=report)
+        match = match_tables(reader, self._tables)
+        differences = [
+            *match.differences,
+            *row_state_differences(
+                reader, record.snapshot, {name: self._by_name[name] for name in match.names}
+            ),
+            *dense_differences(part, self._model, self._optimizers, self._tables),
+        ]
+        if strict:
+            refuse_differences(reader, differences)
+        report.differences = differences
+        self._restore_dense(part, report, strict=strict)
+        ranges = {name: (0, reader.table(name).num_embeddings) for name in match.names}
+        transplant_rows(
+            reader, record.snapshot, self._by_name, ranges, report, direct_io=self._direct_io
+        )
+        self._store.roll_back(0)
+        for table in self._tables:
+            self._trackers[table.name].take_range(0, table.num_embeddings, weight=table.weight)
+        return report
+
+    def _restore_dense(
+        self, part: DensePart, report: RecoveryReport, *, strict: bool = True
+    ) -> None:
+        position = read_position(part.tree())
+        restore_dense(part, self._model, self._optimizers, self._tables, strict=strict)
+        self._recorder.forget()
+        report.step, report.num_samples = position.step, position.num_samples
+        report.extra_state = position.extra_state
+
+    def _newest_dense(
+        self, mode: RecoveryMode, report: RecoveryReport
+    ) -> tuple[SegmentRecord, DensePart] | None:
+        dense = self._store.dense
+        candidates = [r for r in dense.segments if r.is_complete or mode == "partial"]
+        found = newest_readable_dense(dense, candidates, report)
+        if found is None and candidates:
+            damaged = report.damaged_segments[0]
+            raise DamageError(f"no undamaged dense part is left: {damaged.reason}")
+        if found is None and dense.segments:
+            raise StoreError(
+                "the store holds no full-recovery point: no snapshot saved every row at one step. "
+                'Use AllRows(), or consistency="step" for base snapshots, or recover partially'
+            )
+        return found
+
+    def _restore(
+        self, shard: int, report: RecoveryReport, *, is_live: bool = False
+    ) -> dict[str, set[str]]:
+        restored = restore_shard(
+            self._store.shards[shard],
+            shard,
+            self._store.num_shards,
+            self._by_name,
+            self._threads,
+            report,
+            direct_io=self._direct_io,
+        )
+        for table in self._tables:
+            # Restored rows are as saved: not dirty, and their change is measured from here.
+            begin, end = self._range(table, shard)
+            if is_live and report.damaged_segments:
+                report.rows_stale -= self._num_counted_twice(table, begin, end, report)
+            self._trackers[table.name].take_range(begin, end, weight=table.weight)
+        return restored
+
+    def _num_counted_twice(self, table: Table, begin: int, end: int, report: RecoveryReport) -> int:
+        """Rows looked up since they were saved that count as older or missing already."""
+        dirty = torch.as_tensor(self._trackers[table.name].dirty_rows(begin, end))
+        older = report.older_rows.get(table.name)
+        found = [
+            *([older.row_ids] if older is not None else []),
+            *([report.missing_rows[table.name]] if table.name in report.missing_rows else []),
+        ]
+        return sum(int(torch.isin(row_ids, dirty).sum()) for row_ids in found)
+
+    def _stored(self) -> dict[str, StoredTable]:
+        return {
+            table.name: StoredTable(
+                table.name, table.num_embeddings, table.embedding_dim, table.weight.dtype
+            )
+            for table in self._tables
+        }
+
+    def _range(self, table: Table, shard: int) -> tuple[int, int]:
+        return shard_row_range(table.num_embeddings, shard, self._store.num_shards)

@@ -1,0 +1,99 @@
+"""What a recovery brought back, and exactly what it could not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class DamagedSegment:
+    """A segment of which something could not be used.
+
+    Attributes:
+        path: the file.
+        reason: what is wrong with it, the first of several.
+        num_rows: rows that were not restored from it because of that; a newer segment may hold
+            them. -1 if the file does not tell.
+    """
+
+    path: Path
+    reason: str
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class OlderRows:
+    """Rows of one table that were restored, but not to the newest state that was saved of them.
+
+    Attributes:
+        row_ids: (n,) int64, unique.
+        steps_older: (n,) int64, steps between the capture of what was restored and of what was
+            lost. Where the lost segment's header is damaged too, its last step is taken.
+    """
+
+    row_ids: torch.Tensor
+    steps_older: torch.Tensor
+
+
+@dataclass
+class RecoveryReport:
+    """What a recovery brought back.
+
+    Attributes:
+        step: the step that training goes on from (0: the store was empty).
+        num_samples: samples trained at that step.
+        shards: the shards restored.
+        rows_restored: rows of these shards that are now as saved, of whatever age (each counted
+            once): all but ``rows_missing``.
+        rows_stale: rows whose last update is lost. They were looked up since they were last saved
+            (recovery of shards in a live model), or they are among ``older_rows``; each counts
+            once.
+        rows_missing: rows of which no usable state is left; they keep what the live model has.
+        rows_in_doubt: beyond those, at most so many rows are older than their newest saved state:
+            damage took the row ids of what was lost too.
+        older_rows, missing_rows: which rows these are, by table; ``missing_rows`` holds row ids
+            (n,) int64. Tables without any are left out.
+        samples_lost: samples trained since a lost shard's last snapshot, summed over the shards.
+        segments_read, bytes_read: what was read for it.
+        damaged_segments: what was not usable.
+        seconds: how long it took.
+        extra_state: what the caller saved with the snapshot (after a full restore).
+        differences: with ``strict=False``: where the store's model differs, one sentence each.
+    """
+
+    step: int = 0
+    num_samples: int = 0
+    shards: tuple[int, ...] = ()
+    rows_restored: int = 0
+    rows_stale: int = 0
+    rows_missing: int = 0
+    rows_in_doubt: int = 0
+    older_rows: dict[str, OlderRows] = field(default_factory=dict)
+    missing_rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    samples_lost: int = 0
+    segments_read: int = 0
+    bytes_read: int = 0
+    damaged_segments: list[DamagedSegment] = field(default_factory=list)
+    seconds: float = 0.0
+    extra_state: Any = None
+    differences: list[str] = field(default_factory=list)
+
+    def add_older(self, table: str, row_ids: torch.Tensor, steps_older: torch.Tensor) -> None:
+        """Rows were restored to an older state; each is added once."""
+        self.rows_stale += len(row_ids)
+        if (known := self.older_rows.get(table)) is not None:
+            row_ids = torch.cat([known.row_ids, row_ids])
+            steps_older = torch.cat([known.steps_older, steps_older])
+        if len(row_ids):
+            self.older_rows[table] = OlderRows(row_ids, steps_older)
+
+    def add_missing(self, table: str, row_ids: torch.Tensor) -> None:
+        """Of rows no state is left; each is added once."""
+        self.rows_missing += len(row_ids)
+        if len(row_ids):
+            known = self.missing_rows.get(table, row_ids[:0])
+            self.missing_rows[table] = torch.cat([known, row_ids])

@@ -1,0 +1,85 @@
+"""Small JSON files with a version and a checksum, replaced as a whole by one atomic rename."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cpr_ext._native import native
+from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.files import create_anew, read_whole, storage_error, sync_directory
+
+TEMPORARY_SUFFIX = ".tmp"
+MAX_BYTES = 64 << 20
+
+
+def write_signed(path: Path, format_name: str, content: dict[str, Any], version: int = 1) -> None:
+    """Replace ``path`` atomically and durably by ``content`` with its checksum.
+
+    Raises:
+        StorageError: the operating system refused; the old file is intact.
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(create_anew(temporary), "wb") as file:
+            file.write(_serialize(format_name, version, content))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise storage_error("write", path, error) from error
+    sync_directory(path.parent)
+
+
+def read_signed(path: Path, format_name: str) -> dict[str, Any] | None:
+    """Content of a version 1 written by :func:`write_signed`, or None if there is no such file.
+
+    Raises:
+        DamageError: any byte of it differs from what was written, or it is no regular file.
+        StoreError: it has another format version.
+        StorageError: the operating system refused to read.
+    """
+    document = read_versioned(path, format_name, (1,))
+    return None if document is None else document[1]
+
+
+def read_versioned(
+    path: Path, format_name: str, known_versions: tuple[int, ...]
+) -> tuple[int, dict[str, Any]] | None:
+    """The same of one of several versions: which one it is, and the content."""
+    try:
+        text = read_whole(path, MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error("read", path, error) from error
+    try:
+        document = json.loads(text)
+        version = document["format_version"]
+        content = document["content"]
+        expected = _serialize(format_name, version, content)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DamageError(f"{path}: not a {format_name} file ({error!r:.200})") from error
+    if text != expected or not isinstance(content, dict) or type(version) is not int:
+        raise DamageError(f"{path}: its checksum differs from its content")
+    if version not in known_versions:
+        raise StoreError(
+            f"{path}: format version {version}; this release reads "
+            f"{' and '.join(map(str, known_versions))}. "
+            "Use the release that wrote the store, or a newer one"
+        )
+    return version, content
+
+
+def _serialize(format_name: str, version: int, content: dict[str, Any]) -> bytes:
+    signed = json.dumps([format_name, version, content], sort_keys=True, separators=(",", ":"))
+    document = {
+        "format": format_name,
+        "format_version": version,
+        "crc32c": f"{native.crc32c(signed.encode()):08x}",
+        "content": content,
+    }
+    return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
