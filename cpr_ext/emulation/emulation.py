@@ -71,8 +71,7 @@ def emulate(
         }
         campaign = open_campaign(directory, config)
         if table_bytes is not None:
-            observe(Standing(0, 1, 0, 0, "measuring what saving and loading cost here"))
-            scenario = _with_measured_costs(campaign, scenario, table_bytes)
+            scenario = _with_measured_costs(campaign, scenario, table_bytes, observe)
         for name in strategies:
             _check_playable(scenario, name, clock)
         _note(campaign, scenario, source, clock)
@@ -88,12 +87,24 @@ def emulate(
     return campaign
 
 
-def _with_measured_costs(campaign: Campaign, scenario: Scenario, table_bytes: float) -> Scenario:
+def _with_measured_costs(
+    campaign: Campaign,
+    scenario: Scenario,
+    table_bytes: float,
+    observe: Callable[[Standing], None],
+) -> Scenario:
     """The scenario with costs measured here, once for the campaign."""
     if "measured_costs" not in campaign.facts:
+        machine = describe_machine()
+        load = machine["load_average_1min"]
+        text = "measuring what saving and loading cost here"
+        if load > 1:
+            text += f"; this machine is busy (load {load}), so it will be too much"
+        observe(Standing(0, 1, 0, 0, text))
         store = campaign.directory / "work" / "measured"
         measured = measure_costs(store, fraction=scenario.fraction)
         campaign.facts["measured_costs"] = measured.to_plain()
+        campaign.facts["measured_on"] = machine
         campaign.save()
     measured = MeasuredCosts.from_plain(campaign.facts["measured_costs"])
     costs = measured.scaled(scenario.job, table_bytes, scenario.costs.reschedule_hours)
@@ -118,6 +129,7 @@ def _note(campaign: Campaign, scenario: Scenario, source: DataSource, clock: Emu
     )
     if "coverage" not in told:
         every_hours = scenario.strategy("cpr-mfu").save_every_hours
+        every_hours = max(every_hours, clock.hours_per_step)
         told["coverage"] = measure_coverage(
             source,
             batch_size=clock.samples_per_step,
