@@ -229,6 +229,7 @@ class CprExt(Saver):
             priority=cpr_ext.AllRows(),
             schedule=cpr_ext.EverySteps(1),
             consistency="step",
+            overlap="never",  # fill() writes to the tables by hand
             num_shards=2,
         )
         self._optimizer, self._tables = optimizer, tables

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from cpr_ext.dense import DensePart, capture_dense, refuse_nan
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UsageError
 from cpr_ext.merging import MergeLimits
 from cpr_ext.metrics import Metrics
+from cpr_ext.overlap import Overlap
 from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority
 from cpr_ext.recovering import OnDamage, Recoverer, RecoveryMode
 from cpr_ext.recovery_report import RecoveryReport
@@ -39,6 +41,11 @@ logger = logging.getLogger("cpr_ext")
 
 Consistency = Literal["row", "step"]
 DEFAULT_SLOT_BYTES = 8 << 20
+DEFAULT_KEEP_BYTES = 32 << 20
+# Smaller tables are captured faster than a thread is woken for them.
+_OVERLAP_BYTES = 16 << 20
+# A capture that training waits for comes back after a chunk: well below a millisecond.
+_CHUNK_BYTES = 1 << 20
 _NO_LOOKUPS = (
     "no lookup was seen in the first step, so no row counts as changed. A model that was compiled "
     "and called before the Checkpointer was made has no hooks in its graphs: make the Checkpointer "
@@ -55,8 +62,15 @@ class Checkpointer:
         directory: the store; made if it does not exist.
         priority: which rows a partial snapshot saves first.
         schedule: when to take one.
-        consistency: ``"row"`` captures a snapshot over several steps, a slot at a time, so that the
-            pause at any one step is bounded; ``"step"`` captures all of it at one step.
+        consistency: ``"row"`` captures a snapshot over several steps, so that the pause at any one
+            step is bounded; ``"step"`` captures all of it as it is at one step.
+        overlap: ``"auto"`` captures on a thread of its own while forward and backward run, which
+            only read the tables; with ``consistency="step"``, rows about to change are copied aside
+            first. For tables that nothing but their optimizer changes: another change is noticed
+            (unless it is hidden from PyTorch by ``.data``) and costs the snapshot. Tables of less
+            than 16 MB, or without a torch optimizer, are captured inside ``step()``, as are all
+            with ``"never"``; so are snapshots of one step if an optimizer changes rows that were
+            not looked up. ``"always"`` overlaps small tables too, and raises where it cannot.
         num_shards: into how many row ranges to cut every table, each recovered on its own.
         tables: parameters or modules by name, instead of those found in ``model``.
         extra_state: called for each snapshot; what it returns (plain values and tensors) is saved
@@ -74,6 +88,7 @@ class Checkpointer:
             so that snapshots are taken at the same steps whatever the disk's speed.
         on_nan: ``"raise"`` gives a snapshot up rather than save NaN; ``"save"`` saves it.
         slot_bytes, num_slots: size and number of the staging slots, the memory of a snapshot.
+        keep_bytes: most memory for rows copied aside; when it is full, training waits for the disk.
         num_threads: threads for counting, selecting and copying, the caller's included.
         direct_io: write past the page cache where the file system allows it.
 
@@ -101,7 +116,9 @@ class Checkpointer:
         retention: Retention | None = None,
         when_busy: Literal["delay", "wait"] = "delay",
         on_nan: Literal["raise", "save"] = "raise",
+        overlap: Literal["auto", "always", "never"] = "auto",
         slot_bytes: int = DEFAULT_SLOT_BYTES,
+        keep_bytes: int = DEFAULT_KEEP_BYTES,
         num_slots: int = 2,
         num_threads: int | None = None,
         direct_io: bool = True,
@@ -109,6 +126,7 @@ class Checkpointer:
         _require("consistency", consistency, ("row", "step"))
         _require("when_busy", when_busy, ("delay", "wait"))
         _require("on_nan", on_nan, ("raise", "save"))
+        _require("overlap", overlap, ("auto", "always", "never"))
         if num_shards < 1:
             raise UsageError(f"num_shards is {num_shards}; it must be at least 1")
         for option, value in (
@@ -140,6 +158,7 @@ class Checkpointer:
                 "the model has no nn.Embedding or nn.EmbeddingBag; give its tables by name: "
                 'Checkpointer(..., tables={"name": parameter})'
             )
+        overlaps = self._decide_overlap(overlap)
         self.priority = MostFrequentlyUsed() if priority is None else priority
         self.schedule = EverySeconds(60) if schedule is None else schedule
         self.consistency: Consistency = consistency
@@ -163,13 +182,17 @@ class Checkpointer:
             self.tables, self._trackers, self.priority, prioritized, num_shards, self._threads
         )
         self._pipeline = native.SnapshotPipeline(
-            num_slots=num_slots, slot_bytes=slot_bytes, pool=self._threads
+            num_slots=num_slots,
+            slot_bytes=slot_bytes,
+            keep_bytes=keep_bytes,
+            pool=self._threads,
         )
         self.store = Store(
             directory, tables=self.tables, num_shards=num_shards, retention=retention
         )
         self._recorder = LookupRecorder(self.tables, list(self._trackers.values()), self._threads)
         self._recorder.attach()
+        self._overlap = Overlap(self.tables, self._recorder) if overlaps else None
         self._recoverer = Recoverer(
             model,
             self.optimizers,
@@ -202,6 +225,7 @@ class Checkpointer:
         # Per-row arrays by table: of the base in the store, and of the snapshot in flight.
         self._base_arrays: dict[str, list[str]] | None = None
         self._in_flight_arrays: dict[str, list[str]] = {}
+        self._is_overlapping = False
         self._may_train = self.store.is_empty
         self._base_failed = False
         self._is_first_step = True
@@ -237,14 +261,21 @@ class Checkpointer:
         if self._is_first_step and self._recorder.misses_lookups:
             warnings.warn(_NO_LOOKUPS, stacklevel=2)
         self._is_first_step = False
+        self._pause_capture()
         self._recorder.flush()
         self._step += 1
         self._num_samples += num_samples
         self._settle()
         begun = self._begin_if_due()
-        wait = self.consistency == "step"
-        self._advance(max_bytes=0 if wait else self._pipeline.slot_bytes, wait_for_slot=wait)
+        if self._is_overlapping:
+            self._advance(max_bytes=-1, wait_for_slot=False)
+            self._resume_capture()
+        else:
+            wait = self.consistency == "step"
+            self._advance(max_bytes=0 if wait else self._pipeline.slot_bytes, wait_for_slot=wait)
         stall_seconds = time.perf_counter() - started
+        if self._overlap is not None:
+            stall_seconds += self._overlap.take_held_seconds()
         self.metrics.stall_seconds += stall_seconds
         self.metrics.max_stall_seconds = max(self.metrics.max_stall_seconds, stall_seconds)
         return begun
@@ -260,9 +291,10 @@ class Checkpointer:
         """
         _require("kind", kind, ("partial", "base"))
         self._require_recovered()
+        self._pause_capture()
         self._recorder.flush()
         self._finish_in_flight()
-        snapshot = self._begin("base" if self._next_kind() == "base" else kind)
+        snapshot = self._begin("base" if self._next_kind() == "base" else kind, at_once=True)
         self._advance(max_bytes=0, wait_for_slot=True)
         return snapshot
 
@@ -427,19 +459,45 @@ class Checkpointer:
     def _array_names(self) -> dict[str, list[str]]:
         return {table.name: table.array_names() for table in self.tables}
 
-    def _begin(self, kind: SnapshotKind) -> Snapshot:
+    def _decide_overlap(self, overlap: str) -> bool:
+        obstacle = Overlap.obstacle(self.tables)
+        if overlap == "always" and obstacle is not None:
+            raise UsageError(f'overlap="always" cannot be: {obstacle}')
+        size_bytes = sum(table.weight.nbytes for table in self.tables)
+        is_worth_it = overlap == "always" or size_bytes >= _OVERLAP_BYTES
+        return overlap != "never" and is_worth_it and obstacle is None
+
+    def _may_overlap(self) -> bool:
+        if self._overlap is None or self._overlap.was_broken:
+            return False
+        if self.consistency == "row":
+            return True
+        obstacle = Overlap.one_step_obstacle(self.tables)
+        if obstacle is not None:
+            logger.info("training waits while a snapshot of one step is captured: %s", obstacle)
+        return obstacle is None
+
+    def _begin(self, kind: SnapshotKind, *, at_once: bool = False) -> Snapshot:
         self._last_start = (self._step, time.monotonic())
         self._in_flight_arrays = self._array_names()
+        self._is_overlapping = not at_once and self._may_overlap()
+        is_held = self._is_overlapping and self.consistency == "step"
+        options = self._write_options
+        if self._is_overlapping:
+            options = replace(options, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=is_held)
         self._in_flight = Snapshot(
             number=self._next_snapshot,
             kind=kind,
             store=self.store,
             selector=self._selector,
             pipeline=self._pipeline,
-            options=self._write_options,
+            options=options,
             capture_dense=self._capture_dense,
+            choose_later=self._is_overlapping and not is_held,
         )
         self._next_snapshot += 1
+        if is_held:
+            self._in_flight.hold(self._step, self._num_samples)
         return self._in_flight
 
     def _capture_dense(self) -> DensePart:
@@ -453,7 +511,18 @@ class Checkpointer:
             refuse_nan(part)
         return part
 
+    def _pause_capture(self) -> None:
+        if self._overlap is not None:
+            self._overlap.pause()
+
+    def _resume_capture(self) -> None:
+        snapshot = self._in_flight
+        if self._overlap is not None and snapshot is not None and snapshot.has_rows_left:
+            self._overlap.resume(snapshot, self._step)
+
     def _advance(self, *, max_bytes: int, wait_for_slot: bool) -> None:
+        """Capture about ``max_bytes`` (0: all; negative: nothing), and commit what is captured."""
+        self._pause_capture()
         snapshot = self._in_flight
         if snapshot is None or snapshot.state != "capturing":
             return
@@ -463,9 +532,9 @@ class Checkpointer:
             snapshot.cancel("the optimizer has made new per-row state")
             snapshot.put_back()
             snapshot = self._begin("base")
-        snapshot.advance(
-            self._step, self._num_samples, max_bytes=max_bytes, wait_for_slot=wait_for_slot
-        )
+        if max_bytes >= 0:
+            snapshot.capture_rows(self._step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
+        snapshot.finish_if_captured(self._step, self._num_samples)
         if snapshot.is_captured:
             self._committer.submit(snapshot)
 
@@ -535,6 +604,8 @@ class Checkpointer:
         self._committer.call(lambda: None).result()  # no manifest changes any more
 
     def _end_snapshot(self) -> None:
+        if self._overlap is not None:
+            self._overlap.forget()
         if self._in_flight is not None:
             if self._in_flight.state == "capturing":
                 self._in_flight.cancel("recovery or an error came first")
@@ -590,6 +661,8 @@ class Checkpointer:
 
     def _release(self) -> None:
         self._closed = True
+        if self._overlap is not None:
+            self._overlap.close()
         self._recorder.detach()
         if self._compactor is not None:
             self._compactor.close()

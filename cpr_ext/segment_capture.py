@@ -39,10 +39,14 @@ class WriteOptions:
     Attributes:
         direct_io: past the page cache, where the file system allows it.
         refuse_nan: give a segment up rather than save NaN over good values.
+        max_chunk_bytes: rows are captured in chunks of about this size; 0: as a slot holds.
+        copy_on_write: rows may be copied aside with ``keep`` before they change.
     """
 
     direct_io: bool = True
     refuse_nan: bool = True
+    max_chunk_bytes: int = 0
+    copy_on_write: bool = False
 
 
 def dense_sources(part: DensePart) -> list[Source]:
@@ -92,7 +96,10 @@ class SegmentCapture:
             {"kind": kind, "snapshot": snapshot, **metadata},
         )
         self._layout.place(
-            [table.rows_per_chunk(pipeline.slot_bytes) for table in self._native_tables()]
+            [
+                table.rows_per_chunk(pipeline.slot_bytes, options.max_chunk_bytes)
+                for table in self._native_tables()
+            ]
         )
         self._steps: list[int] = []
         self._job = pipeline.start(
@@ -102,6 +109,8 @@ class SegmentCapture:
             tables=self._native_tables(),
             direct_io=options.direct_io,
             refuse_nan=options.refuse_nan,
+            max_chunk_bytes=options.max_chunk_bytes,
+            copy_on_write=options.copy_on_write,
         )
 
     @property
@@ -114,7 +123,9 @@ class SegmentCapture:
         """True while rows remain to be captured."""
         return bool(self._job.state == "capturing")
 
-    def capture(self, step: int, *, max_bytes: int, wait_for_slot: bool) -> list[Chunk]:
+    def capture(
+        self, step: int, *, max_bytes: int, wait_for_slot: bool, stop: Any = None
+    ) -> list[Chunk]:
         """Copy rows as they are now, at ``step``; see ``csrc/pipeline/snapshot_pipeline.h``.
 
         Raises:
@@ -127,12 +138,25 @@ class SegmentCapture:
                 "load_state_dict() or a new parameter); call wait() before such a change"
             )
         chunks: list[Chunk] = self._job.capture(
-            step=step, max_bytes=max_bytes, wait_for_slot=wait_for_slot
+            step=step, max_bytes=max_bytes, wait_for_slot=wait_for_slot, stop=stop
         )
         self._steps.extend(chunk[3] for chunk in chunks)
         if self._job.state == "failed":
             self._job.wait("written")
         return chunks
+
+    def keep(self, table: int, row_ids: torch.Tensor, first: int) -> int:
+        """Copy aside those of ``row_ids[first:]`` that wait to be captured, before they change.
+
+        Args:
+            table: position in ``sources``.
+            row_ids: (n,) int32 or int64; those that the segment does not hold are passed over.
+
+        Returns:
+            How many of ``row_ids`` are done: fewer than n if the memory for it is full, which
+            ``capture`` frees.
+        """
+        return int(self._job.keep(table, row_ids, first))
 
     def chunk_bytes(self, table: int, count: int) -> int:
         """Bytes that ``count`` rows of a table take in a slot and in the file."""

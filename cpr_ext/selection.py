@@ -65,16 +65,19 @@ class Selector:
         self._num_shards = num_shards
         self._pool = pool
 
-    def base(self, shard: int) -> list[Selection]:
-        """All rows of a shard."""
-        return [
-            Selection(table, self._trackers[table.name], *self._range(table, shard))
-            for table in self._tables
-        ]
+    @property
+    def num_tables(self) -> int:
+        """Tables to choose rows from."""
+        return len(self._tables)
 
-    def partial(self, shard: int) -> list[Selection]:
-        """The rows of a shard to save first, at most the fraction of each prioritised table."""
-        return [self._partial(table, shard) for table in self._tables]
+    def base(self, table: int, shard: int) -> Selection:
+        """All rows that a shard has of the table of this number."""
+        chosen = self._tables[table]
+        return Selection(chosen, self._trackers[chosen.name], *self._range(chosen, shard))
+
+    def partial(self, table: int, shard: int) -> Selection:
+        """The rows to save first, at most the fraction if the table is prioritised."""
+        return self._partial(self._tables[table], shard)
 
     def _partial(self, table: Table, shard: int) -> Selection:
         tracker = self._trackers[table.name]

@@ -1,7 +1,8 @@
 """One snapshot of all shards of this process and of the dense part.
 
-The training thread drives :meth:`Snapshot.advance` between steps; when all is captured, a committer
-thread runs :meth:`Snapshot.commit`. Only one of the two works on a snapshot at a time.
+The training thread drives :meth:`Snapshot.advance` between steps, or a capturing thread
+:meth:`Snapshot.capture_rows` while training reads the tables; when all is captured, a committer
+thread runs :meth:`Snapshot.commit`. Only one of them works on a snapshot at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import torch
 
 from cpr_ext.dense import DensePart
 from cpr_ext.errors import SnapshotError
@@ -39,6 +42,10 @@ class _Part:
     is_committed: bool = False
 
 
+def _is_capturing(part: _Part) -> bool:
+    return part.capture.is_capturing
+
+
 class Snapshot:
     """A snapshot in flight, or done; what ``Checkpointer.save`` returns.
 
@@ -50,7 +57,11 @@ class Snapshot:
         num_samples: samples trained at ``last_step``.
         file_bytes: bytes of all its segments.
         is_complete: it makes a full-recovery point.
+        is_held: it is of one step, and its rows are captured as they were then while they change.
         error: why it failed.
+
+    Args:
+        choose_later: choose the rows of a shard only when its turn comes to be captured.
     """
 
     def __init__(
@@ -63,6 +74,7 @@ class Snapshot:
         pipeline: Any,
         options: WriteOptions,
         capture_dense: Callable[[], DensePart],
+        choose_later: bool = False,
     ) -> None:
         self.number = number
         self.kind: SnapshotKind = kind
@@ -72,6 +84,7 @@ class Snapshot:
         self.num_samples = 0
         self.file_bytes = 0
         self.is_complete = False
+        self.is_held = False
         self.error: Exception | None = None
         self._store = store
         self._selector = selector
@@ -82,15 +95,27 @@ class Snapshot:
         self._done = threading.Event()
         self._parts: list[_Part] = []
         self._chosen: list[Selection] = []
-        try:
-            for shard in range(store.num_shards):
-                self._choose(shard)
-        except Exception as error:
-            self._fail(error)
+        self._choosing: list[Selection] = []  # of the next shard, table by table
+        self._shards_chosen = 0
+        if not choose_later:
+            try:
+                self._choose_all()
+            except Exception as error:
+                self._fail(error)
 
-    def _choose(self, shard: int) -> None:
-        is_base = self.kind == "base"
-        chosen = self._selector.base(shard) if is_base else self._selector.partial(shard)
+    def _choose_all(self) -> None:
+        while self._shards_chosen < self._store.num_shards:
+            self._choose_next()
+
+    def _choose_next(self) -> None:
+        """Choose rows of the next table of a shard; after its last, start the shard's segment."""
+        shard, selector = self._shards_chosen, self._selector
+        choose = selector.base if self.kind == "base" else selector.partial
+        self._choosing.append(choose(len(self._choosing), shard))
+        if len(self._choosing) < selector.num_tables:
+            return
+        chosen, self._choosing = self._choosing, []
+        self._shards_chosen += 1
         self._chosen += chosen
         selections = [selection for selection in chosen if selection.num_rows > 0]
         if selections:
@@ -116,31 +141,124 @@ class Snapshot:
             max_bytes: about how much to capture in this call; 0: no limit.
             wait_for_slot: wait for the disk instead of coming back at the next step.
         """
+        self.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
+        self.finish_if_captured(step, num_samples)
+
+    @property
+    def has_rows_left(self) -> bool:
+        """Rows remain to be chosen or captured."""
+        return self._state == "capturing" and (
+            self._shards_chosen < self._store.num_shards
+            or any(part.capture.is_capturing for part in self._parts)
+        )
+
+    def capture_rows(
+        self, step: int, *, max_bytes: int, wait_for_slot: bool, stop: Any = None
+    ) -> bool:
+        """As :meth:`advance`, but only the rows; on any thread while nothing changes the tables.
+
+        Args:
+            stop: a native ``StopFlag``; once it is set, comes back after the chunk in hand.
+
+        Returns:
+            False if there was nothing to do or no slot free.
+        """
+        if self._state != "capturing":
+            return False
+        try:
+            return self._capture_rows(step, max_bytes, wait_for_slot, stop)
+        except Exception as error:
+            self._fail(error)
+            return False
+
+    def _capture_rows(self, step: int, max_bytes: int, wait_for_slot: bool, stop: Any) -> bool:
+        captured_bytes = 0
+        index = 0
+        while True:
+            if index == len(self._parts):
+                if self._shards_chosen == self._store.num_shards:
+                    break
+                self._choose_next()
+                if stop is not None and stop.is_set():
+                    return True
+                continue
+            part = self._parts[index]
+            index += 1
+            if not part.capture.is_capturing:
+                continue
+            if 0 < max_bytes <= captured_bytes:
+                break
+            chunks = part.capture.capture(
+                self.first_step if self.is_held else step,
+                max_bytes=max_bytes - captured_bytes if max_bytes else 0,
+                wait_for_slot=wait_for_slot,
+                stop=stop,
+            )
+            captured_bytes += self._take(part, chunks, step)
+            was_stopped = stop is not None and stop.is_set()
+            if was_stopped or _is_capturing(part):
+                break
+        return captured_bytes > 0
+
+    def finish_if_captured(self, step: int, num_samples: int) -> None:
+        """If all rows are captured, capture the dense part as it is now; on the training thread."""
+        if self._state != "capturing" or self.has_rows_left:
+            return
+        try:
+            if self.is_held:
+                self._state = "captured"
+            else:
+                self._finish_capture(step, num_samples)
+        except Exception as error:
+            self._fail(error)
+
+    def hold(self, step: int, num_samples: int) -> None:
+        """Make this a snapshot of ``step``: all rows now chosen, and the dense part, as now.
+
+        Rows are captured later, so each must be given to :meth:`keep` before it changes.
+        """
         if self._state != "capturing":
             return
         try:
-            captured_bytes = 0
+            self._choose_all()
             for part in self._parts:
-                if not part.capture.is_capturing:
-                    continue
-                if 0 < max_bytes <= captured_bytes:
-                    return
-                left = max_bytes - captured_bytes if max_bytes else 0
-                chunks = part.capture.capture(step, max_bytes=left, wait_for_slot=wait_for_slot)
-                captured_bytes += self._take(part, chunks, step)
-                if part.capture.is_capturing:
-                    return
+                for selection in part.selections:
+                    part.taken.append((selection.tracker, selection.take(0, selection.num_rows)))
+            self.first_step = step
             self._finish_capture(step, num_samples)
+            self._state = "capturing"
+            self.is_held = True
         except Exception as error:
             self._fail(error)
+
+    def keep(self, table: str, row_ids: torch.Tensor) -> None:
+        """Rows of ``table`` are about to change: those not yet captured are copied aside.
+
+        Where the memory for it is full, rows are captured until there is room.
+        """
+        if self._state != "capturing":
+            return
+        try:
+            for part in self._parts:
+                for index, selection in enumerate(part.selections):
+                    if selection.table.name == table:
+                        self._keep(part, index, row_ids)
+        except Exception as error:
+            self._fail(error)
+
+    def _keep(self, part: _Part, index: int, row_ids: torch.Tensor) -> None:
+        done = 0
+        while (done := part.capture.keep(index, row_ids, done)) < row_ids.numel():
+            self._capture_rows(self.first_step, max_bytes=1, wait_for_slot=True, stop=None)
 
     def _take(self, part: _Part, chunks: Sequence[Chunk], step: int) -> int:
         """Note captured rows as saved; returns their bytes."""
         if chunks and self.first_step < 0:
             self.first_step = step
-        for table, first, count, *_ in chunks:
-            selection = part.selections[table]
-            part.taken.append((selection.tracker, selection.take(first, count)))
+        if not self.is_held:
+            for table, first, count, *_ in chunks:
+                selection = part.selections[table]
+                part.taken.append((selection.tracker, selection.take(first, count)))
         return sum(part.capture.chunk_bytes(chunk[0], chunk[2]) for chunk in chunks)
 
     def _finish_capture(self, step: int, num_samples: int) -> None:
@@ -192,8 +310,12 @@ class Snapshot:
 
     def cancel(self, reason: str) -> None:
         """Give up a snapshot that is still capturing; from the training thread."""
+        self.give_up(SnapshotError(f"snapshot {self.number} was given up: {reason}"))
+
+    def give_up(self, error: Exception) -> None:
+        """Fail, because of ``error``, unless all is captured; from the training thread."""
         if self._state == "capturing":
-            self._fail(SnapshotError(f"snapshot {self.number} was given up: {reason}"))
+            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         for part in self._parts:

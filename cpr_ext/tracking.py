@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,8 @@ class LookupRecorder:
         self._pending_lookups = 0
         self._handles: list[Any] = []
         self._is_noting = False
+        #: Called before lookups are counted; no one else uses the trackers once it returns.
+        self.before_flush: Callable[[], None] | None = None
         # Changed by every noting in a compiled graph, so that no two are taken for the same.
         self._ticket = torch.zeros((), dtype=torch.int64)
         self._id = _register(self)
@@ -89,6 +91,8 @@ class LookupRecorder:
         """
         if not self._pending:
             return
+        if self.before_flush is not None:
+            self.before_flush()
         pending, self._pending, self._pending_lookups = self._pending, [], 0
         native.count_lookups(
             [self._trackers[index] for index, _ in pending],

@@ -35,7 +35,7 @@ PYTHON_LAYERS: list[set[str]] = [
     {"selection", "dense", "store_reader"},
     {"segment_capture", "merging"},
     {"snapshot", "recovery"},
-    {"committer", "transplant", "checking"},
+    {"committer", "overlap", "transplant", "checking"},
     {"compactor", "recovering"},
     {"checkpointer"},
     {"__init__"},

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.overlap import CaptureThread
 
 # The models are so small that more threads wait for each other most of the time.
 torch.set_num_threads(1)
@@ -91,6 +93,19 @@ def train_step(model, optimizers, indices, generator):
         optimizer.step()
 
 
+@contextmanager
+def short_windows(are_short=True):
+    """The capturing thread is asked to stop as soon as it starts: a chunk in every window."""
+    resume = CaptureThread.resume
+
+    def resume_and_stop(self, work):
+        resume(self, work)
+        self._stop.set()
+
+    with patch.object(CaptureThread, "resume", resume_and_stop if are_short else resume):
+        yield
+
+
 class Trained:
     """A model in training with its checkpointer; the same seed trains the same steps."""
 
@@ -128,6 +143,8 @@ class Trained:
 
 def die(checkpointer):
     """End a checkpointer without closing it, as if its process had been killed between steps."""
+    if checkpointer._overlap is not None:
+        checkpointer._overlap.close()
     if checkpointer._in_flight is not None and checkpointer._in_flight.state == "captured":
         checkpointer._in_flight.wait_until_done()
     checkpointer._recorder.detach()

@@ -22,6 +22,7 @@ from python_tests.helpers import (
     read_chunks,
     same_bits,
     shard_records,
+    short_windows,
     train_step,
 )
 
@@ -116,14 +117,17 @@ table_sizes = st.dictionaries(
     saves=st.dictionaries(st.integers(1, 14), st.sampled_from(["base", "partial"]), max_size=2),
     rebase_after=st.sampled_from([None, 0.3, 4.0]),
     when_busy=st.sampled_from(["delay", "wait"]),
+    overlap=st.sampled_from(["never", "always"]),
+    keep_bytes=st.sampled_from([4096, 1 << 20]),
+    are_short=st.booleans(),
     lookups=st.sampled_from([1, 30, 500]),
     seed=st.integers(0, 1000),
 )
 def test_every_committed_row_equals_the_row_at_the_step_its_chunk_names_and_recovery_brings_it_back(
-    tables, optimizer, dtype, lookups, num_steps, saves, seed, every_steps, **options
+    tables, optimizer, dtype, lookups, num_steps, saves, seed, every_steps, are_short, **options
 ):
     generator = torch.Generator().manual_seed(seed)
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, short_windows(are_short):
         options["schedule"] = cpr_ext.EverySteps(every_steps)
         model, optimizers = build(tables, optimizer, dtype)
         checkpointer = cpr_ext.Checkpointer(model, optimizers, directory, **options)

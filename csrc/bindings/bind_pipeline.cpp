@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "bindings/index_view.h"
 #include "bindings/register.h"
 #include "bindings/row_array_view.h"
 #include "bindings/tensor_view.h"
@@ -140,15 +141,38 @@ struct Job {
   py::list owners;
 };
 
+struct StopFlag {
+  std::atomic<bool> value{false};
+};
+
+int64_t keep(Job& job, int table, const py::object& row_ids, int64_t first) {
+  const int num_tables = static_cast<int>(job.owners.size());
+  if (table < 0 || table >= num_tables) {
+    throw UsageError("table is " + std::to_string(table) + "; there are " +
+                     std::to_string(num_tables));
+  }
+  const Lookup rows = view_indices(row_ids, std::to_string(table));
+  if (first < 0 || first > rows.num_indices) {
+    throw UsageError("first is " + std::to_string(first) + " of " +
+                     std::to_string(rows.num_indices) + " row ids");
+  }
+  py::gil_scoped_release release;
+  return first + visit_indices(rows, [&](const auto* indices, int64_t count) {
+           return job.job->keep(table, indices + first, count - first);
+         });
+}
+
 Job start(SnapshotPipeline& pipeline, const std::string& path, int64_t header_bytes,
           int64_t file_bytes, const std::vector<TableSpec*>& tables, bool direct_io,
-          bool refuse_nan) {
+          bool refuse_nan, int64_t max_chunk_bytes, bool copy_on_write) {
   CapturePlan plan;
   plan.path = path;
   plan.header_bytes = header_bytes;
   plan.file_bytes = file_bytes;
   plan.direct_io = direct_io;
   plan.refuse_nan = refuse_nan;
+  plan.max_chunk_bytes = max_chunk_bytes;
+  plan.copy_on_write = copy_on_write;
   py::list owners;
   for (const TableSpec* spec : tables) {
     if (spec == nullptr) throw UsageError("a table is None");
@@ -238,10 +262,12 @@ void register_pipeline(py::module_& module) {
            py::arg("file_offset"), py::arg("first_row_id") = 0)
       .def("add_bytes", &TableSpec::add_bytes, py::arg("name"), py::arg("tensor"),
            py::arg("file_offset"), py::arg("check_nan") = true)
-      .def("rows_per_chunk",
-           [](const TableSpec& spec, int64_t slot_bytes) {
-             return rows_per_chunk(spec.table, slot_bytes);
-           })
+      .def(
+          "rows_per_chunk",
+          [](const TableSpec& spec, int64_t slot_bytes, int64_t max_chunk_bytes) {
+            return rows_per_chunk(spec.table, slot_bytes, max_chunk_bytes);
+          },
+          py::arg("slot_bytes"), py::arg("max_chunk_bytes") = 0)
       .def("chunk_bytes", [](const TableSpec& spec, int64_t count) {
         if (count < 0 || count > spec.table.num_rows) {
           throw UsageError("count is " + std::to_string(count) + "; the table has " +
@@ -249,19 +275,28 @@ void register_pipeline(py::module_& module) {
         }
         return chunk_bytes(spec.table, count);
       });
+  py::class_<StopFlag>(module, "StopFlag", "Asks a capture on another thread to come back.")
+      .def(py::init<>())
+      .def("set", [](StopFlag& flag) { flag.value = true; })
+      .def("clear", [](StopFlag& flag) { flag.value = false; })
+      .def("is_set", [](const StopFlag& flag) { return flag.value.load(); });
   py::class_<Job>(module, "SegmentJob", "One segment on its way to disk.")
       .def(
           "capture",
-          [](Job& job, int64_t step, int64_t max_bytes, bool wait_for_slot) {
+          [](Job& job, int64_t step, int64_t max_bytes, bool wait_for_slot, const StopFlag* stop) {
             std::vector<Chunk> chunks;
             {
               py::gil_scoped_release release;
-              chunks = job.job->capture(step, max_bytes, wait_for_slot);
+              chunks = job.job->capture(step, max_bytes, wait_for_slot,
+                                        stop == nullptr ? nullptr : &stop->value);
             }
             return to_tuples(chunks);
           },
           py::kw_only(), py::arg("step"), py::arg("max_bytes") = 0,
-          py::arg("wait_for_slot") = false)
+          py::arg("wait_for_slot") = false, py::arg("stop") = nullptr)
+      .def("keep", &keep, py::arg("table"), py::arg("row_ids"), py::arg("first") = 0,
+           "Copy aside those of row_ids[first:] that wait to be captured, before they change.\n\n"
+           "Returns how many of all row_ids are done; fewer than there are if memory is full.")
       .def_property_readonly("state", [](const Job& job) { return state_name(job.job->state()); })
       .def("wait", &wait_for, py::arg("state"), py::arg("timeout_seconds") = py::none(),
            "True once `state` is reached, False at the time-out; raises the job's first error.")
@@ -284,14 +319,22 @@ void register_pipeline(py::module_& module) {
           "Give the job up, from any thread; wait() tells when nothing is left.");
   py::class_<SnapshotPipeline, std::shared_ptr<SnapshotPipeline>>(
       module, "SnapshotPipeline", "Double-buffered writing of segments on a thread of its own.")
-      .def(py::init([](int num_slots, int64_t slot_bytes, std::shared_ptr<ThreadPool> pool) {
+      .def(py::init([](int num_slots, int64_t slot_bytes, int64_t keep_bytes,
+                       std::shared_ptr<ThreadPool> pool) {
              return std::shared_ptr<SnapshotPipeline>(
-                 new SnapshotPipeline(num_slots, slot_bytes, std::move(pool)), DeleteInCreator());
+                 new SnapshotPipeline(num_slots, slot_bytes, keep_bytes, std::move(pool)),
+                 DeleteInCreator());
            }),
-           py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"), py::arg("pool") = nullptr)
+           py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"), py::arg("keep_bytes") = 0,
+           py::arg("pool") = nullptr)
       .def("start", &start, py::keep_alive<0, 1>(), py::kw_only(), py::arg("path"),
            py::arg("header_bytes"), py::arg("file_bytes"), py::arg("tables"),
-           py::arg("direct_io") = true, py::arg("refuse_nan") = true)
+           py::arg("direct_io") = true, py::arg("refuse_nan") = true,
+           py::arg("max_chunk_bytes") = 0, py::arg("copy_on_write") = false)
+      .def_property_readonly(
+          "kept_bytes",
+          [](SnapshotPipeline& pipeline) { return pipeline.keep_arena().used_bytes(); },
+          "Memory that rows copied aside take now.")
       .def_property_readonly("num_free_slots",
                              [](SnapshotPipeline& pipeline) { return pipeline.slots().num_free(); })
       .def_property_readonly(

@@ -13,17 +13,23 @@ SegmentJob::SegmentJob(SnapshotPipeline& pipeline, CapturePlan plan)
     : pipeline_(pipeline),
       plan_(std::move(plan)),
       writer_(plan_.path, plan_.header_bytes, plan_.file_bytes, plan_.direct_io) {
-  for (const SegmentTable& table : plan_.tables) {
-    rows_per_chunk_.push_back(cpr_ext::rows_per_chunk(table, pipeline_.slots().slot_bytes()));
+  for (size_t i = 0; i < plan_.tables.size(); ++i) {
+    const SegmentTable& table = plan_.tables[i];
+    rows_per_chunk_.push_back(
+        cpr_ext::rows_per_chunk(table, pipeline_.slots().slot_bytes(), plan_.max_chunk_bytes));
+    if (!plan_.copy_on_write) continue;
+    kept_.push_back(std::make_unique<KeptRows>(table, plan_.row_ids[i], rows_per_chunk_[i],
+                                               pipeline_.keep_arena()));
   }
 }
 
-std::vector<Chunk> SegmentJob::capture(int64_t step, int64_t max_bytes, bool wait_for_slot) {
+std::vector<Chunk> SegmentJob::capture(int64_t step, int64_t max_bytes, bool wait_for_slot,
+                                       const std::atomic<bool>* stop) {
   std::lock_guard<std::mutex> one_capture(capture_mutex_);
   std::vector<Chunk> captured;
   if (state() != JobState::kCapturing) return captured;
   try {
-    capture_chunks(step, max_bytes, wait_for_slot, &captured);
+    capture_chunks(step, max_bytes, wait_for_slot, stop, &captured);
   } catch (...) {
     fail(std::current_exception());  // else chunks recorded but never written would count as saved
     throw;
@@ -31,8 +37,22 @@ std::vector<Chunk> SegmentJob::capture(int64_t step, int64_t max_bytes, bool wai
   return captured;
 }
 
+template <class Index>
+int64_t SegmentJob::keep(int table, const Index* row_ids, int64_t count) {
+  if (kept_.empty()) throw UsageError("keep() of a job without copy on write");
+  std::lock_guard<std::mutex> no_capture(capture_mutex_);
+  if (table < next_table_ || state() != JobState::kCapturing) return count;
+  const int64_t rows_per_chunk = rows_per_chunk_[table];
+  const int64_t captured_rows = table > next_table_ ? 0 : next_row_;
+  const int64_t captured_chunks = (captured_rows + rows_per_chunk - 1) / rows_per_chunk;
+  return kept_[table]->keep(row_ids, count, captured_chunks);
+}
+
+template int64_t SegmentJob::keep(int, const int32_t*, int64_t);
+template int64_t SegmentJob::keep(int, const int64_t*, int64_t);
+
 void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_slot,
-                                std::vector<Chunk>* captured) {
+                                const std::atomic<bool>* stop, std::vector<Chunk>* captured) {
   const int64_t slot_bytes = pipeline_.slots().slot_bytes();
   const int num_tables = static_cast<int>(plan_.tables.size());
   int64_t captured_bytes = 0;
@@ -63,6 +83,7 @@ void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_s
     captured_bytes += bytes;
     next_row_ += count;
     captured->push_back(std::move(chunk));
+    if (stop != nullptr && stop->load(std::memory_order_relaxed)) break;
   }
   submit(std::move(open), next_table_ == num_tables);
 }
@@ -79,6 +100,7 @@ bool SegmentJob::record(const Chunk& chunk, FilledSlot* filled) {
 void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out) const {
   const SegmentTable& table = plan_.tables[chunk.table];
   ThreadPool* threads = pipeline_.threads_.get();
+  std::byte* const begin = out;
   const auto pad = [&out](int64_t bytes) {
     std::memset(out + bytes, 0, align_up(bytes) - bytes);
     out += align_up(bytes);
@@ -97,6 +119,7 @@ void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out) const {
     }
     pad(chunk.count * array.rows.row_bytes);
   }
+  if (!kept_.empty()) kept_[chunk.table]->overlay(chunk.first, chunk.count, begin);
 }
 
 // Hands over a slot (or none, if nothing was left to capture). The last slot is counted in the same
@@ -268,6 +291,9 @@ void SegmentJob::fail(std::exception_ptr error) {
     // Else whoever owns the writer does it.
     const bool is_idle = slots_in_flight_ == 0 && !finishing_;
     if (state_ == JobState::kFailed && is_idle) writer_.abandon();
+    if (state_ == JobState::kFailed) {
+      for (const auto& kept : kept_) kept->release();  // no chunk of it will be read any more
+    }
   }
   changed_.notify_all();
 }

@@ -112,7 +112,7 @@ int64_t chunk_bytes(const SegmentTable& table, int64_t count) {
   return total;
 }
 
-int64_t rows_per_chunk(const SegmentTable& table, int64_t slot_bytes) {
+int64_t rows_per_chunk(const SegmentTable& table, int64_t slot_bytes, int64_t max_chunk_bytes) {
   // A run of `unit` rows is a whole number of blocks in every array.
   int64_t unit = 1;
   int64_t bytes_per_row = 0;
@@ -135,7 +135,8 @@ int64_t rows_per_chunk(const SegmentTable& table, int64_t slot_bytes) {
                      std::to_string(slot_bytes) + " bytes; make slot_bytes at least " +
                      std::to_string(unit * bytes_per_row));
   }
-  return units * unit;
+  if (max_chunk_bytes <= 0) return units * unit;
+  return std::clamp<int64_t>(max_chunk_bytes / (unit * bytes_per_row), 1, units) * unit;
 }
 
 }  // namespace cpr_ext

@@ -61,8 +61,9 @@ std::vector<Piece> chunk_pieces(const SegmentTable& table, int64_t first, int64_
 // Bytes of those pieces together.
 int64_t chunk_bytes(const SegmentTable& table, int64_t count);
 
-// The most rows that fit into slot_bytes and keep every chunk of the table aligned in the file.
-// Throws UsageError, naming the table, if not even the smallest chunk fits.
-int64_t rows_per_chunk(const SegmentTable& table, int64_t slot_bytes);
+// The most rows that fit into slot_bytes, and into max_chunk_bytes (0: no limit) as far as that is
+// possible, and keep every chunk of the table aligned in the file. Throws UsageError, naming the
+// table, if not even the smallest chunk fits into slot_bytes.
+int64_t rows_per_chunk(const SegmentTable& table, int64_t slot_bytes, int64_t max_chunk_bytes = 0);
 
 }  // namespace cpr_ext

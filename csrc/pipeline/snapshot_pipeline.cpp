@@ -5,9 +5,12 @@
 
 namespace cpr_ext {
 
-SnapshotPipeline::SnapshotPipeline(int num_slots, int64_t slot_bytes,
+SnapshotPipeline::SnapshotPipeline(int num_slots, int64_t slot_bytes, int64_t keep_bytes,
                                    std::shared_ptr<ThreadPool> threads)
-    : slots_(num_slots, slot_bytes), threads_(std::move(threads)) {
+    : slots_(num_slots, slot_bytes), keep_arena_(keep_bytes), threads_(std::move(threads)) {
+  if (keep_bytes < 0) {
+    throw UsageError("keep_bytes is " + std::to_string(keep_bytes) + "; it must not be negative");
+  }
   if (num_slots < 2) {
     throw UsageError("num_slots is " + std::to_string(num_slots) +
                      "; double buffering needs at least 2");

@@ -2,6 +2,7 @@
 // another. When no slot is free the capture waits or stops; nothing is ever allocated for it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "core/thread_pool.h"
+#include "pipeline/kept_rows.h"
 #include "pipeline/segment_plan.h"
 #include "staging/slot_pool.h"
 
@@ -31,6 +33,9 @@ struct CapturePlan {
   int64_t file_bytes = 0;
   bool direct_io = true;
   bool refuse_nan = true;
+  // Chunks are no larger than this (0: than a slot) where the alignment of the file allows it.
+  int64_t max_chunk_bytes = 0;
+  bool copy_on_write = false;  // keep() may be called
   std::vector<SegmentTable> tables;
   std::vector<std::vector<int64_t>> row_ids;  // per table (num_rows,), ascending; empty for a range
 };
@@ -43,10 +48,18 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
 
   // Copies whole chunks into slots until about max_bytes were captured in this call (at least one
   // chunk; no limit if max_bytes <= 0), no slot is free (unless `wait_for_slot`), the job has
-  // failed, or nothing is left. What was captured is on its way to the writer when it returns: no
-  // slot stays behind, so jobs that share a pipeline cannot starve each other. Returns the captured
+  // failed, or nothing is left; also when `stop` (may be null) becomes true, but not before one
+  // chunk was captured. What was captured is on its way to the writer when it returns: no slot
+  // stays behind, so jobs that share a pipeline cannot starve each other. Returns the captured
   // chunks, checksums not yet known.
-  std::vector<Chunk> capture(int64_t step, int64_t max_bytes, bool wait_for_slot);
+  std::vector<Chunk> capture(int64_t step, int64_t max_bytes, bool wait_for_slot,
+                             const std::atomic<bool>* stop = nullptr);
+
+  // Rows of a table that are about to change: those not captured yet are copied aside, and are
+  // captured as they are now. Returns how many row ids were done; less than `count` if the memory
+  // for it is full: capture() frees some. Throws UsageError unless the plan said copy_on_write.
+  template <class Index>
+  int64_t keep(int table, const Index* row_ids, int64_t count);
 
   JobState state() const;
 
@@ -80,7 +93,7 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
     std::vector<size_t> chunks;  // indices into chunks_
   };
   void capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_slot,
-                      std::vector<Chunk>* captured);
+                      const std::atomic<bool>* stop, std::vector<Chunk>* captured);
   bool record(const Chunk& chunk, FilledSlot* filled);
   void gather_chunk(const Chunk& chunk, std::byte* out) const;
   void check_nan(const Chunk& chunk, const std::byte* data) const;
@@ -91,10 +104,11 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
 
   SnapshotPipeline& pipeline_;
   const CapturePlan plan_;
-  std::vector<int64_t> rows_per_chunk_;  // per table
-  SegmentWriter writer_;                 // the writer's thread, then finish()'s caller
+  std::vector<int64_t> rows_per_chunk_;          // per table
+  std::vector<std::unique_ptr<KeptRows>> kept_;  // per table; none without copy on write
+  SegmentWriter writer_;                         // the writer's thread, then finish()'s caller
 
-  std::mutex capture_mutex_;  // held by capture(), guards these two; taken before mutex_
+  std::mutex capture_mutex_;  // held by capture() and keep(), guards these; taken before mutex_
   int next_table_ = 0;
   int64_t next_row_ = 0;
 
@@ -110,7 +124,9 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
 
 class SnapshotPipeline {
  public:
-  SnapshotPipeline(int num_slots, int64_t slot_bytes, std::shared_ptr<ThreadPool> threads);
+  // `keep_bytes`: most memory for rows that wait to be captured after they have changed.
+  SnapshotPipeline(int num_slots, int64_t slot_bytes, int64_t keep_bytes,
+                   std::shared_ptr<ThreadPool> threads);
   // Writes what is queued, then ends. REQUIRES: every job but those queued has been destroyed.
   ~SnapshotPipeline();
   SnapshotPipeline(const SnapshotPipeline&) = delete;
@@ -120,6 +136,7 @@ class SnapshotPipeline {
   std::shared_ptr<SegmentJob> start(CapturePlan plan);
 
   SlotPool& slots() { return slots_; }
+  KeepArena& keep_arena() { return keep_arena_; }
 
  private:
   friend class SegmentJob;
@@ -131,6 +148,7 @@ class SnapshotPipeline {
   void writer_loop();
 
   SlotPool slots_;
+  KeepArena keep_arena_;
   const std::shared_ptr<ThreadPool> threads_;
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -1,0 +1,216 @@
+"""Capture that overlaps training.
+
+Between one optimizer step and the next, forward and backward only read the tables. In that window,
+from the end of ``ckpt.step()`` to the optimizer's step, a thread of its own captures rows. Before
+an optimizer changes anything the thread has come back; and those rows that its gradients are about
+to change and that a snapshot of one step still waits for are copied aside.
+
+All of this rests on tables being changed by their optimizer alone. Where another change is seen
+(PyTorch counts changes of a tensor in place), the snapshot is given up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cpr_ext._native import native
+from cpr_ext.errors import SnapshotError
+from cpr_ext.snapshot import Snapshot
+from cpr_ext.tables import Table
+from cpr_ext.tracking import LookupRecorder
+
+# How long the capturing thread sleeps when no staging slot is free.
+_POLL_SECONDS = 0.0005
+_CHANGED = (
+    "table '{name}' was changed outside its optimizer's step() while it was being saved; make such "
+    'changes after wait(), or use Checkpointer(..., overlap="never")'
+)
+
+
+class CaptureThread:
+    """Runs one piece of work at a time, between :meth:`resume` and :meth:`pause`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._work: Callable[[Any], None] | None = None
+        self._is_closing = False
+        self._stop = native.StopFlag()
+        self._thread: threading.Thread | None = None
+
+    def resume(self, work: Callable[[Any], None]) -> None:
+        """Start ``work(stop)``; it comes back soon after ``stop`` is set. After a pause() only."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="cpr_ext-capture", daemon=True)
+            self._thread.start()
+        self._stop.clear()
+        with self._changed:
+            self._work = work
+            self._changed.notify_all()
+
+    def pause(self) -> None:
+        """Ask the work to stop; returns once it has."""
+        if self._work is None:
+            return
+        self._stop.set()
+        with self._changed:
+            self._changed.wait_for(lambda: self._work is None)
+
+    def close(self) -> None:
+        """Stop the work and end the thread."""
+        self.pause()
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._work is not None or self._is_closing)
+                work = self._work
+            if work is None:
+                return
+            try:
+                work(self._stop)
+            finally:
+                with self._changed:
+                    self._work = None
+                    self._changed.notify_all()
+
+
+class Overlap:
+    """Captures snapshots while training reads the tables, and stops before it changes them.
+
+    All calls come from the training thread.
+
+    Args:
+        recorder: uses the trackers, which a snapshot does too while its rows are captured.
+    """
+
+    def __init__(self, tables: Sequence[Table], recorder: LookupRecorder) -> None:
+        self._tables = tables
+        self._recorder = recorder
+        self._thread = CaptureThread()
+        self._snapshot: Snapshot | None = None
+        self._is_open = False
+        self._versions: list[int] = []
+        self._handles: list[Any] = []
+        self._held_seconds = 0.0
+        #: A snapshot found a table changed by something else than its optimizer.
+        self.was_broken = False
+        self._recorder.before_flush = self.pause
+        optimizers = {id(t.optimizer): t.optimizer for t in tables if t.optimizer is not None}
+        for optimizer in optimizers.values():
+            self._handles.append(optimizer.register_step_pre_hook(self._before_optimizer))
+            self._handles.append(optimizer.register_step_post_hook(self._after_optimizer))
+
+    @staticmethod
+    def obstacle(tables: Sequence[Table]) -> str | None:
+        """Why the tables cannot be captured while training runs; None if they can."""
+        for table in tables:
+            if not isinstance(table.optimizer, torch.optim.Optimizer):
+                return f"no torch optimizer given to the Checkpointer updates table '{table.name}'"
+            if any(getattr(module, "max_norm", None) is not None for module in table.modules):
+                return f"the forward pass changes table '{table.name}', which has a max_norm"
+        return None
+
+    @staticmethod
+    def one_step_obstacle(tables: Sequence[Table]) -> str | None:
+        """Why rows cannot be copied aside as they change; None if they can."""
+        for table in tables:
+            if not table.untouched_rows_keep_still():
+                kind = type(table.optimizer).__name__
+                return (
+                    f"{kind}, as it is set, changes rows of table '{table.name}' without a lookup"
+                )
+        return Overlap.obstacle(tables)
+
+    def resume(self, snapshot: Snapshot, step: int) -> None:
+        """Training goes on and only reads the tables for now: capture ``snapshot`` meanwhile."""
+        if self._snapshot is not snapshot:
+            self._snapshot = snapshot
+            self._note_versions()
+        elif not snapshot.is_held:
+            self._note_versions()  # between two windows rows may change as they like
+
+        def work(stop: Any) -> None:
+            while snapshot.has_rows_left:  # something is done in every window, however short
+                progressed = snapshot.capture_rows(
+                    step, max_bytes=0, wait_for_slot=False, stop=stop
+                )
+                if stop.is_set():
+                    return
+                if not progressed:
+                    time.sleep(_POLL_SECONDS)
+
+        self._is_open = True
+        self._thread.resume(work)
+
+    def pause(self) -> None:
+        """Returns once nothing is being captured; gives the snapshot up if it may be torn."""
+        self._thread.pause()
+        was_open, self._is_open = self._is_open, False
+        snapshot = self._snapshot
+        if snapshot is None:
+            return
+        if not snapshot.has_rows_left:
+            self._snapshot = None
+        if not (was_open or snapshot.is_held):
+            return  # nothing was being captured, nothing waits to be captured as it was
+        for table, version in zip(self._tables, self._versions, strict=True):
+            if table.weight._version != version:
+                self._snapshot = None
+                self.was_broken = True
+                snapshot.give_up(SnapshotError(_CHANGED.format(name=table.name)))
+                return
+
+    def take_held_seconds(self) -> float:
+        """How long the optimizers' hooks held training since last asked."""
+        held_seconds, self._held_seconds = self._held_seconds, 0.0
+        return held_seconds
+
+    def forget(self) -> None:
+        """Stop, and have nothing more to do with the snapshot in flight."""
+        self._thread.pause()
+        self._is_open = False
+        self._snapshot = None
+
+    def close(self) -> None:
+        """End the thread and take the hooks away."""
+        self._thread.close()
+        self._snapshot = None
+        self._recorder.before_flush = None
+        for handle in self._handles:
+            handle.remove()
+
+    def _note_versions(self) -> None:
+        self._versions = [table.weight._version for table in self._tables]
+
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._snapshot is None:
+            return
+        started = time.perf_counter()
+        self.pause()
+        snapshot = self._snapshot
+        if snapshot is not None and snapshot.is_held:
+            for table in self._tables:
+                if table.optimizer is optimizer and table.weight.grad is not None:
+                    snapshot.keep(table.name, _rows_with_gradient(table.weight.grad))
+        self._held_seconds += time.perf_counter() - started
+
+    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._snapshot is not None:
+            self._note_versions()
+
+
+def _rows_with_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    """Row ids, some perhaps repeated, outside of which a gradient is zero: (n,), int64."""
+    if gradient.layout == torch.sparse_coo:
+        return gradient._indices()[0].contiguous()
+    return gradient.any(dim=1).nonzero().squeeze(1)

@@ -1,0 +1,167 @@
+#include "pipeline/kept_rows.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace cpr_ext {
+
+namespace {
+constexpr int64_t kEntryAlignment = 64;  // a cache line; entries of close sizes share freed memory
+constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kPrefetchRows = 8;
+constexpr int64_t kRowIdBytes = sizeof(int64_t);
+}  // namespace
+
+struct KeptRows::Entry {
+  Entry* next;
+  int64_t row_id;
+  std::byte* rows() { return reinterpret_cast<std::byte*>(this + 1); }  // each array's row, packed
+};
+
+void KeepArena::Free::operator()(std::byte* data) const { std::free(data); }
+
+int64_t KeepArena::used_bytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return begun_bytes_ - free_bytes_;
+}
+
+std::byte* KeepArena::allocate(int64_t entry_bytes) {
+  const auto freed = freed_.find(entry_bytes);
+  if (freed != freed_.end() && !freed->second.empty()) {
+    std::byte* entry = freed->second.back();
+    freed->second.pop_back();
+    free_bytes_ -= entry_bytes;
+    return entry;
+  }
+  if (free_bytes_ == begun_bytes_) {  // all is free: entries of other sizes may have it anew
+    freed_.clear();
+    begun_bytes_ = free_bytes_ = 0;
+  }
+  if (entry_bytes > size_bytes_ - begun_bytes_) return nullptr;
+  if (data_ == nullptr) {
+    const int64_t bytes = (size_bytes_ + kPageBytes - 1) / kPageBytes * kPageBytes;
+    data_.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, bytes)));
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  std::byte* entry = data_.get() + begun_bytes_;
+  begun_bytes_ += entry_bytes;
+  return entry;
+}
+
+void KeepArena::free(std::byte* entry, int64_t entry_bytes) {
+  freed_[entry_bytes].push_back(entry);
+  free_bytes_ += entry_bytes;
+}
+
+KeptRows::KeptRows(const SegmentTable& table, const std::vector<int64_t>& row_ids,
+                   int64_t rows_per_chunk, KeepArena& arena)
+    : table_(table), row_ids_(row_ids), rows_per_chunk_(rows_per_chunk), arena_(arena) {
+  entry_bytes_ = sizeof(Entry);
+  for (const SegmentArray& array : table.arrays) entry_bytes_ += array.rows.row_bytes;
+  entry_bytes_ = (entry_bytes_ + kEntryAlignment - 1) / kEntryAlignment * kEntryAlignment;
+  if (table.num_rows == 0) return;
+  const auto row_id_at = [&](int64_t position) {
+    return table_.is_range() ? table_.range_begin + position : row_ids_[position];
+  };
+  for (int64_t first = 0; first < table.num_rows; first += rows_per_chunk) {
+    chunk_begins_.push_back(row_id_at(first));
+  }
+  heads_.assign(chunk_begins_.size(), nullptr);
+  first_row_id_ = row_id_at(0);
+  const int64_t num_bits = row_id_at(table.num_rows - 1) - first_row_id_ + 1;
+  waiting_.assign((num_bits + 63) / 64, table.is_range() ? ~uint64_t{0} : 0);
+  if (table.is_range()) {
+    if (num_bits % 64 != 0) waiting_.back() = (uint64_t{1} << (num_bits % 64)) - 1;
+  } else {
+    for (const int64_t row_id : row_ids) {
+      const int64_t bit = row_id - first_row_id_;
+      waiting_[bit >> 6] |= uint64_t{1} << (bit & 63);
+    }
+  }
+}
+
+int64_t KeptRows::chunk_of(int64_t row_id) const {
+  if (table_.is_range()) return (row_id - table_.range_begin) / rows_per_chunk_;
+  return std::upper_bound(chunk_begins_.begin(), chunk_begins_.end(), row_id) -
+         chunk_begins_.begin() - 1;
+}
+
+int64_t KeptRows::position_in_chunk(int64_t row_id, int64_t first, int64_t count) const {
+  if (table_.is_range()) return row_id - table_.range_begin - first;
+  const auto begin = row_ids_.begin() + first;
+  return std::lower_bound(begin, begin + count, row_id) - begin;
+}
+
+template <class Index>
+int64_t KeptRows::keep(const Index* row_ids, int64_t count, int64_t captured_chunks) {
+  std::lock_guard<std::mutex> lock(arena_.mutex_);
+  const uint64_t num_bits = waiting_.size() * 64;
+  const auto bit_of = [&](int64_t row_id) { return static_cast<uint64_t>(row_id - first_row_id_); };
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kPrefetchRows < count) {
+      const uint64_t ahead = bit_of(row_ids[i + kPrefetchRows]);
+      if (ahead < num_bits) __builtin_prefetch(&waiting_[ahead >> 6], 1);
+    }
+    const int64_t row_id = row_ids[i];
+    const uint64_t bit = bit_of(row_id);
+    if (bit >= num_bits) continue;
+    uint64_t& word = waiting_[bit >> 6];
+    const uint64_t mask = uint64_t{1} << (bit & 63);
+    if ((word & mask) == 0) continue;
+    const int64_t chunk = chunk_of(row_id);
+    if (chunk < captured_chunks) continue;
+    std::byte* memory = arena_.allocate(entry_bytes_);
+    if (memory == nullptr) return i;
+    auto* entry = new (memory) Entry{heads_[chunk], row_id};
+    std::byte* out = entry->rows();
+    for (const SegmentArray& array : table_.arrays) {
+      std::memcpy(out, array.rows.row(row_id), array.rows.row_bytes);
+      out += array.rows.row_bytes;
+    }
+    heads_[chunk] = entry;
+    word &= ~mask;
+  }
+  return count;
+}
+
+template int64_t KeptRows::keep(const int32_t*, int64_t, int64_t);
+template int64_t KeptRows::keep(const int64_t*, int64_t, int64_t);
+
+void KeptRows::overlay(int64_t first, int64_t count, std::byte* out) {
+  std::lock_guard<std::mutex> lock(arena_.mutex_);
+  if (heads_.empty()) return;
+  assert(first % rows_per_chunk_ == 0 && count <= rows_per_chunk_);
+  Entry*& head = heads_[first / rows_per_chunk_];
+  if (!table_.is_range()) out += align_up(count * kRowIdBytes);
+  while (head != nullptr) {
+    Entry* entry = head;
+    const int64_t position = position_in_chunk(entry->row_id, first, count);
+    std::byte* to = out;
+    const std::byte* from = entry->rows();
+    for (const SegmentArray& array : table_.arrays) {
+      const int64_t row_bytes = array.rows.row_bytes;
+      std::memcpy(to + position * row_bytes, from, row_bytes);
+      to += align_up(count * row_bytes);
+      from += row_bytes;
+    }
+    head = entry->next;
+    arena_.free(reinterpret_cast<std::byte*>(entry), entry_bytes_);
+  }
+}
+
+void KeptRows::release() {
+  std::lock_guard<std::mutex> lock(arena_.mutex_);
+  for (Entry*& head : heads_) {
+    while (head != nullptr) {
+      Entry* entry = head;
+      head = entry->next;
+      arena_.free(reinterpret_cast<std::byte*>(entry), entry_bytes_);
+    }
+  }
+  waiting_.clear();  // nothing is kept any more
+}
+
+}  // namespace cpr_ext

@@ -1,0 +1,344 @@
+"""Capture on a thread of its own: exact while training goes on, and given up where it cannot be."""
+
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import cpr_ext
+from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UsageError
+from python_tests.helpers import (
+    STILL_OPTIMIZERS,
+    Trained,
+    assert_same,
+    copy_rows,
+    differences,
+    read_chunks,
+    shard_records,
+    short_windows,
+)
+
+TABLES = {"a": (20_000, 8), "b": (700, 4)}
+OPTIONS = {
+    "overlap": "always",
+    "slot_bytes": 64 << 10,
+    "num_shards": 2,
+    "schedule": cpr_ext.EverySteps(1000),
+    "lookups": 200,
+}
+
+
+def captured_rows(checkpointer):
+    """The rows of all live segments: {table: {row id: (step, {array: row})}}."""
+    rows = {}
+    for _, _, path in shard_records(checkpointer.store):
+        for chunk in read_chunks(path):
+            for position, row_id in enumerate(chunk.row_ids.tolist()):
+                values = {name: array[position] for name, array in chunk.arrays.items()}
+                rows.setdefault(chunk.table, {})[row_id] = (chunk.step, values)
+    return rows
+
+
+def assert_captured(checkpointer, rows_of_step):
+    captured = captured_rows(checkpointer)
+    assert captured
+    for table, rows in captured.items():
+        for row_id, (step, values) in rows.items():
+            then = rows_of_step[step][table]
+            assert_same(values, {name: array[row_id] for name, array in then.items()})
+
+
+def train_until_captured(run, limit=200):
+    """Steps until the snapshot in flight is captured; returns the rows after each step."""
+    rows = {}
+    checkpointer = run.checkpointer
+    step = checkpointer.step
+
+    def step_and_copy(num_samples=1):
+        rows[checkpointer.step_count + 1] = copy_rows(checkpointer.tables)
+        return step(num_samples)
+
+    checkpointer.step = step_and_copy
+    for count in range(limit):
+        run.train(1)
+        if count and (checkpointer._in_flight is None or checkpointer._in_flight.is_captured):
+            break
+    else:
+        raise AssertionError(f"not captured in {limit} steps")
+    checkpointer.step = step
+    return rows
+
+
+@pytest.mark.parametrize("optimizer", STILL_OPTIMIZERS)
+@pytest.mark.parametrize("keep_bytes", [2048, 1 << 20])
+def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimizer, keep_bytes):
+    run = Trained(
+        tmp_path, TABLES, optimizer=optimizer, consistency="step", keep_bytes=keep_bytes, **OPTIONS
+    )
+    with short_windows():
+        rows = train_until_captured(run)
+    num_steps = run.checkpointer.step_count
+    run.checkpointer.wait()
+    assert_captured(run.checkpointer, rows)
+    (point,) = run.store.dense.segments
+    assert point.is_complete
+    base_step = point.last_step
+    assert (point.first_step, point.num_samples) == (base_step, 10 * base_step)
+    if keep_bytes > 2048:  # else rows are captured to make room
+        assert num_steps > base_step + 2
+    assert differences(rows[base_step], rows[num_steps])
+    assert run.checkpointer._pipeline.kept_bytes == 0
+    run.checkpointer.close()
+
+
+def test_rows_that_changed_while_a_snapshot_of_an_earlier_step_was_captured_stay_dirty(tmp_path):
+    run = Trained(
+        tmp_path, TABLES, consistency="step", priority=cpr_ext.AllRows(), num_shards=1,
+        **{k: v for k, v in OPTIONS.items() if k != "num_shards"},
+    )  # fmt: skip
+    with short_windows():
+        train_until_captured(run)
+    run.checkpointer.wait()
+    (base,) = run.store.dense.segments
+    last = run.checkpointer.step_count
+    run.checkpointer.save("partial")
+    run.checkpointer.wait()
+    expected = run.rows()
+    run.die()
+    fresh = Trained(tmp_path, TABLES, seed=5, consistency="step", priority=cpr_ext.AllRows(),
+                    overlap="never", slot_bytes=64 << 10)  # fmt: skip
+    report = fresh.checkpointer.recover()
+    assert report.step == last > base.last_step
+    assert_same(fresh.rows(), expected)
+    fresh.checkpointer.close()
+
+
+@given(
+    micro_batches=st.lists(st.integers(1, 3), min_size=4, max_size=10),
+    step_per_micro_batch=st.booleans(),
+    sparse=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_gradient_accumulation_is_exact(
+    tmp_path_factory, micro_batches, step_per_micro_batch, sparse, seed
+):
+    torch.manual_seed(seed)
+    table = nn.Embedding(2000, 8, sparse=sparse)
+    model = nn.Sequential(table, nn.Linear(8, 1))
+    optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)
+    dense = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    checkpointer = cpr_ext.Checkpointer(
+        model,
+        [optimizer, dense],
+        tmp_path_factory.mktemp("store"),
+        overlap="always",
+        consistency="step",
+        schedule=cpr_ext.EverySteps(1000),
+        slot_bytes=32 << 10,
+        keep_bytes=8192,
+    )
+    rows = {}
+    with short_windows():
+        for count in micro_batches:
+            for _ in range(count):
+                model(torch.randint(0, 2000, (50,))).sum().backward()
+                if step_per_micro_batch:
+                    rows[checkpointer.step_count + 1] = copy_rows(checkpointer.tables)
+                    checkpointer.step()
+            for each in (optimizer, dense):
+                each.step()
+                each.zero_grad()
+            rows[checkpointer.step_count + 1] = copy_rows(checkpointer.tables)
+            checkpointer.step()
+    checkpointer.wait()
+    assert checkpointer.metrics.failed_snapshots == 0
+    assert_captured(checkpointer, rows)
+    checkpointer.close()
+
+
+def test_rows_that_change_without_a_lookup_are_captured_as_they_were(tmp_path):
+    """A weight tied to a linear layer gets gradients in every row, looked up or not."""
+    torch.manual_seed(0)
+    table, linear = nn.Embedding(5000, 8), nn.Linear(8, 5000, bias=False)
+    linear.weight = table.weight
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    checkpointer = cpr_ext.Checkpointer(
+        nn.Sequential(table, linear), optimizer, tmp_path, overlap="always", consistency="step",
+        slot_bytes=32 << 10, schedule=cpr_ext.EverySteps(1000),
+    )  # fmt: skip
+    rows = {}
+    with short_windows():
+        for _ in range(5):
+            linear(table(torch.randint(0, 100, (3,)))).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            rows[checkpointer.step_count + 1] = copy_rows(checkpointer.tables)
+            checkpointer.step()
+    checkpointer.wait()
+    assert differences(rows[1], rows[5])
+    assert_captured(checkpointer, rows)
+    checkpointer.close()
+
+
+def test_an_optimizer_fused_into_backward_is_exact(tmp_path):
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Embedding(2000, 8), nn.Embedding(900, 8)])
+    optimizers = [torch.optim.Adagrad([table.weight], lr=0.1) for table in model]
+    for table, optimizer in zip(model, optimizers, strict=True):
+
+        def update(parameter, optimizer=optimizer):
+            optimizer.step()
+            optimizer.zero_grad()
+
+        table.weight.register_post_accumulate_grad_hook(update)
+    checkpointer = cpr_ext.Checkpointer(
+        model, optimizers, tmp_path, overlap="always", consistency="step", slot_bytes=32 << 10,
+        schedule=cpr_ext.EverySteps(1000),
+    )  # fmt: skip
+    rows = {}
+    with short_windows():
+        for _ in range(12):
+            sum(table(torch.randint(0, 900, (60,))).sum() for table in model).backward()
+            rows[checkpointer.step_count + 1] = copy_rows(checkpointer.tables)
+            checkpointer.step()
+    checkpointer.wait()
+    assert_captured(checkpointer, rows)
+    assert checkpointer.metrics.failed_snapshots == 0
+    checkpointer.close()
+
+
+@pytest.mark.parametrize("consistency", ["row", "step"])
+def test_a_change_outside_the_optimizer_costs_the_snapshot_and_is_told(tmp_path, consistency):
+    run = Trained(tmp_path, TABLES, consistency=consistency, **OPTIONS)
+    with short_windows():
+        run.train(2)
+        assert run.checkpointer._in_flight.state == "capturing"
+        with torch.no_grad():
+            run.model.tables["a"].weight[5] = 1.0  # while the window is open
+        with pytest.warns(SnapshotFailedWarning, match=r"'tables\.a' was changed outside"):
+            run.train(1)
+    assert run.store.is_empty
+    # From here on training waits for every capture, which no change can spoil.
+    run.checkpointer.save()
+    run.checkpointer.wait()
+    assert_captured(run.checkpointer, {run.checkpointer.step_count: run.rows()})
+    with pytest.raises(SnapshotError, match="1 snapshot"):
+        run.checkpointer.close()
+
+
+def test_weights_may_be_clipped_after_the_optimizers_step_in_a_snapshot_over_many_steps(tmp_path):
+    run = Trained(tmp_path, TABLES, consistency="row", **OPTIONS)
+    clip = run.optimizers[0].register_step_post_hook(
+        lambda *_: [t.weight.data.clamp_(-1, 1) for t in run.model.tables.values()]
+    )
+    with short_windows():
+        rows = train_until_captured(run)
+    run.checkpointer.wait()
+    assert_captured(run.checkpointer, rows)
+    clip.remove()
+    run.checkpointer.close()
+
+
+def test_a_compiled_optimizer_step_is_not_captured_torn(tmp_path):
+    """Whether the hooks run inside a compiled step or not, what is committed is exact."""
+    run = Trained(tmp_path, TABLES, consistency="step", optimizer="sgd", **OPTIONS)
+    optimizer = run.optimizers[0]
+    plain = type(optimizer).step
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    saved = [dict(hook) for hook in hooks]
+    for hook in hooks:
+        hook.clear()  # as if the step had been compiled without them
+    with short_windows(), pytest.warns(SnapshotFailedWarning, match="changed outside"):
+        run.train(3)
+    assert run.store.is_empty
+    for hook, old in zip(hooks, saved, strict=True):
+        hook.update(old)
+    assert type(optimizer).step is plain
+    with pytest.raises(SnapshotError):
+        run.checkpointer.close()
+
+
+def test_tables_that_cannot_be_captured_meanwhile_are_captured_in_step(tmp_path):
+    torch.manual_seed(0)
+    for name, model, optimize, match in (
+        ("none", nn.Embedding(50, 4), False, "no torch optimizer"),
+        ("norm", nn.Embedding(50, 4, max_norm=1.0), True, "max_norm"),
+    ):
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)] if optimize else []
+        with pytest.raises(UsageError, match=match):
+            cpr_ext.Checkpointer(model, optimizers, tmp_path / "x", overlap="always")
+        plain = cpr_ext.Checkpointer(model, optimizers, tmp_path / name)
+        model(torch.arange(5)).sum().backward()
+        plain.step()
+        plain.wait()
+        assert not plain.store.is_empty
+        plain.close()
+    with pytest.raises(UsageError, match="overlap is 'sometimes'"):
+        cpr_ext.Checkpointer(model, optimizers, tmp_path / "y", overlap="sometimes")
+
+
+def test_a_snapshot_of_one_step_holds_training_where_rows_move_without_a_lookup(tmp_path, caplog):
+    caplog.set_level("INFO", "cpr_ext")
+    run = Trained(tmp_path, TABLES, optimizer="adam", consistency="step", **OPTIONS)
+    with short_windows():
+        run.train(1)
+        assert run.checkpointer._in_flight.is_captured
+        assert "Adam, as it is set, changes rows of table 'tables.a'" in caplog.text
+        run.train(2)  # the first step made the optimizer's state: a new base
+    run.checkpointer.wait()
+    assert run.checkpointer.metrics.failed_snapshots == 0
+    run.checkpointer.close()
+
+
+def test_a_lost_shard_is_recovered_while_a_snapshot_is_being_captured(tmp_path):
+    run = Trained(tmp_path, TABLES, consistency="step", **OPTIONS)
+    with short_windows():
+        train_until_captured(run)
+        run.checkpointer.wait()
+        run.checkpointer.schedule = cpr_ext.EverySteps(1)
+        run.train(1)
+        assert run.checkpointer._in_flight.state == "capturing"
+        run.checkpointer._overlap.pause()  # else NaN may be captured, and the snapshot refused
+        with torch.no_grad():
+            for table in run.model.tables.values():
+                table.weight[: table.num_embeddings // 2] = float("nan")
+        report = run.checkpointer.recover(shards=[0])
+        assert report.rows_restored == sum(rows // 2 for rows, _ in TABLES.values())
+        run.train(4)
+    run.checkpointer.wait()
+    assert run.checkpointer.metrics.failed_snapshots == 0
+    run.checkpointer.close()
+
+
+def test_the_capturing_thread_and_the_hooks_end_with_the_checkpointer(tmp_path):
+    run = Trained(tmp_path, TABLES, **OPTIONS)
+    optimizer = run.optimizers[0]
+    run.train(2)
+    assert any(thread.name == "cpr_ext-capture" for thread in threading.enumerate())
+    run.checkpointer.close()
+    assert not any(thread.name == "cpr_ext-capture" for thread in threading.enumerate())
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    run.model(  # training goes on as if nothing had been there
+        {name: torch.arange(3) for name in TABLES}, torch.zeros(3, 4)
+    ).backward()
+    optimizer.step()
+
+
+def test_the_time_that_the_hooks_hold_training_counts_as_stall(tmp_path, monkeypatch):
+    run = Trained(tmp_path, TABLES, consistency="step", **OPTIONS)
+    with short_windows():
+        run.train(1)
+        keep = run.checkpointer._in_flight.keep
+        monkeypatch.setattr(
+            run.checkpointer._in_flight,
+            "keep",
+            lambda *arguments: (time.sleep(0.05), keep(*arguments)),
+        )
+        run.train(1)
+    assert run.checkpointer.metrics.max_stall_seconds >= 0.1  # one of each table
+    run.checkpointer.close()
