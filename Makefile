@@ -6,13 +6,15 @@ CXX := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: help demo test lint fmt build bench bench-tiny sanitize damage-test clean
+.PHONY: help demo test crash-test damage-test fuzz lint fmt build bench bench-tiny sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
+	@echo "make crash-test  every fault at every file-system call of a run, and every power cut (10 minutes or more)"
 	@echo "make bench     every operation against its peers; results in bench/results/"
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped: 15 min"
+	@echo "make fuzz      hostile stores through all that reads one, under ASan; FUZZ_SECONDS=600"
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
 	@echo "make lint      check format, style and types;  make fmt: format"
 
@@ -21,6 +23,10 @@ demo: build
 
 test: lint
 	$(BIN)/python -m pytest
+
+crash-test: build
+	$(BIN)/python -m python_tests.faults crash_test
+	$(BIN)/python -m python_tests.faults teeth
 
 lint: build
 	$(BIN)/ruff format --check .
@@ -41,6 +47,11 @@ bench-tiny: build
 
 damage-test: build
 	$(BIN)/python -m python_tests.faults.damage
+
+FUZZ_SECONDS ?= 600
+FUZZ_SEED ?= 1
+fuzz: build
+	PYTHON=$(BIN)/python tools/sanitize.sh fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 sanitize: build
 	PYTHON=$(BIN)/python tools/sanitize.sh

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cpr_ext.priorities import AllRows, LargestChange, MostFrequentlyUsed, SubSampledUsed
     from cpr_ext.recovery_report import RecoveryReport
     from cpr_ext.schedules import EverySeconds, EverySteps
+    from cpr_ext.target_pls import TargetPLS
 
 __all__ = [
     "AllRows",
@@ -30,6 +31,7 @@ __all__ = [
     "MostFrequentlyUsed",
     "RecoveryReport",
     "SubSampledUsed",
+    "TargetPLS",
 ]
 
 __version__ = "0.1.0"
@@ -46,6 +48,7 @@ _MODULES = {
     "MostFrequentlyUsed": "priorities",
     "RecoveryReport": "recovery_report",
     "SubSampledUsed": "priorities",
+    "TargetPLS": "target_pls",
 }
 
 

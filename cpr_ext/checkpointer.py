@@ -22,12 +22,13 @@ from cpr_ext.compactor import Compactor
 from cpr_ext.dense import DensePart, capture_dense, refuse_nan
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UsageError
 from cpr_ext.merging import MergeLimits
-from cpr_ext.metrics import Metrics
+from cpr_ext.metrics import Metrics, ScalarWriter
 from cpr_ext.overlap import Overlap
-from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority
+from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority, make_tracker
 from cpr_ext.recovering import OnDamage, Recoverer, RecoveryMode
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.retention import Retention, keep_needed
+from cpr_ext.run_costs import CostMeter
 from cpr_ext.schedules import EverySeconds, Progress, Schedule
 from cpr_ext.segment_capture import WriteOptions
 from cpr_ext.selection import Selector
@@ -91,6 +92,10 @@ class Checkpointer:
         keep_bytes: most memory for rows copied aside; when it is full, training waits for the disk.
         num_threads: threads for counting, selecting and copying, the caller's included.
         direct_io: write past the page cache where the file system allows it.
+        count_row_updates: with priorities other than ``MostFrequentlyUsed``, which does so anyway,
+            count updates row by row (4 bytes each), so that metrics tell how many were lost.
+        scalar_writer: the metrics are written to it after each snapshot and recovery; anything
+            with ``add_scalar(tag, value, step)``, such as TensorBoard's ``SummaryWriter``.
 
     Raises:
         UsageError: the model has no tables, or an option is out of range.
@@ -122,6 +127,8 @@ class Checkpointer:
         num_slots: int = 2,
         num_threads: int | None = None,
         direct_io: bool = True,
+        count_row_updates: bool = False,
+        scalar_writer: ScalarWriter | None = None,
     ) -> None:
         _require("consistency", consistency, ("row", "step"))
         _require("when_busy", when_busy, ("delay", "wait"))
@@ -171,13 +178,14 @@ class Checkpointer:
         self._threads = native.ThreadPool(num_threads=num_threads or min(4, os.cpu_count() or 1))
         prioritized = {table.name for table in prioritized_tables(self.tables)}
         self._trackers = {
-            table.name: (
-                self.priority.make_tracker(table)
-                if table.name in prioritized
-                else native.DirtyRows(name=table.name, num_rows=table.num_embeddings)
+            table.name: make_tracker(
+                self.priority, table, table.name in prioritized, count_updates=count_row_updates
             )
             for table in self.tables
         }
+        self._scalar_writer = scalar_writer
+        self._meter = CostMeter(self.tables, prioritized, self.priority.fraction, num_shards)
+        self.schedule.observe(self._meter.costs())
         self._selector = Selector(
             self.tables, self._trackers, self.priority, prioritized, num_shards, self._threads
         )
@@ -278,6 +286,7 @@ class Checkpointer:
             stall_seconds += self._overlap.take_held_seconds()
         self.metrics.stall_seconds += stall_seconds
         self.metrics.max_stall_seconds = max(self.metrics.max_stall_seconds, stall_seconds)
+        self._note_step(num_samples, stall_seconds)
         return begun
 
     def save(self, kind: SnapshotKind = "partial") -> Snapshot:
@@ -385,6 +394,8 @@ class Checkpointer:
             report = self._recoverer.recover_all(mode, steps_done=self._step, on_damage=on_damage)
             self._note_all(report, is_own_store=True)
         report.seconds = time.perf_counter() - started
+        self._meter.note_recovery(report.seconds, report.bytes_read, of_shards=shards is not None)
+        self._tell()
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
@@ -555,6 +566,7 @@ class Checkpointer:
             self._committer.call(lambda: self.store.retain(history)).result()
         self._base_failed = self._base_failed or snapshot.kind == "base"
         self.metrics.failed_snapshots += 1
+        self._meter.note_failed_snapshot()
         self.metrics.failures.append(str(snapshot.error))
         logger.error("snapshot %d failed: %s", snapshot.number, snapshot.error)
         if warn:
@@ -576,6 +588,7 @@ class Checkpointer:
     def _note_committed(self, snapshot: Snapshot) -> None:
         self.metrics.bytes_written += snapshot.file_bytes
         self._shard_saved_samples = [snapshot.num_samples] * self.num_shards
+        self._meter.note_snapshot(snapshot.file_bytes, is_base=snapshot.kind == "base")
         if snapshot.kind == "base":
             self.metrics.base_snapshots += 1
             self._base_arrays = self._in_flight_arrays
@@ -585,6 +598,27 @@ class Checkpointer:
             self._partial_bytes += snapshot.file_bytes
         if self._compactor is not None:
             self._compactor.consider()
+        self._tell()
+
+    def _note_step(self, num_samples: int, stall_seconds: float) -> None:
+        is_saving = self._in_flight is not None
+        self._meter.note_step(num_samples, stall_seconds, is_saving=is_saving)
+        self.metrics.row_updates = self._recorder.num_lookups
+        self._note_lost_samples()
+        if self._meter.has_news:
+            self._tell()
+
+    def _note_lost_samples(self) -> None:
+        total_samples = max(self.schedule.job_samples() or 0, self._num_samples, 1)
+        self.metrics.portion_of_lost_samples = self.metrics.samples_lost / (
+            total_samples * self.num_shards
+        )
+
+    def _tell(self) -> None:
+        """Let the schedule and the writer know what changed."""
+        self.schedule.observe(self._meter.costs())
+        if self._scalar_writer is not None:
+            self.metrics.write_scalars(self._scalar_writer, self._step)
 
     def _finish_in_flight(self) -> None:
         """Capture what is left of the snapshot in flight, now, and wait for its commit."""
@@ -622,6 +656,11 @@ class Checkpointer:
             # What was trained until now is lost once; a later failure must not count it again.
             self._shard_saved_samples[shard] = self._num_samples
         self.metrics.samples_lost += report.samples_lost
+        self._note_lost_samples()
+        if report.row_updates_lost is None or self.metrics.row_updates_lost is None:
+            self.metrics.row_updates_lost = None
+        else:
+            self.metrics.row_updates_lost += report.row_updates_lost
         if report.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
             self._base_arrays = None

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class ScalarWriter(Protocol):
+    """What scalars are written to, such as TensorBoard's ``SummaryWriter``."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
+        """Note a value at a step."""
 
 
 @dataclass
@@ -15,6 +23,12 @@ class Metrics:
         stall_seconds: time that ``step()`` held training, in all.
         max_stall_seconds: the longest such time.
         samples_lost: samples whose effect failures took from lost shards, summed over the shards.
+        portion_of_lost_samples: PLS, ``samples_lost`` as a share of all samples of all shards: of
+            the whole job if the schedule knows its length (``TargetPLS(total_samples=...)``), else
+            of the samples so far. A shard's loss counts from its last snapshot, a partial one too.
+        row_updates: lookups in training steps since the Checkpointer was made; each changed a row.
+        row_updates_lost: those that recoveries of shards took back, exactly: for each row, all
+            since it was last saved. None: not counted, see ``count_row_updates``.
         compactions, failed_compactions: merged segments that became live; merges that failed.
     """
 
@@ -25,6 +39,24 @@ class Metrics:
     stall_seconds: float = 0.0
     max_stall_seconds: float = 0.0
     samples_lost: int = 0
+    portion_of_lost_samples: float = 0.0
+    row_updates: int = 0
+    row_updates_lost: int | None = 0
     compactions: int = 0
     failed_compactions: int = 0
     failures: list[str] = field(default_factory=list)
+
+    @property
+    def share_of_row_updates_lost(self) -> float | None:
+        """``row_updates_lost / row_updates``; None if it is not counted."""
+        if self.row_updates_lost is None:
+            return None
+        return self.row_updates_lost / self.row_updates if self.row_updates else 0.0
+
+    def write_scalars(self, writer: ScalarWriter, step: int) -> None:
+        """Write every number as the scalar ``cpr/<name>`` of ``step``."""
+        for name, value in vars(self).items():
+            if isinstance(value, int | float):
+                writer.add_scalar(f"cpr/{name}", value, step)
+        if (share := self.share_of_row_updates_lost) is not None:
+            writer.add_scalar("cpr/share_of_row_updates_lost", share, step)

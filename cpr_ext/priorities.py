@@ -9,6 +9,7 @@ from typing import Any
 
 from cpr_ext._native import native
 from cpr_ext.errors import UsageError
+from cpr_ext.row_updates import CountedTracker
 from cpr_ext.tables import Table
 
 
@@ -90,3 +91,19 @@ class AllRows(Priority):
 
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
         return native.DirtyRows(name=table.name, num_rows=table.num_embeddings)
+
+
+def make_tracker(
+    priority: Priority, table: Table, is_prioritized: bool, *, count_updates: bool
+) -> Any:
+    """The tracker of a table; one to which no priority applies is counted row by row.
+
+    Args:
+        count_updates: count row updates beside a priority that does not.
+    """
+    if not is_prioritized:
+        return native.AccessCounter(name=table.name, num_rows=table.num_embeddings)
+    tracker = priority.make_tracker(table)
+    if count_updates and not isinstance(tracker, native.AccessCounter):
+        return CountedTracker(tracker)
+    return tracker

@@ -19,6 +19,7 @@ from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.manifest import SegmentRecord
 from cpr_ext.recovery import newest_readable_dense, restore_shard
 from cpr_ext.recovery_report import RecoveryReport
+from cpr_ext.row_updates import unsaved_updates
 from cpr_ext.store import Store
 from cpr_ext.store_reader import StoredTable, StoreReader
 from cpr_ext.tables import Table, shard_row_range
@@ -82,7 +83,17 @@ class Recoverer:
                 self._trackers[table.name].num_dirty(*self._range(table, shard))
                 for table in self._tables
             )
+            self._count_lost_updates(shard, report)
             self._restore(shard, report, is_live=True)
+
+    def _count_lost_updates(self, shard: int, report: RecoveryReport) -> None:
+        for table in self._tables:
+            begin, end = self._range(table, shard)
+            lost = unsaved_updates(self._trackers[table.name], begin, end)
+            if lost is None or report.row_updates_lost is None:
+                report.row_updates_lost = None
+            else:
+                report.row_updates_lost += lost
 
     def recover_all(
         self, mode: RecoveryMode, *, steps_done: int, on_damage: OnDamage

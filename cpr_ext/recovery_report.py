@@ -58,6 +58,9 @@ class RecoveryReport:
         older_rows, missing_rows: which rows these are, by table; ``missing_rows`` holds row ids
             (n,) int64. Tables without any are left out.
         samples_lost: samples trained since a lost shard's last snapshot, summed over the shards.
+        row_updates_lost: updates of these shards' rows that were not saved (``shards=`` only; None:
+            not counted, see ``Checkpointer(count_row_updates=True)``). Those that damage took from
+            older rows are not among them.
         segments_read, bytes_read: what was read for it.
         damaged_segments: what was not usable.
         seconds: how long it took.
@@ -75,6 +78,7 @@ class RecoveryReport:
     older_rows: dict[str, OlderRows] = field(default_factory=dict)
     missing_rows: dict[str, torch.Tensor] = field(default_factory=dict)
     samples_lost: int = 0
+    row_updates_lost: int | None = 0
     segments_read: int = 0
     bytes_read: int = 0
     damaged_segments: list[DamagedSegment] = field(default_factory=list)

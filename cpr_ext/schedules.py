@@ -16,12 +16,42 @@ class Progress:
     seconds: float
 
 
+@dataclass(frozen=True)
+class RunCosts:
+    """What a run costs, measured so far; None: not known yet.
+
+    Attributes:
+        num_shards: row ranges that are lost and recovered on their own.
+        fraction: share of the large tables' rows that a partial snapshot saves.
+        prioritized_bytes, other_bytes: rows of the large tables; all else that a base holds.
+        samples_per_hour: training speed, everything included.
+        save_hours: how long saving every row once holds training.
+        load_hours, load_shard_hours: reading all shards, and those of one failure.
+    """
+
+    num_shards: int
+    fraction: float
+    prioritized_bytes: float | None = None
+    other_bytes: float = 0.0
+    samples_per_hour: float | None = None
+    save_hours: float | None = None
+    load_hours: float | None = None
+    load_shard_hours: float | None = None
+
+
 class Schedule(ABC):
     """Decides, after each training step, whether a snapshot is due."""
 
     @abstractmethod
     def is_due(self, since_last: Progress) -> bool:
         """True if a snapshot should start now."""
+
+    def observe(self, costs: RunCosts) -> None:  # noqa: B027
+        """Take note of what the run costs; called at its start and whenever more is known."""
+
+    def job_samples(self) -> int | None:
+        """Samples of the whole job, if the schedule was told."""
+        return None
 
     def __or__(self, other: Schedule) -> Schedule:
         """Due as soon as either is."""
@@ -64,3 +94,11 @@ class AnyOf(Schedule):
 
     def is_due(self, since_last: Progress) -> bool:  # noqa: D102
         return any(schedule.is_due(since_last) for schedule in self.schedules)
+
+    def observe(self, costs: RunCosts) -> None:  # noqa: D102
+        for schedule in self.schedules:
+            schedule.observe(costs)
+
+    def job_samples(self) -> int | None:  # noqa: D102
+        known = (schedule.job_samples() for schedule in self.schedules)
+        return next((samples for samples in known if samples is not None), None)

@@ -69,7 +69,9 @@ class SegmentRows:
         for index, chunk in enumerate(self.segment.chunks):
             self._by_table.setdefault(tables[chunk[0]].name, []).append(index)
         for spec in tables:
-            begin, end = self._row_ranges.get(spec.name, (0, 0))
+            if spec.name not in self._row_ranges:
+                raise DamageError(f"{path}: the store has no table '{spec.name}'")
+            begin, end = self._row_ranges[spec.name]
             first_row = spec.range_begin
             inside = first_row is None or begin <= first_row <= end - spec.num_rows
             if spec.num_rows > end - begin or not inside:

@@ -13,6 +13,7 @@ from torch import nn
 
 from cpr_ext._native import native
 from cpr_ext.errors import UsageError
+from cpr_ext.row_updates import native_trackers
 from cpr_ext.tables import Table
 
 # A long run of forward passes without a step must not keep all its indices alive.
@@ -27,7 +28,9 @@ class LookupRecorder:
 
     def __init__(self, tables: Sequence[Table], trackers: Sequence[Any], pool: Any) -> None:
         self._tables = tables
-        self._trackers = trackers
+        self._natives = [native_trackers(tracker) for tracker in trackers]
+        #: Lookups counted so far.
+        self.num_lookups = 0
         self._index = {table.name: index for index, table in enumerate(tables)}
         self._pool = pool
         self._pending: list[tuple[int, torch.Tensor]] = []
@@ -95,10 +98,11 @@ class LookupRecorder:
             self.before_flush()
         pending, self._pending, self._pending_lookups = self._pending, [], 0
         native.count_lookups(
-            [self._trackers[index] for index, _ in pending],
-            [indices for _, indices in pending],
+            [tracker for index, _ in pending for tracker in self._natives[index]],
+            [indices for index, indices in pending for _ in self._natives[index]],
             self._pool,
         )
+        self.num_lookups += sum(indices.numel() for _, indices in pending)
 
     def forget(self) -> None:
         """Drop what was noted and not yet counted."""

@@ -92,6 +92,8 @@ def test_an_allowed_include_is_not_caught(path, line):
         ("dlrm/model.py", "from cpr_ext.dlrm import trainer", "dlrm may import errors"),
         ("dlrm/trainer.py", "from cpr_ext.snapshot import x", "dlrm.trainer may import"),
         ("checkpointer.py", "from cpr_ext.policy import x", "checkpointer may import"),
+        ("schedules.py", "from cpr_ext.policy import x", "schedules may import"),
+        ("target_pls.py", "from cpr_ext.checkpointer import x", "target_pls may import"),
         ("report/a.py", "from cpr_ext.cli import x", "report may import"),
         ("tables.py", "from cpr_ext import _C", "tables may import"),
         ("tables.py", "import cpr_ext._C", "tables may import"),
@@ -115,6 +117,7 @@ def test_a_forbidden_import_is_caught(path, line, why):
         ("__init__.py", "from cpr_ext.checkpointer import Checkpointer"),
         ("cli/main.py", "import cpr_ext\nfrom cpr_ext.policy import x"),
         ("report/a.py", "from cpr_ext.dlrm.trainer import x"),
+        ("target_pls.py", "from cpr_ext.policy import x\nfrom cpr_ext.schedules import y"),
     ],
 )
 def test_an_allowed_import_is_not_caught(path, line):

@@ -1,5 +1,6 @@
 """What the documents show is what there is."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+HOW_OFTEN = ROOT / "docs/how_often.md"
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("csrc/*.md")]
 
 
@@ -40,3 +42,39 @@ def test_every_link_of_a_document_leads_somewhere(document: Path) -> None:
 def test_every_test_file_a_document_names_exists(document: Path) -> None:
     for target in re.findall(r"`((?:python_tests|cpr_ext|csrc)/[\w/.]+)`", document.read_text()):
         assert (ROOT / target).exists(), target
+
+
+def test_the_example_of_the_guide_to_intervals_is_the_one_that_is_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", HOW_OFTEN.read_text(), re.DOTALL)
+    assert blocks == [(ROOT / "examples/target_pls.py").read_text()]
+
+
+@pytest.mark.timeout(300)
+def test_every_command_of_the_guide_to_intervals_prints_what_it_shows(tmp_path: Path) -> None:
+    """Exactly; behind a line of three dots, but for the numbers."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    blocks = re.findall(r"```\n(\$ .*?\n)```", HOW_OFTEN.read_text(), re.DOTALL)
+    commands = [part for block in blocks for part in re.split(r"^\$ ", block, flags=re.M)[1:]]
+    assert len(commands) == 5
+    for part in commands:
+        command, _, shown = part.partition("\n")
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+        exact, dots, end = shown.partition("...\n")
+        if not dots:
+            assert done.stdout.rstrip() == exact.rstrip()
+        assert done.stdout.startswith(exact)
+        assert without_numbers(done.stdout).endswith(without_numbers(end))
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d[\d.]*", "0", text)

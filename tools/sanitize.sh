@@ -4,6 +4,7 @@
 # One line per sanitizer; any report or failing test makes the exit status non-zero.
 #
 #   tools/sanitize.sh [address|thread]...     both if none is named
+#   tools/sanitize.sh fuzz --seconds 600      instead of the tests: hostile stores, under address
 #   PYTHON=python3.12 PYTEST_ARGS="-k crc32c" tools/sanitize.sh address
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -18,8 +19,10 @@ without_aslr() {
   if setarch -R true 2>/dev/null; then setarch -R "$@"; else "$@"; fi
 }
 
-run_one() {
-  local kind=$1 runtime=$2 build=build/$3 log=build/$3.log
+# build_one KIND RUNTIME FOLDER: sets build, log, package, runtime_path.
+build_one() {
+  local kind=$1 runtime=$2
+  build=build/$3 log=build/$3.log
   mkdir -p "$build"
   if ! CPR_EXT_SANITIZE=$kind "$python" setup.py -q build --build-base "$build" \
       >"$log" 2>&1; then
@@ -27,7 +30,6 @@ run_one() {
     echo "$kind: the build failed, see $log"
     return 1
   fi
-  local package runtime_path begin=$SECONDS code
   package=$(echo "$PWD/$build"/lib.*)
   runtime_path=$(${CXX:-g++} -print-file-name="$runtime")
   if [ ! -f "$runtime_path" ]; then
@@ -35,21 +37,35 @@ run_one() {
     return 1
   fi
   rm -f "$build"/report.*
-  # Python's own allocations at exit are no leaks of ours. C++ exceptions cross uninstrumented
-  # libraries, so libstdc++ is preloaded too, that their throwing can be intercepted. A process
-  # that a test forks must not wait for threads that it does not have.
+}
+
+# run_under KIND COMMAND...: with the core built last.
+# Python's own allocations at exit are no leaks of ours. C++ exceptions cross uninstrumented
+# libraries, so libstdc++ is preloaded too, that their throwing can be intercepted. A process
+# that a test forks must not wait for threads that it does not have.
+run_under() {
+  local kind=$1
+  shift
   without_aslr env \
     LD_PRELOAD="$runtime_path $(${CXX:-g++} -print-file-name=libstdc++.so.6)" \
-    ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:log_path=$PWD/$build/report" \
+    ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:${ASAN_MORE:-}log_path=$PWD/$build/report" \
     UBSAN_OPTIONS="print_stacktrace=1:log_path=$PWD/$build/report" \
     TSAN_OPTIONS="exitcode=66:suppressions=$PWD/tools/tsan.supp:die_after_fork=0:log_path=$PWD/$build/report" \
     PYTHONPATH="$package:$PWD" PYTHONDONTWRITEBYTECODE=1 PYTHONMALLOC=malloc \
-    CPR_EXT_SANITIZER=$kind CPR_EXT_HYPOTHESIS=sanitize \
-    "$python" -c "$pytest" python_tests/csrc -p no:cacheprovider -p no:benchmark \
-    -o faulthandler_timeout=200 ${PYTEST_ARGS:-} >"$log" 2>&1
+    CPR_EXT_SANITIZER=$kind CPR_EXT_HYPOTHESIS=sanitize "$@"
+}
+
+list_reports() {
+  find "$build" -maxdepth 1 -name 'report.*' -size +0 | sort
+}
+
+run_one() {
+  local kind=$1 begin=$SECONDS code reports
+  build_one "$@" || return 1
+  run_under "$kind" "$python" -c "$pytest" python_tests/csrc -p no:cacheprovider \
+    -p no:benchmark -o faulthandler_timeout=200 ${PYTEST_ARGS:-} >"$log" 2>&1
   code=$?
-  local reports
-  reports=$(find "$build" -maxdepth 1 -name 'report.*' -size +0 | sort)
+  reports=$(list_reports)
   if ! grep -q "^native core: $package/" "$log"; then
     tail -40 "$log"
     echo "$kind: the tests did not load the core built in $build, see $log"
@@ -63,6 +79,24 @@ run_one() {
   fi
   echo "$kind: no report; $(tail -1 "$log" | tr -d '=') (run $((SECONDS - begin)) s)"
 }
+
+# An allocation that no little store justifies is refused, and with that a finding.
+run_fuzz() {
+  local code reports
+  build_one address libasan.so asan || return 1
+  ASAN_MORE="max_allocation_size_mb=512:" \
+    run_under address "$python" -P -m python_tests.faults.fuzz "$@"
+  code=$?
+  reports=$(list_reports)
+  [ -n "$reports" ] && head -60 $reports
+  [ "$code" -eq 0 ] && [ -z "$reports" ]
+}
+
+if [ "${1:-}" = fuzz ]; then
+  shift
+  run_fuzz "$@"
+  exit
+fi
 
 for kind in "${@:-address thread}"; do
   for one in $kind; do

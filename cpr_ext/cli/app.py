@@ -10,6 +10,7 @@ from cpr_ext.cli.compact import compact
 from cpr_ext.cli.emulate import emulate
 from cpr_ext.cli.export import export
 from cpr_ext.cli.inspect import inspect
+from cpr_ext.cli.plan import plan
 from cpr_ext.cli.report import report
 from cpr_ext.cli.train import train
 from cpr_ext.cli.verify import verify
@@ -22,7 +23,7 @@ def app() -> None:
     """Cheap fault tolerance for recommendation-model training."""
 
 
-for command in (train, emulate, report, inspect, verify, export, compact):
+for command in (train, plan, emulate, report, inspect, verify, export, compact):
     app.add_command(command)
 
 

@@ -3,7 +3,8 @@
 Hours are hours, bytes are bytes; every name says which. Nothing here needs torch.
 """
 
-from cpr_ext.policy.costs import Job, JobCosts
+from cpr_ext.policy.costs import Job, JobCosts, SavePattern, StateBytes
+from cpr_ext.policy.failure_log import FailureLog, read_failure_log, times_to_failure
 from cpr_ext.policy.failure_models import (
     EmpiricalFailures,
     ExponentialFailures,
@@ -11,12 +12,14 @@ from cpr_ext.policy.failure_models import (
     GammaFailures,
     draw_failure_times,
 )
+from cpr_ext.policy.fitting import FailureFit, fit_failures
 from cpr_ext.policy.overhead import (
     Overhead,
     full_recovery,
     partial_recovery,
     young_interval_hours,
 )
+from cpr_ext.policy.planner import Plan, Planner, Strategy
 from cpr_ext.policy.pls import (
     RunningPLS,
     exact_expected_pls,
@@ -29,19 +32,29 @@ from cpr_ext.policy.pls import (
 __all__ = [
     "EmpiricalFailures",
     "ExponentialFailures",
+    "FailureFit",
+    "FailureLog",
     "FailureModel",
     "GammaFailures",
     "Job",
     "JobCosts",
     "Overhead",
+    "Plan",
+    "Planner",
     "RunningPLS",
+    "SavePattern",
+    "StateBytes",
+    "Strategy",
     "draw_failure_times",
     "exact_expected_pls",
     "expected_pls",
     "expected_share_lost_once",
+    "fit_failures",
     "full_recovery",
     "interval_for_pls",
     "partial_recovery",
     "portion_of_lost_samples",
+    "read_failure_log",
+    "times_to_failure",
     "young_interval_hours",
 ]

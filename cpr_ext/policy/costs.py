@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from cpr_ext.errors import UsageError
-from cpr_ext.policy.checks import require_not_negative, require_positive
+from cpr_ext.policy.checks import require_not_negative, require_positive, require_share
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,55 @@ class Job:
                 f"shards_per_failure is {self.shards_per_failure}; a failure takes at least 1 and "
                 f"at most all {self.num_shards} shards"
             )
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """What one save of everything writes.
+
+    Attributes:
+        prioritized_bytes: rows of the few largest tables, of which a priority saves a share.
+        other_bytes: the rest, saved whole each time: small tables and the dense part.
+    """
+
+    prioritized_bytes: float
+    other_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_positive({"prioritized_bytes": self.prioritized_bytes})
+        require_not_negative({"other_bytes": self.other_bytes})
+
+    @property
+    def total_bytes(self) -> float:
+        """Of one save of everything."""
+        return self.prioritized_bytes + self.other_bytes
+
+    def share_saved(self, fraction: float) -> float:
+        """The share of all bytes that is saved with a share ``fraction`` of the large tables."""
+        return (fraction * self.prioritized_bytes + self.other_bytes) / self.total_bytes
+
+
+@dataclass(frozen=True)
+class SavePattern:
+    """How a strategy saves: every ``fraction * T_save`` hours a share of the rows.
+
+    Attributes:
+        fraction: share of the large tables' rows in one save; 1: all rows every ``T_save``.
+        cost_share: what one such save costs, as a share of saving everything; ``fraction`` unless
+            there are bytes that are saved whole each time (:meth:`StateBytes.share_saved`).
+    """
+
+    fraction: float = 1.0
+    cost_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_share("fraction", self.fraction)
+        require_share("cost_share", self.cost_share)
+
+    @property
+    def saves_per_turn(self) -> int:
+        """Saves after which each row can have been saved once."""
+        return math.ceil(1 / self.fraction - 1e-9)
+
+
+ALL_ROWS = SavePattern()

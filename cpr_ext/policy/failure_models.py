@@ -104,10 +104,13 @@ class EmpiricalFailures(FailureModel):
     Attributes:
         times_hours: times between failures.
         weights: how likely each is; equally if empty. Made to sum to 1.
+        relative_spread: each drawn time is up to this share of it shorter or longer, evenly, so
+            that times noted in whole hours do not fall in step with saves; 0: exactly as seen.
     """
 
     times_hours: tuple[float, ...]
     weights: tuple[float, ...] = ()
+    relative_spread: float = 0.0
 
     def __post_init__(self) -> None:
         times = tuple(float(time) for time in self.times_hours)
@@ -115,6 +118,8 @@ class EmpiricalFailures(FailureModel):
             raise UsageError("EmpiricalFailures needs at least one time to failure")
         for time in times:
             require_positive({"a time to failure": time})
+        if not 0 <= self.relative_spread < 1:
+            raise UsageError(f"relative_spread is {self.relative_spread}; allowed: 0 to below 1")
         weights = np.asarray(self.weights if len(self.weights) else np.ones(len(times)), float)
         if len(weights) != len(times) or not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
             raise UsageError(
@@ -131,13 +136,18 @@ class EmpiricalFailures(FailureModel):
     @property
     def squared_variation(self) -> float:  # noqa: D102
         squares = float(np.dot(np.square(self.times_hours), self.weights))
+        squares *= 1 + self.relative_spread**2 / 3
         return max(0.0, squares / self.mean_hours**2 - 1)
 
     def draw(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> FloatArray:  # noqa: D102
-        return rng.choice(np.asarray(self.times_hours), size, p=np.asarray(self.weights))
+        drawn = rng.choice(np.asarray(self.times_hours), size, p=np.asarray(self.weights))
+        if self.relative_spread:
+            drawn *= rng.uniform(1 - self.relative_spread, 1 + self.relative_spread, size)
+        return drawn
 
     def stretched(self, factor: float) -> EmpiricalFailures:  # noqa: D102
-        return EmpiricalFailures(tuple(t * factor for t in self.times_hours), self.weights)
+        times = tuple(time * factor for time in self.times_hours)
+        return EmpiricalFailures(times, self.weights, self.relative_spread)
 
 
 def draw_failure_times(

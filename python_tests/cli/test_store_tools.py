@@ -5,7 +5,6 @@ import shutil
 import pytest
 from safetensors.torch import load_file
 
-from cpr_ext.cli.app import run
 from cpr_ext.maintenance import verify
 from cpr_ext.store_reader import StoreReader
 from python_tests.helpers import flip
@@ -23,20 +22,6 @@ def made(tmp_path_factory):
 def store(made, tmp_path):
     shutil.copytree(made, tmp_path / "store")
     return tmp_path / "store"
-
-
-@pytest.fixture
-def cpr(monkeypatch, capsys):
-    """Run the command in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["cpr", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def damage(store):

@@ -17,8 +17,9 @@ MODELS = [
     GammaFailures(shape=4, scale_hours=7),
     EmpiricalFailures((7.0, 21.0, 84.0), (1, 2, 1)),
     EmpiricalFailures((28.0,)),
+    EmpiricalFailures((28.0,), relative_spread=0.5),
 ]
-MEANS = [28, 28, 28, 33.25, 28]
+MEANS = [28, 28, 28, 33.25, 28, 28]
 
 
 @pytest.mark.parametrize(("model", "mean"), list(zip(MODELS, MEANS, strict=True)))
@@ -72,6 +73,8 @@ def test_models_that_cannot_be_are_refused():
         EmpiricalFailures(())
     with pytest.raises(UsageError, match="a time to failure is -2"):
         EmpiricalFailures((1.0, -2.0))
+    with pytest.raises(UsageError, match="relative_spread is 1"):
+        EmpiricalFailures((1.0,), relative_spread=1)
     with pytest.raises(UsageError, match="1 weights for 2 times"):
         EmpiricalFailures((1.0, 2.0), (1.0,))
     with pytest.raises(UsageError, match="from 0 to 8 nodes"):

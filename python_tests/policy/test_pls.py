@@ -1,5 +1,6 @@
 """The portion of lost samples, against a plain simulation of shards that count samples."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,3 +131,19 @@ def test_what_is_lost_once_by_hand():
 def test_a_target_that_is_no_share_is_refused(target):
     with pytest.raises(UsageError, match=f"target_pls is {target}; it is a share"):
         interval_for_pls(JOB, 25, target)
+
+
+@pytest.mark.parametrize("interval", [20, 70, 1000])
+def test_both_expectations_are_those_of_drawn_histories(interval):
+    """Shards fail on their own, every 25 h * 10 shards / 2 lost each time."""
+    rng, histories = np.random.default_rng(0), 4000
+    lost = lost_once = 0.0
+    for _ in range(histories):
+        times = np.sort(rng.uniform(0, 100, rng.poisson(100 / 125)))
+        since_save = times - np.floor(times / interval) * interval
+        lost += since_save.sum() / 100
+        last = np.concatenate(([0.0], times[:-1]))
+        lost_once += np.minimum(since_save, times - last).sum() / 100
+    assert lost / histories == pytest.approx(exact_expected_pls(JOB, 25, interval), rel=0.06)
+    once = expected_share_lost_once(JOB, 25, interval)
+    assert lost_once / histories == pytest.approx(once, rel=0.06)

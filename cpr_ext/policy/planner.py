@@ -1,0 +1,348 @@
+"""Full or partial recovery, how often to save and which rows first, for a PLS one accepts.
+
+The decision is CPR's (Maeng et al., MLSys 2021; re-derived): the interval follows from the target
+PLS; partial recovery where it is then cheaper, else full recovery at its own optimum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cpr_ext.policy.checks import require_share
+from cpr_ext.policy.costs import ALL_ROWS, Job, JobCosts, SavePattern, StateBytes
+from cpr_ext.policy.expectation import (
+    Expectation,
+    FailureClock,
+    best_full_interval_hours,
+    expected_full_recovery,
+    expected_partial_recovery,
+)
+from cpr_ext.policy.failure_models import ExponentialFailures, FailureModel, GammaFailures
+from cpr_ext.policy.overhead import full_recovery, partial_recovery
+from cpr_ext.policy.pls import interval_for_pls
+from cpr_ext.policy.simulation import (
+    DEFAULT_HISTORIES,
+    Simulated,
+    simulate_full_recovery,
+    simulate_partial_recovery,
+)
+
+StrategyName = Literal[
+    "full", "partial, full's interval", "CPR-vanilla", "CPR-SCAR", "CPR-MFU", "CPR-SSU"
+]
+PriorityName = Literal["all", "scar", "mfu", "ssu"]
+_PRIORITIZED: tuple[tuple[StrategyName, PriorityName], ...] = (
+    ("CPR-SCAR", "scar"),
+    ("CPR-MFU", "mfu"),
+    ("CPR-SSU", "ssu"),
+)
+# Relative error of overhead and PLS, up to which the mean rate stands for a gamma model.
+_RENEWAL_TOLERANCE = 0.01
+# Failures to simulate for one figure: of a long job, fewer histories tell as much.
+_ENOUGH_FAILURES = 2_000_000
+_LEAST_HISTORIES = 20
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to save and to recover, and what it costs the job.
+
+    Attributes:
+        name, recovery, priority: what it is.
+        interval_hours: in which all rows have their turn to be saved, ``T_save``.
+        save_every_hours: between two saves; a share of ``interval_hours`` for a priority.
+        fraction: share of the large tables' rows that one save takes.
+        expected: overhead by part, failures and PLS; a ``Simulated`` where it was played.
+        overhead_fraction: all overhead, as a share of useful training time.
+        formula_overhead_fraction: the same by the paper's formula.
+        bytes_per_hour: written, per hour of training; None if the sizes are not known.
+    """
+
+    name: StrategyName
+    recovery: Literal["full", "partial"]
+    priority: PriorityName
+    interval_hours: float
+    save_every_hours: float
+    fraction: float
+    expected: Expectation
+    overhead_fraction: float
+    formula_overhead_fraction: float
+    bytes_per_hour: float | None
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the figures are means of played histories, not of formulas."""
+        return isinstance(self.expected, Simulated)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All strategies side by side.
+
+    Attributes:
+        target_pls: the PLS one accepts.
+        mtbf_hours: mean time between failures of the job.
+        strategies: in the order of the table; the first is full recovery at its optimum.
+        recommended: one of them.
+        reason: why, in one sentence.
+        notes: what the figures rest on, one sentence each.
+    """
+
+    job: Job
+    costs: JobCosts
+    target_pls: float
+    mtbf_hours: float
+    clock: FailureClock
+    strategies: tuple[Strategy, ...]
+    recommended: Strategy
+    reason: str
+    notes: tuple[str, ...]
+
+
+class Planner:
+    """Evaluates strategies for one job.
+
+    Args:
+        job: what runs.
+        costs: what saving and recovering cost.
+        failures: when failures come.
+        fraction: share of the large tables' rows that a priority saves at a time.
+        state_bytes: what one save of everything writes, if known.
+        clock: when failures strike, see :mod:`cpr_ext.policy.expectation`.
+        histories, seed: of the simulation, where it is needed; a job of very many failures is
+            played fewer times.
+
+    Raises:
+        UsageError: an input is out of range.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        costs: JobCosts,
+        failures: FailureModel,
+        *,
+        fraction: float = 0.125,
+        state_bytes: StateBytes | None = None,
+        clock: FailureClock = "training",
+        histories: int = DEFAULT_HISTORIES,
+        seed: int = 0,
+    ) -> None:
+        require_share("fraction", fraction)
+        self.job = job
+        self.costs = costs
+        self.failures = failures
+        self.state_bytes = state_bytes
+        self.clock: FailureClock = clock
+        enough = int(_ENOUGH_FAILURES * failures.mean_hours / job.total_hours)
+        self.histories = min(histories, max(enough, _LEAST_HISTORIES))
+        self.seed = seed
+        cost_share = state_bytes.share_saved(fraction) if state_bytes else fraction
+        self.pattern = SavePattern(fraction, cost_share)
+        self.why_simulated = _why_formulas_do_not_hold(job, failures, clock)
+
+    def plan(self, target_pls: float) -> Plan:
+        """All strategies, and the one to take.
+
+        Raises:
+            UsageError: the target is not a share, or the job would hardly ever end.
+        """
+        require_share("target_pls", target_pls)
+        full = self.full_recovery(self.best_full_interval_hours())
+        interval = self.interval_for_pls(target_pls)
+        strategies = [
+            full,
+            self.partial_recovery("partial, full's interval", "all", full.interval_hours),
+            self.partial_recovery("CPR-vanilla", "all", interval),
+            *(self.partial_recovery(name, rows, interval) for name, rows in _PRIORITIZED),
+        ]
+        vanilla = strategies[2]
+        recommended, reason = full, _why_full(full, vanilla, target_pls)
+        if vanilla.overhead_fraction < full.overhead_fraction:
+            recommended = next(s for s in strategies if s.priority == "mfu")
+            reason = _why_partial(full, recommended, target_pls)
+        return Plan(
+            job=self.job,
+            costs=self.costs,
+            target_pls=target_pls,
+            mtbf_hours=self.failures.mean_hours,
+            clock=self.clock,
+            strategies=tuple(strategies),
+            recommended=recommended,
+            reason=reason,
+            notes=self._notes(interval),
+        )
+
+    def full_recovery(self, interval_hours: float) -> Strategy:
+        """Full recovery at an interval."""
+        given = (self.costs, self.job)
+        expected: Expectation
+        if self.why_simulated:
+            expected = simulate_full_recovery(
+                *given,
+                self.failures,
+                interval_hours,
+                clock=self.clock,
+                histories=self.histories,
+                seed=self.seed,
+            )
+        else:
+            expected = expected_full_recovery(
+                *given, self.failures.mean_hours, interval_hours, clock=self.clock
+            )
+        formula = full_recovery(*given, self.failures.mean_hours, interval_hours)
+        return Strategy(
+            name="full",
+            recovery="full",
+            priority="all",
+            interval_hours=interval_hours,
+            save_every_hours=interval_hours,
+            fraction=1.0,
+            expected=expected,
+            overhead_fraction=expected.overhead.fraction_of(self.job),
+            formula_overhead_fraction=formula.fraction_of(self.job),
+            bytes_per_hour=self._bytes_per_hour(interval_hours, ALL_ROWS),
+        )
+
+    def partial_recovery(
+        self, name: StrategyName, priority: PriorityName, interval_hours: float
+    ) -> Strategy:
+        """Partial recovery; ``priority`` ``"all"`` saves all rows at once."""
+        pattern = ALL_ROWS if priority == "all" else self.pattern
+        expected = self._expected_partial(interval_hours, pattern)
+        formula = partial_recovery(self.costs, self.job, self.failures.mean_hours, interval_hours)
+        return Strategy(
+            name=name,
+            recovery="partial",
+            priority=priority,
+            interval_hours=interval_hours,
+            save_every_hours=pattern.fraction * interval_hours,
+            fraction=pattern.fraction,
+            expected=expected,
+            overhead_fraction=expected.overhead.fraction_of(self.job),
+            formula_overhead_fraction=formula.fraction_of(self.job),
+            bytes_per_hour=self._bytes_per_hour(interval_hours, pattern),
+        )
+
+    def best_full_interval_hours(self) -> float:
+        """Where full recovery costs least: Young's interval, made to divide the job.
+
+        Where the formulas do not hold, the best of some numbers of saves around that.
+        """
+        best = best_full_interval_hours(
+            self.costs, self.job, self.failures.mean_hours, clock=self.clock
+        )
+        if not self.why_simulated:
+            return best
+        saves = round(self.job.total_hours / best)
+        tried = {max(1, round(saves * factor)) for factor in (0.5, 0.7, 0.85, 1, 1.2, 1.4, 2)}
+        intervals = [self.job.total_hours / number for number in sorted(tried)]
+        return min(intervals, key=lambda hours: self.full_recovery(hours).overhead_fraction)
+
+    def interval_for_pls(self, target_pls: float) -> float:
+        """The longest interval, at most the job, that keeps expected PLS at the target.
+
+        The paper's formula, shortened where the clock or the failure model loses more than it says.
+        """
+        interval = interval_for_pls(self.job, self.failures.mean_hours, target_pls)
+        for _ in range(8):
+            pls = self._expected_partial(interval, ALL_ROWS).pls
+            if pls <= target_pls * (1 + 1e-9):
+                break
+            interval *= target_pls / pls
+        return interval
+
+    def _expected_partial(self, interval_hours: float, pattern: SavePattern) -> Expectation:
+        if self.why_simulated:
+            return simulate_partial_recovery(
+                self.costs,
+                self.job,
+                self.failures,
+                interval_hours,
+                pattern=pattern,
+                clock=self.clock,
+                histories=self.histories,
+                seed=self.seed,
+            )
+        return expected_partial_recovery(
+            self.costs,
+            self.job,
+            self.failures.mean_hours,
+            interval_hours,
+            pattern=pattern,
+            clock=self.clock,
+        )
+
+    def _bytes_per_hour(self, interval_hours: float, pattern: SavePattern) -> float | None:
+        if self.state_bytes is None:
+            return None
+        share = self.state_bytes.share_saved(pattern.fraction)
+        return share * self.state_bytes.total_bytes / (pattern.fraction * interval_hours)
+
+    def _notes(self, cpr_interval_hours: float) -> tuple[str, ...]:
+        notes = []
+        if self.why_simulated:
+            notes.append(
+                f"Overhead and PLS are means of {self.histories} simulated failure histories, "
+                f"because {self.why_simulated}."
+            )
+        else:
+            notes.append(
+                "Overhead and PLS are expected values with whole saves; 'formula' is the paper's, "
+                f"which takes {self.job.total_hours / cpr_interval_hours:.2f} saves of all rows "
+                f"in {self.job.total_hours:g} h as that many."
+            )
+        notes.append(
+            "PLS counts samples, so a priority has the PLS of saving all rows at the same interval;"
+            " what it changes is accuracy: the rows that matter most are saved more often."
+        )
+        return tuple(notes)
+
+
+def _why_formulas_do_not_hold(job: Job, failures: FailureModel, clock: FailureClock) -> str | None:
+    """Why the simulation is needed; None: failures strike at a constant rate, as good as."""
+    if isinstance(failures, ExponentialFailures):
+        return None
+    if not isinstance(failures, GammaFailures):
+        return "failures are drawn from times that were seen, not from a constant rate"
+    if clock == "running":
+        return "the hazard of these failures is not constant, and they strike while work is redone"
+    # Renewal theory: E[failures] = T/M + (CV^2 - 1)/2 for a job that is long against M. And the
+    # more evenly failures come, the longer they keep step with saves (0.3: from simulations).
+    variation = failures.squared_variation
+    error = abs(variation - 1) * (0.5 + 0.3 / variation) * failures.mean_hours / job.total_hours
+    if error > _RENEWAL_TOLERANCE:
+        return (
+            f"the hazard of these failures is not constant (shape {failures.shape:.2f}) and a job "
+            f"of {job.total_hours:g} h is not long against an MTBF of {failures.mean_hours:.3g} h"
+        )
+    return None
+
+
+def _hours(hours: float) -> str:
+    return f"{60 * hours:.3g} min" if hours < 1 else f"{hours:.3g} h"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _why_partial(full: Strategy, best: Strategy, target_pls: float) -> str:
+    removed = 1 - best.overhead_fraction / full.overhead_fraction
+    return (
+        f"Recover partially and save the {_percent(best.fraction)} most used rows every "
+        f"{_hours(best.save_every_hours)}: {_percent(best.overhead_fraction)} overhead instead of "
+        f"{_percent(full.overhead_fraction)} for full recovery at its best interval "
+        f"({_percent(removed)} less), at an expected PLS of {best.expected.pls:.3g}, "
+        f"target {target_pls:g}."
+    )
+
+
+def _why_full(full: Strategy, vanilla: Strategy, target_pls: float) -> str:
+    return (
+        f"Recover fully and save everything every {_hours(full.interval_hours)}: to keep PLS at "
+        f"{target_pls:g}, partial recovery would have to save every "
+        f"{_hours(vanilla.interval_hours)} and cost {_percent(vanilla.overhead_fraction)}, more "
+        f"than the {_percent(full.overhead_fraction)} of full recovery, which loses no sample."
+    )

@@ -1,0 +1,55 @@
+"""How many row updates are not saved: one for each lookup of a row in a training step.
+
+An :class:`AccessCounter` counts exactly that, from the moment its row was last captured. For
+priorities that track something else, one is kept beside their tracker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cpr_ext._native import native
+
+
+class CountedTracker:
+    """A tracker with a counter beside it; taken from and put back together.
+
+    Everything else that is asked of it, the tracker answers.
+    """
+
+    def __init__(self, tracker: Any) -> None:
+        self.tracker = tracker
+        self.counter = native.AccessCounter(name=tracker.name, num_rows=tracker.num_rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tracker, name)
+
+    def take(self, row_ids: Any, **options: Any) -> Any:
+        """Forget what was counted for captured rows; returns what ``put_back`` needs."""
+        return self.tracker.take(row_ids, **options), self.counter.take(row_ids)
+
+    def take_range(self, begin: int, end: int, **options: Any) -> Any:
+        """As :meth:`take`, for the rows [begin, end)."""
+        return self.tracker.take_range(begin, end, **options), self.counter.take_range(begin, end)
+
+    def put_back(self, taken: Any) -> None:
+        """The save failed: the rows are as if they had not been taken."""
+        self.tracker.put_back(taken[0])
+        self.counter.put_back(taken[1])
+
+
+def native_trackers(tracker: Any) -> tuple[Any, ...]:
+    """The native trackers that lookups of a table are counted in."""
+    if isinstance(tracker, CountedTracker):
+        return tracker.tracker, tracker.counter
+    return (tracker,)
+
+
+def unsaved_updates(tracker: Any, begin: int, end: int) -> int | None:
+    """Row updates of the rows [begin, end) since each was last captured; None: not counted."""
+    counter = native_trackers(tracker)[-1]
+    if not isinstance(counter, native.AccessCounter):
+        return None
+    return int(counter.counts()[begin:end].sum(dtype=np.uint64))

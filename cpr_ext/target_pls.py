@@ -1,0 +1,188 @@
+"""The schedule that plans: as often as a share of lost training that one accepts allows."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from cpr_ext.errors import UsageError
+from cpr_ext.policy import (
+    ExponentialFailures,
+    FailureModel,
+    Job,
+    JobCosts,
+    Plan,
+    Planner,
+    StateBytes,
+    expected_pls,
+)
+from cpr_ext.schedules import Progress, RunCosts, Schedule
+
+logger = logging.getLogger("cpr_ext")
+
+# A job of unknown length is planned as one of so many failures.
+_MANY_FAILURES = 100
+_HISTORIES = 500  # a plan is made between two training steps
+_CHANGE = 0.25  # by which a figure must have changed to plan again
+
+
+class TargetPLS(Schedule):
+    """A snapshot as often as expected PLS, the portion of lost samples, at the target allows.
+
+    All rows have their turn every ``T_save = 2*PLS*N_emb*T_fail/k`` hours (CPR; ``k`` shards per
+    failure), at most the job; a priority saves its fraction ``r`` of them every ``r*T_save``. The
+    plan is made anew when measured costs have changed by a quarter, and decisions are logged to
+    the logger ``cpr_ext``. The target is always kept to; if keeping to it costs more than full
+    recovery would, that is logged as a warning.
+
+    Args:
+        target_pls: share of training that failures may take away from the tables, in (0, 1].
+        mtbf_hours: mean time between failures of the whole job, at a constant rate; or
+        failures: a model of them, such as ``cpr_ext.policy.fitting.fit_failures(log).model``.
+        total_samples: samples of the whole job, or
+        total_hours: its training time. One of them lets a short job save less often than the
+            formula says; without, the job is taken as long. With ``total_samples`` the running PLS
+            in the checkpointer's metrics is that of the whole job, else that of the samples so far.
+        shards_per_failure: shards that one failure takes.
+        reschedule_hours: to replace failed nodes; counts in the comparison with full recovery.
+
+    Attributes:
+        interval_hours: between two snapshots; None until the checkpointer has begun.
+        plan: the newest plan; None until saving has been measured.
+
+    Raises:
+        UsageError: a value out of range, or not exactly one of ``mtbf_hours`` and ``failures``.
+    """
+
+    def __init__(
+        self,
+        target_pls: float,
+        *,
+        mtbf_hours: float | None = None,
+        failures: FailureModel | None = None,
+        total_samples: int | None = None,
+        total_hours: float | None = None,
+        shards_per_failure: int = 1,
+        reschedule_hours: float = 0.0,
+    ) -> None:
+        if not 0 < target_pls <= 1:
+            raise UsageError(f"target_pls is {target_pls}; it is a share: above 0, at most 1")
+        if (mtbf_hours is None) == (failures is None):
+            raise UsageError("TargetPLS needs mtbf_hours or failures, and not both")
+        if total_samples is not None and total_hours is not None:
+            raise UsageError("total_samples and total_hours both tell the job's length; give one")
+        for name, value in (("total_samples", total_samples), ("total_hours", total_hours)):
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{name} is {value}; it must be above 0")
+        if shards_per_failure < 1 or not 0 <= reschedule_hours < math.inf:
+            raise UsageError(
+                f"shards_per_failure is {shards_per_failure} and reschedule_hours "
+                f"{reschedule_hours}; needed: at least 1, and not negative"
+            )
+        self.target_pls = target_pls
+        self.failures = failures or ExponentialFailures(mtbf_hours or 0.0)
+        self.total_samples = total_samples
+        self.total_hours = total_hours
+        self.shards_per_failure = shards_per_failure
+        self.reschedule_hours = reschedule_hours
+        self.interval_hours: float | None = None
+        self.plan: Plan | None = None
+        self._planned_with: tuple[float, ...] | None = None
+        self._said: tuple[float, str] | None = None
+
+    def __repr__(self) -> str:
+        return f"TargetPLS({self.target_pls}, failures={self.failures})"
+
+    def is_due(self, since_last: Progress) -> bool:  # noqa: D102
+        interval_hours = self.interval_hours
+        return interval_hours is not None and since_last.seconds >= 3600 * interval_hours
+
+    def job_samples(self) -> int | None:  # noqa: D102
+        return self.total_samples
+
+    def observe(self, costs: RunCosts) -> None:
+        """Plan, if this is the first time or costs have changed by more than a quarter.
+
+        Raises:
+            UsageError: a failure takes more shards than there are.
+        """
+        job = self._job(costs)
+        known = (
+            job.total_hours,
+            job.num_shards,
+            costs.fraction,
+            costs.save_hours or 0.0,
+            costs.load_hours or 0.0,
+            costs.load_shard_hours or 0.0,
+            (costs.prioritized_bytes or 0.0) + costs.other_bytes,
+        )
+        if self._planned_with is not None and all(map(_about_same, known, self._planned_with)):
+            return
+        self._planned_with = known
+        planner = self._planner(job, costs)
+        turn_hours = planner.interval_for_pls(self.target_pls)
+        self.interval_hours = costs.fraction * turn_hours
+        self.plan = planner.plan(self.target_pls) if costs.save_hours else None
+        self._log(job, turn_hours, costs.fraction)
+
+    def _job(self, costs: RunCosts) -> Job:
+        total_hours = self.total_hours
+        if self.total_samples is not None and costs.samples_per_hour:
+            total_hours = self.total_samples / costs.samples_per_hour
+        if total_hours is None:
+            total_hours = _MANY_FAILURES * self.failures.mean_hours
+        return Job(total_hours, costs.num_shards, self.shards_per_failure)
+
+    def _planner(self, job: Job, costs: RunCosts) -> Planner:
+        save_hours = costs.save_hours or 1e-9
+        # What was not read yet takes about as long to read as it took to write.
+        load_hours = save_hours if costs.load_hours is None else costs.load_hours
+        load_shard_hours = costs.load_shard_hours
+        if load_shard_hours is None:
+            load_shard_hours = load_hours * job.shards_per_failure / job.num_shards
+        state_bytes = None
+        if costs.prioritized_bytes:
+            state_bytes = StateBytes(costs.prioritized_bytes, costs.other_bytes)
+        return Planner(
+            job,
+            JobCosts(save_hours, load_hours, load_shard_hours, self.reschedule_hours),
+            self.failures,
+            fraction=costs.fraction,
+            state_bytes=state_bytes,
+            histories=_HISTORIES,
+        )
+
+    def _log(self, job: Job, turn_hours: float, fraction: float) -> None:
+        assert self.interval_hours is not None
+        pls = expected_pls(job, self.failures.mean_hours, turn_hours)
+        text = (
+            f"TargetPLS({self.target_pls:g}): a snapshot every {_time(self.interval_hours)}, "
+            f"all rows in turn every {_time(turn_hours)}, expected PLS {pls:.3g} on "
+            f"{job.num_shards} shards at an MTBF of {self.failures.mean_hours:.3g} h"
+        )
+        recovery = ""
+        if self.plan is not None:
+            recovery = self.plan.recommended.recovery
+            vanilla = self.plan.strategies[2]
+            text += (
+                f"; overhead about {100 * vanilla.overhead_fraction:.2g} %, full recovery "
+                f"{100 * self.plan.strategies[0].overhead_fraction:.2g} %"
+            )
+        said, self._said = self._said, (self.interval_hours, recovery)
+        if said is not None and said[1] == recovery and _about_same(said[0], self.interval_hours):
+            self._said = said
+            logger.debug(text)
+            return
+        logger.info(text)
+        if self.plan is not None and recovery == "full" and (said is None or said[1] != "full"):
+            logger.warning("TargetPLS(%g): %s", self.target_pls, self.plan.reason)
+
+
+def _about_same(new: float, old: float) -> bool:
+    return abs(new - old) <= _CHANGE * max(abs(old), 1e-12)
+
+
+def _time(hours: float) -> str:
+    if hours >= 1:
+        return f"{hours:.3g} h"
+    return f"{60 * hours:.3g} min" if hours >= 1 / 60 else f"{3600 * hours:.3g} s"

@@ -1,0 +1,38 @@
+"""A loop that saves as often as its failures ask for. Run it from the root of the checkout."""
+
+import logging
+import tempfile
+
+import torch
+
+import cpr_ext
+from cpr_ext.policy import fit_failures, read_failure_log
+
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+
+model = torch.nn.Sequential(torch.nn.EmbeddingBag(100_000, 16, sparse=True), torch.nn.Linear(16, 1))
+optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+generator = torch.Generator().manual_seed(0)
+
+failures = fit_failures(read_failure_log("examples/failure_log.csv", nodes=40)).model
+schedule = cpr_ext.TargetPLS(0.02, failures=failures, total_samples=200 * 128)
+
+with (
+    tempfile.TemporaryDirectory() as store,
+    cpr_ext.Checkpointer(model, optimizer, store, num_shards=16, schedule=schedule) as ckpt,
+):
+    ckpt.recover()
+    for step in range(200):
+        rows = (100_000 * torch.rand(128, 4, generator=generator) ** 4).long()  # some rows are hot
+        loss = torch.nn.functional.softplus(-model(rows)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ckpt.step(num_samples=128)
+        if step == 150:  # a server dies: the rows of shard 3 are lost
+            with torch.no_grad():
+                model[0].weight[18_750:25_000] = 0.0
+            ckpt.recover(shards=[3])
+    metrics = ckpt.metrics
+    print(f"PLS {metrics.portion_of_lost_samples:.4f}, target 0.02")
+    print(f"row updates lost: {metrics.row_updates_lost} of {metrics.row_updates}")

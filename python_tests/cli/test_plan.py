@@ -1,0 +1,188 @@
+"""cpr plan: what it prints, that its figures are those of the policy, and what it refuses."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from python_tests.maintenance.stores import trained_store
+
+JOB = ("--job-hours", 100, "--shards", 10, "--mtbf-hours", 25)
+COSTS = ("--save-minutes", 30, "--load-minutes", 18, "--reschedule-minutes", 12)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("stores") / "store"
+    trained_store(directory).checkpointer.close()
+    return directory
+
+
+@pytest.mark.parametrize("preset", ["abstract-56h", "production-50h"])
+def test_a_preset_prints_its_table_its_reason_and_where_figures_are_from(cpr, preset):
+    code, out, _ = cpr("plan", "--preset", preset)
+    assert code == 0
+    for name in ("full", "partial, full's interval", "CPR-vanilla", "CPR-SCAR", "CPR-SSU"):
+        assert re.search(rf"^  {name} ", out, re.MULTILINE), name
+    assert re.search(r"^\* CPR-MFU ", out, re.MULTILINE)
+    assert "Recover partially and save the 12.5 % most used rows every" in out
+    assert f"[preset {preset}]" in out
+    assert "Ours:" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_the_abstract_is_reproduced_on_the_command_line(cpr):
+    _, out, _ = cpr("plan", "--preset", "abstract-56h")
+    line = next(line for line in out.splitlines() if line.startswith("  full "))
+    assert " ".join(line.split()) == "full 2.24 h 8.35 % 3.94 0.17 4.00 0.24 8.35 % 0.0000"
+    line = next(line for line in out.splitlines() if line.startswith("  CPR-vanilla"))
+    assert line.split()[1:7] == ["44.8", "h", "0.57", "%", "0.16", "0.17"]
+    assert line.split()[7:] == ["0.00", "0.24", "0.60", "%", "0.0850"]
+
+
+def test_figures_by_hand_from_options(cpr):
+    code, out, _ = cpr("plan", *JOB, *COSTS, "--target-pls", 0.05, "--json")
+    assert code == 0
+    plan = json.loads(out)
+    full, at_full, vanilla = plan["strategies"][:3]
+    # 0.5 h per save, a failure every 25 h: every 5 h, 20 saves, 4 failures.
+    assert full["interval_hours"] == 5
+    assert full["expected"]["overhead"] == pytest.approx(
+        {
+            "save_hours": 10,
+            "load_hours": 1.2,
+            "lost_computation_hours": 10,
+            "reschedule_hours": 0.8,
+        }
+    )
+    assert full["overhead_fraction"] == pytest.approx(0.22)
+    assert at_full["overhead_fraction"] == pytest.approx(0.12)
+    assert vanilla["interval_hours"] == pytest.approx(2 * 0.05 * 10 * 25)
+    assert vanilla["expected"]["pls"] == pytest.approx(0.05)
+    assert vanilla["overhead_fraction"] == pytest.approx(0.04)
+    assert plan["recommended"] == "CPR-MFU"
+    assert {source["what"]: source["origin"] for source in plan["inputs"]}["load lost shards"] == (
+        "assumed"
+    )
+
+
+def test_an_option_wins_over_the_preset(cpr):
+    _, out, _ = cpr("plan", "--preset", "abstract-56h", "--save-minutes", 10, "--json")
+    plan = json.loads(out)
+    assert plan["costs"]["save_hours"] == pytest.approx(1 / 6)
+    assert plan["costs"]["reschedule_hours"] == pytest.approx(4 / 60)
+
+
+def test_the_running_clock_costs_more(cpr):
+    shares = []
+    for clock in ("training", "running"):
+        _, out, _ = cpr("plan", "--preset", "abstract-56h", "--clock", clock, "--json")
+        shares.append(json.loads(out)["strategies"][0]["overhead_fraction"])
+    assert 1.03 < shares[1] / shares[0] < 1.1
+
+
+def test_a_store_gives_shards_and_bytes_and_its_disk_is_measured(cpr, store):
+    before = sorted(path.name for path in store.iterdir())
+    job = ("--job-hours", 100, "--mtbf-hours", 25)
+    code, out, _ = cpr("plan", "--store", store, *job)
+    assert code == 0
+    assert re.search(r"^shards +3, 1 lost per failure  \[the store; assumed\]$", out, re.MULTILINE)
+    assert "disk speed measured" in out
+    assert re.search(r"Measured now, .* written", out.replace("\n  ", " "))
+    assert "written per h" in out
+    assert sorted(path.name for path in store.iterdir()) == before
+
+
+def test_bytes_of_a_store_by_hand(cpr, store):
+    job = ("--job-hours", 100, "--mtbf-hours", 25)
+    disk = ("--write-mb-per-second", 1e-3, "--read-mb-per-second", 2e-3)
+    _, out, _ = cpr("plan", "--store", store, *job, *disk, "--json")
+    plan = json.loads(out)
+    # big: 700 rows of dim 4, mid: 90 of dim 3, each with Adagrad's sum; small is saved whole.
+    large = 700 * 32 + 90 * 24
+    [sizes] = [source for source in plan["inputs"] if source["what"] == "bytes of a save"]
+    assert f"{large / 1000:.1f} kB of it in large tables" in sizes["value"]
+    seconds = 3600 * plan["costs"]["save_hours"]
+    assert seconds > large / 1e3
+    assert 3600 * plan["costs"]["load_hours"] == pytest.approx(seconds / 2)
+    assert plan["costs"]["load_shard_hours"] == pytest.approx(plan["costs"]["load_hours"] / 3)
+    full, mfu = plan["strategies"][0], plan["strategies"][4]
+    total = seconds * 1e3
+    assert full["bytes_per_hour"] == pytest.approx(total / full["interval_hours"])
+    a_save = mfu["bytes_per_hour"] * mfu["save_every_hours"]
+    assert a_save == pytest.approx(0.125 * large + (total - large), rel=1e-6)
+
+
+def test_a_log_is_fitted_and_says_how_sure_it_is(cpr, tmp_path):
+    log = tmp_path / "jobs.csv"
+    log.write_text("hours,failed,nodes\n10,1,8\n20,1,8\n30,1,8\n40,0,8\n")
+    options = ("--job-hours", 100, "--shards", 10, *COSTS, "--failure-log", log)
+    code, out, _ = cpr("plan", *options, "--failure-model", "exponential")
+    assert code == 0
+    assert "every 33.3 h, at a constant rate (95 % interval 11.4 to 162 h; 3 failures, 1" in out
+    assert "At the ends of the MTBF's 95 % interval" in out
+    _, out, _ = cpr("plan", *options, "--nodes", 16, "--json")
+    assert json.loads(out)["mtbf_hours"] == pytest.approx(50 / 3)
+    _, out, _ = cpr("plan", *options, "--failure-model", "empirical", "--json")
+    assert all(strategy["is_simulated"] for strategy in json.loads(out)["strategies"])
+
+
+def test_the_picture_is_drawn_of_the_size_it_says(cpr, tmp_path):
+    from matplotlib.image import imread
+
+    for options in (("--preset", "abstract-56h"), (*JOB, *COSTS, "--clock", "running")):
+        code, out, _ = cpr("plan", *options, "--plot", tmp_path / "plan.png")
+        assert code == 0
+        assert f"Drawn to {tmp_path / 'plan.png'}" in out
+        pixels = imread(tmp_path / "plan.png")
+        assert pixels.shape[:2] == (858, 1170)
+        for curve in ((209, 73, 91), (27, 108, 168)):
+            assert (np.abs(255 * pixels[..., :3] - curve) < 1).all(axis=-1).sum() > 500
+    code, _, err = cpr("plan", *JOB, *COSTS, "--plot", tmp_path / "plan.xyz")
+    assert (code, "xyz" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ((), r"--job-hours: how long the job trains\n.*--shards.*\n.*--mtbf-hours.*\n.*--save"),
+        (("--preset", "x"), "no preset 'x'; there are abstract-56h, production-50h"),
+        ((*JOB, *COSTS, "--job-hours", -1), "total_hours is -1.0; it must be above 0"),
+        ((*JOB, *COSTS, "--load-minutes", -6), "load_hours is -0.1; it must not be negative"),
+        ((*JOB, *COSTS, "--save-minutes", 0), "save_hours is 0.0; it must be above 0"),
+        ((*JOB, *COSTS, "--mtbf-hours", math.nan), "mtbf_hours is nan"),
+        ((*JOB, *COSTS, "--target-pls", 1.5), "target_pls is 1.5; it is a share"),
+        ((*JOB, *COSTS, "--fraction", 0), "fraction is 0.0; it is a share"),
+        ((*JOB, *COSTS, "--shards", 2, "--shards-per-failure", 4), "at most all 2 shards"),
+        ((*JOB, *COSTS, "--failure-log", "x"), "both tell the MTBF; give one"),
+        ((*JOB, *COSTS, "--plot", "/nowhere/a.png"), "folder of '/nowhere/a.png' does not exist"),
+        ((*JOB, "--store", "/nowhere"), "/nowhere"),
+        ((*JOB, *COSTS, "--nodes", 8), "--nodes is of use only with --failure-log"),
+        ((*JOB, *COSTS, "--read-mb-per-second", 8), "--read-mb-per-second is of use only with"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_the_remedy(cpr, options, why):
+    code, out, err = cpr("plan", *options)
+    assert code in (1, 2)
+    assert out == ""
+    assert err.startswith("Error: ")
+    assert re.search(why, err)
+
+
+def test_a_log_without_failures_is_refused_with_the_bound_it_allows(cpr, tmp_path):
+    log = tmp_path / "jobs.csv"
+    log.write_text("hours,failed\n100,0\n200,0\n")
+    options = ("--job-hours", 100, "--shards", 10, *COSTS, "--failure-log", log)
+    code, _, err = cpr("plan", *options)
+    assert code == 1
+    assert "no failure in 300 hours" in err
+    assert "above 100 hours with 95 % confidence" in err
+
+
+def test_the_help_teaches(cpr):
+    code, out, _ = cpr("plan", "--help")
+    assert code == 0
+    for words in ("--preset abstract-56h", "hours (how long a job ran)", "PLS, the portion of"):
+        assert words in out

@@ -1,0 +1,52 @@
+"""A drawn sample of ``make crash-test``, and whether it would see what it is there to see."""
+
+import subprocess
+import sys
+
+import pytest
+
+from python_tests.faults import interposer
+
+_SEED = 1
+# A minute of one core in all; a machine busy with other things may take many.
+_TIMEOUT_SECONDS = 900
+pytestmark = pytest.mark.timeout(_TIMEOUT_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    try:
+        library = interposer.build(tmp_path_factory.mktemp("library"))
+    except interposer.UnavailableError as error:
+        pytest.skip(str(error))
+    probe = "from python_tests.faults.interposer import Interposer as I; print(I().hits)"
+    done = run_preloaded(library, "-c", probe)
+    if done.returncode != 0 or done.stdout.split() != ["0"]:
+        pytest.skip(f"a library cannot be preloaded here: {done.stderr[-500:]}")
+    return library
+
+
+def run_preloaded(library, *arguments):
+    """Run Python with the library loaded before everything else."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=interposer.environment(library),
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_SECONDS,
+        check=False,
+    )
+
+
+def test_a_sample_of_faults_and_power_cuts_leaves_what_was_promised(library):
+    arguments = ["-m", "python_tests.faults.crash_test", "--jobs", "1", "--reorderings", "1"]
+    done = run_preloaded(library, *arguments, "--sample", "60", "--seed", str(_SEED))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all " in done.stdout
+
+
+def test_what_is_taken_out_of_the_code_is_missed(library):
+    arguments = ["-m", "python_tests.faults.teeth", "--jobs", "1", "--enough", "1"]
+    done = run_preloaded(library, *arguments, "--tries", "60", "--seed", str(_SEED))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("found") >= 10

@@ -1,0 +1,139 @@
+"""Stores from a stranger: the corpus of `make fuzz` through everything that reads a store."""
+
+import json
+import os
+import random
+import signal
+import stat
+
+import pytest
+
+from cpr_ext import dense_tree, files, manifest, segment_header, store_reader
+from cpr_ext.errors import DamageError
+from cpr_ext.files import create_anew, open_regular, require_directory
+from cpr_ext.store_reader import StoreReader
+from python_tests.faults.damage import Scene, opened
+from python_tests.faults.fuzz import CORPUS, CaseTimeoutError
+from python_tests.faults.hostile import OPERATIONS, Target, apply, draw_case, try_case
+
+CASES = sorted(CORPUS.glob("*.json"))
+SECONDS = 20
+NUM_DRAWN = 15
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    return Scene(tmp_path_factory.mktemp("scene"))
+
+
+@pytest.fixture(autouse=True)
+def alarm():
+    def ring(*_):
+        raise CaseTimeoutError(f"a hostile store kept its reader for {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_a_store_of_the_corpus_is_read_or_refused(scene, tmp_path, path):
+    case = json.loads(path.read_text())["case"]
+    assert try_case(scene, case, tmp_path / "store", random.Random(path.name))
+
+
+def test_the_sound_store_passes_through_everything(scene, tmp_path):
+    """Else nothing above would say anything."""
+    outcomes = try_case(scene, [], tmp_path / "store")
+    assert {told for _, told in outcomes} == {"done"}
+
+
+def test_every_operation_is_in_the_corpus_and_changes_the_store(scene, tmp_path):
+    cases = [json.loads(path.read_text())["case"] for path in CASES]
+    assert len(cases) > 90
+    assert {operation["op"] for case in cases for operation in case} >= OPERATIONS.keys() - {
+        *("drop_json", "set_version", "flip_byte", "remove", "swap")
+    }
+    sound = look(scene.copy(tmp_path / "sound"))
+    for path, case in zip(CASES, cases, strict=True):
+        target = Target(scene, tmp_path / "target")
+        apply(target, case)
+        assert look(target.store) != sound, f"{path.stem} changes nothing"
+
+
+def look(store):
+    """What lies where; of files their bytes, unless they are nearly all hole."""
+    found = {}
+    for path in store.rglob("*"):
+        status = path.lstat()
+        is_read = stat.S_ISREG(status.st_mode) and status.st_size < 10**7
+        found[str(path.relative_to(store))] = (
+            stat.S_IFMT(status.st_mode),
+            path.read_bytes() if is_read else status.st_size,
+        )
+    for name, (kind, _) in found.items():
+        if stat.S_ISDIR(kind):
+            found[name] = (kind, 0)
+    return found
+
+
+@pytest.mark.parametrize("number", range(NUM_DRAWN))
+def test_a_drawn_store_is_read_or_refused(scene, tmp_path, number):
+    draw = random.Random(number)
+    assert try_case(scene, draw_case(scene, draw), tmp_path / "store", draw)
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "wrong"),
+    [
+        ("file-name-dotdot", (manifest.SegmentRecord, "__post_init__"), lambda self: None),
+        ("shards-2-to-the-48", (store_reader, "require_shards"), lambda directory, number: None),
+        ("chunk-of-no-table", (segment_header, "_check_chunks"), lambda layout, chunks: None),
+        ("skeleton-no-model", (dense_tree, "_check"), lambda tree: None),
+        ("pipe-store-file", (files, "_SAFE"), 0),
+    ],
+)
+def test_a_reader_that_believes_what_it_reads_is_caught(
+    scene, tmp_path, monkeypatch, name, attribute, wrong
+):
+    """Each check taken away lets the case of its name through, and the harness tells."""
+    monkeypatch.setattr(*attribute, wrong)
+    case = json.loads((CORPUS / f"{name}.json").read_text())["case"]
+    signal.alarm(3)
+    with pytest.raises((AssertionError, CaseTimeoutError, LookupError, TypeError, AttributeError)):
+        try_case(scene, case, tmp_path / "store")
+
+
+# --- what is opened ---
+
+
+def test_only_regular_files_are_opened_and_links_never_followed(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "linked").symlink_to("folder")
+    os.mkfifo(tmp_path / "pipe")
+    os.close(open_regular(tmp_path / "file"))
+    for name in ("link", "folder", "pipe", "linked"):
+        for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT):
+            with pytest.raises(DamageError, match=f"{name}: not a regular file"):
+                open_regular(tmp_path / name, flags)
+    require_directory(tmp_path / "folder")
+    for name in ("file", "linked", "pipe"):
+        with pytest.raises(DamageError, match="not a directory"):
+            require_directory(tmp_path / name)
+    for name in ("file", "link", "folder", "pipe"):
+        with pytest.raises(FileExistsError):
+            create_anew(tmp_path / name)
+    with pytest.raises(DamageError):
+        open_regular(tmp_path.joinpath("/dev/null"))
+
+
+def test_the_store_itself_may_be_reached_through_a_link(scene, tmp_path):
+    scene.copy(tmp_path / "disk" / "store")
+    (tmp_path / "here").symlink_to(tmp_path / "disk" / "store")
+    assert StoreReader(tmp_path / "here").dense.segments
+    with opened(tmp_path / "here") as run:
+        assert run.checkpointer.recover().step == scene.dense[-1].last_step

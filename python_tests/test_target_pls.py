@@ -1,0 +1,154 @@
+"""TargetPLS: its interval is the formula's, it plans again when costs change, and says so."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext import EverySteps, TargetPLS
+from cpr_ext.errors import UsageError
+from cpr_ext.policy import EmpiricalFailures, GammaFailures, Job, interval_for_pls
+from cpr_ext.schedules import Progress, RunCosts
+
+START = RunCosts(num_shards=8, fraction=0.125)
+MEASURED = replace(
+    START,
+    prioritized_bytes=99e9,
+    other_bytes=1e9,
+    samples_per_hour=1e9,
+    save_hours=0.01,
+    load_hours=0.02,
+    load_shard_hours=0.003,
+)
+
+
+def observed(schedule, *costs):
+    for cost in costs:
+        schedule.observe(cost)
+    return schedule
+
+
+def test_nothing_is_due_before_the_run_has_begun():
+    assert not TargetPLS(0.02, mtbf_hours=28).is_due(Progress(10**9, 1e9))
+
+
+def test_the_interval_by_hand():
+    # 2 * 0.02 * 8 * 28 = 8.96 h for all rows, an eighth of them every 1.12 h.
+    schedule = observed(TargetPLS(0.02, mtbf_hours=28), START)
+    assert schedule.interval_hours == pytest.approx(1.12)
+    assert not schedule.is_due(Progress(10**9, 1.11 * 3600))
+    assert schedule.is_due(Progress(1, 1.13 * 3600))
+    # Two shards per failure: twice as often.
+    schedule = observed(TargetPLS(0.02, mtbf_hours=28, shards_per_failure=2), START)
+    assert schedule.interval_hours == pytest.approx(0.56)
+
+
+def test_a_short_job_saves_no_more_often_than_it_needs():
+    schedule = observed(TargetPLS(0.02, mtbf_hours=28, total_hours=4), START)
+    assert schedule.interval_hours == pytest.approx(0.5)
+    # The length of the job follows from the speed that is measured.
+    schedule = TargetPLS(0.02, mtbf_hours=28, total_samples=4 * 10**9)
+    assert observed(schedule, START).interval_hours == pytest.approx(1.12)
+    assert observed(schedule, MEASURED).interval_hours == pytest.approx(0.5)
+    faster = replace(MEASURED, samples_per_hour=2e9)
+    assert observed(schedule, faster).interval_hours == pytest.approx(0.25)
+
+
+@given(
+    st.floats(1e-4, 1),
+    st.floats(0.1, 1000),
+    st.integers(1, 64),
+    st.sampled_from([1.0, 0.5, 0.125]),
+)
+def test_it_keeps_to_the_formula_for_every_run(target, mtbf, shards, fraction):
+    schedule = TargetPLS(target, mtbf_hours=mtbf)
+    costs = replace(MEASURED, num_shards=shards, fraction=fraction)
+    observed(schedule, costs)
+    longest = interval_for_pls(Job(100 * mtbf, shards), mtbf, target)
+    assert schedule.interval_hours == pytest.approx(fraction * longest)
+    assert schedule.plan.strategies[2].expected.pls <= target * (1 + 1e-9)
+
+
+def test_failures_that_cluster_make_it_save_more_often():
+    steady = observed(TargetPLS(0.02, mtbf_hours=28, total_hours=56), START)
+    clustered = TargetPLS(0.02, failures=GammaFailures(0.3, 28 / 0.3), total_hours=56)
+    assert observed(clustered, START).interval_hours < steady.interval_hours
+    seen = TargetPLS(0.02, failures=EmpiricalFailures((20.0, 36.0), (), 0.1))
+    assert observed(seen, START).interval_hours == pytest.approx(1.12, rel=0.05)
+
+
+def test_it_plans_with_measured_costs_and_again_only_when_they_change():
+    schedule = observed(TargetPLS(0.02, mtbf_hours=28), START)
+    assert schedule.plan is None
+    first = observed(schedule, MEASURED).plan
+    assert first.costs.save_hours == 0.01
+    assert first.strategies[4].bytes_per_hour == pytest.approx(
+        (0.125 * 99e9 + 1e9) / schedule.interval_hours
+    )
+    assert observed(schedule, replace(MEASURED, save_hours=0.0124)).plan is first
+    again = observed(schedule, replace(MEASURED, save_hours=0.0126)).plan
+    assert again is not first
+    assert again.costs.save_hours == 0.0126
+
+
+def test_it_says_what_it_decided_once(caplog):
+    schedule = TargetPLS(0.02, mtbf_hours=28)
+    with caplog.at_level(logging.INFO, "cpr_ext"):
+        observed(schedule, START, START, MEASURED, replace(MEASURED, save_hours=0.012), MEASURED)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert messages[0] == (
+        "TargetPLS(0.02): a snapshot every 1.12 h, all rows in turn every 8.96 h, expected PLS "
+        "0.02 on 8 shards at an MTBF of 28 h"
+    )
+    assert messages[1].startswith(messages[0] + "; overhead about 0.1")
+
+
+def test_it_warns_when_keeping_to_the_target_costs_more_than_full_recovery(caplog):
+    schedule = TargetPLS(1e-5, mtbf_hours=28)
+    with caplog.at_level(logging.WARNING, "cpr_ext"):
+        observed(schedule, START)
+        assert not caplog.records
+        observed(schedule, MEASURED, replace(MEASURED, save_hours=0.02))
+        observed(schedule, replace(MEASURED, fraction=0.5), MEASURED)
+    [warning] = caplog.records
+    assert "Recover fully" in warning.getMessage()
+    # It keeps to the target all the same.
+    assert schedule.interval_hours == pytest.approx(0.125 * 2e-5 * 8 * 28)
+
+
+def test_as_part_of_a_combination_it_sees_the_run_too():
+    schedule = TargetPLS(0.02, mtbf_hours=28)
+    both = schedule | EverySteps(100)
+    both.observe(START)
+    assert both.is_due(Progress(1, 1.13 * 3600))
+    assert both.is_due(Progress(100, 0))
+    assert not both.is_due(Progress(99, 3600))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"target_pls": 0}, "target_pls is 0; it is a share"),
+        ({"target_pls": 1.2}, "target_pls is 1.2"),
+        ({"mtbf_hours": None}, "needs mtbf_hours or failures"),
+        ({"failures": GammaFailures(1, 1)}, "and not both"),
+        ({"mtbf_hours": -3}, "mtbf_hours is -3; it must be above 0"),
+        ({"mtbf_hours": 0}, "mtbf_hours is 0"),
+        ({"total_hours": 0}, "total_hours is 0"),
+        ({"total_samples": -5}, "total_samples is -5"),
+        ({"total_samples": 5, "total_hours": 5}, "both tell the job's length"),
+        ({"shards_per_failure": 0}, "shards_per_failure is 0"),
+        ({"reschedule_hours": -1}, "reschedule_hours -1"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_value(options, why):
+    with pytest.raises(UsageError, match=why):
+        TargetPLS(**{"target_pls": 0.02, "mtbf_hours": 28, **options})
+
+
+def test_more_shards_per_failure_than_there_are_is_refused():
+    with pytest.raises(UsageError, match="at most all 8 shards"):
+        observed(TargetPLS(0.02, mtbf_hours=28, shards_per_failure=9), START)
