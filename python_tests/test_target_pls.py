@@ -83,7 +83,12 @@ def test_it_plans_with_measured_costs_and_again_only_when_they_change():
     schedule = observed(TargetPLS(0.02, mtbf_hours=28), START)
     assert schedule.plan is None
     first = observed(schedule, MEASURED).plan
-    assert first.costs.save_hours == 0.01
+    assert vars(first.costs) == {
+        "save_hours": 0.01,
+        "load_hours": 0.02,
+        "load_shard_hours": 0.003,
+        "reschedule_hours": 0.0,
+    }
     assert first.strategies[4].bytes_per_hour == pytest.approx(
         (0.125 * 99e9 + 1e9) / schedule.interval_hours
     )
@@ -91,6 +96,13 @@ def test_it_plans_with_measured_costs_and_again_only_when_they_change():
     again = observed(schedule, replace(MEASURED, save_hours=0.0126)).plan
     assert again is not first
     assert again.costs.save_hours == 0.0126
+
+
+def test_what_was_not_read_yet_is_taken_to_load_as_long_as_it_takes_to_save():
+    unread = replace(MEASURED, load_hours=None, load_shard_hours=None)
+    costs = observed(TargetPLS(0.02, mtbf_hours=28, shards_per_failure=2), unread).plan.costs
+    assert costs.load_hours == 0.01
+    assert costs.load_shard_hours == pytest.approx(0.01 * 2 / 8)
 
 
 def test_it_says_what_it_decided_once(caplog):
