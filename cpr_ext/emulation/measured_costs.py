@@ -136,6 +136,10 @@ def measure_costs(
     source = Synthetic(preset.synthetic_num_embeddings, num_samples=_BATCHES * batch_size)
     trainer = _Trainer(DLRM.from_preset(preset, source, seed=0), source, batch_size)
     shutil.rmtree(directory, ignore_errors=True)
+    # One, as in the runs: on a busy machine several wait for one another longer than they work,
+    # which would make counting look cheap.
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         with Checkpointer(
             trainer.model,
@@ -160,6 +164,7 @@ def measure_costs(
                 for array in table.arrays().values()
             )
     finally:
+        torch.set_num_threads(num_threads)
         shutil.rmtree(directory, ignore_errors=True)
     return MeasuredCosts(
         model=preset.name,
