@@ -21,12 +21,12 @@ from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.trainer import Trainer, TrainOptions
 from cpr_ext.emulation.machine import describe_machine
 from cpr_ext.emulation.play import Training, plan_failures
-from cpr_ext.emulation.presets import find_scenario
+from cpr_ext.emulation.presets import PRESET_NAMES, find_scenario
+from cpr_ext.emulation.scenario import Scenario
 from cpr_ext.emulation.statistics import estimate, estimate_ratio
 from cpr_ext.priorities import AllRows, MostFrequentlyUsed, Priority, SubSampledUsed
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SCENARIO = find_scenario("abstract-56h")
 
 
 def variants(seed: int) -> dict[str, tuple[Priority, float]]:
@@ -45,17 +45,21 @@ def variants(seed: int) -> dict[str, tuple[Priority, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="synthetic", help="as for cpr emulate")
+    parser.add_argument("--preset", default="abstract-56h", choices=PRESET_NAMES)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int)
     options = parser.parse_args()
     torch.set_num_threads(1)
     training = Training(options.data, epochs=options.epochs)
     losses: dict[str, dict[int, float]] = {}
-    seeds = [seed for seed in range(100) if SCENARIO.draw_failures(seed)][: options.seeds]
+    scenario = find_scenario(options.preset)
+    seeds = [seed for seed in range(100) if scenario.draw_failures(seed)][: options.seeds]
     for seed in seeds:
-        whole = auc(training, seed, None, 1.0)
+        whole = auc(scenario, training, seed, None, 1.0)
         for name, (priority, share) in variants(seed).items():
-            losses.setdefault(name, {})[seed] = whole - auc(training, seed, priority, share)
+            losses.setdefault(name, {})[seed] = whole - auc(
+                scenario, training, seed, priority, share
+            )
             print(f"seed {seed} {name}: AUC loss {losses[name][seed]:.5f}", flush=True)
     rows = []
     vanilla = list(losses["vanilla"].values())
@@ -70,30 +74,34 @@ def main() -> None:
             f"[{share.low:.2f}, {share.high:.2f}]"
         )
     epochs = f"_{options.epochs}_epochs" if options.epochs else ""
-    file = RESULTS / f"emulation_variants_{options.data.partition(':')[0]}{epochs}.json"
+    job = "" if options.preset == "abstract-56h" else f"_{options.preset.partition('-')[0]}"
+    data = options.data.partition(":")[0]
+    file = RESULTS / f"emulation_variants{job}_{data}{epochs}.json"
     plain: dict[str, Any] = {
         "command": shlex.join(["python", "bench/emulation_variants.py", *sys.argv[1:]]),
         "machine": describe_machine(),
-        "scenario": SCENARIO.to_plain(),
+        "scenario": scenario.to_plain(),
         "rows": rows,
     }
     file.write_text(json.dumps(plain, indent=1) + "\n")
     print(f"kept in bench/results/{file.name}")
 
 
-def auc(training: Training, seed: int, priority: Priority | None, share: float) -> float:
+def auc(
+    scenario: Scenario, training: Training, seed: int, priority: Priority | None, share: float
+) -> float:
     """Test AUC of a run; ``priority`` None is the run without failure."""
     source = training.open(seed)
-    clock = training.clock(source, SCENARIO.job.total_hours)
-    failures = plan_failures(SCENARIO.draw_failures(seed), clock) if priority else ()
+    clock = training.clock(source, scenario.job.total_hours)
+    failures = plan_failures(scenario.draw_failures(seed), clock) if priority else ()
     with tempfile.TemporaryDirectory() as folder:
         options = TrainOptions(
             **training.options(source),
             store=Path(folder) / "store" if priority else None,
             priority=priority,
-            every_steps=clock.interval_steps(share * SCENARIO.cpr_interval_hours),
+            every_steps=clock.interval_steps(share * scenario.cpr_interval_hours),
             failures=failures,
-            num_shards=SCENARIO.job.num_shards,
+            num_shards=scenario.job.num_shards,
             seed=seed,
             rebase_after=None,
         )
