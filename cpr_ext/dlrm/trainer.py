@@ -44,6 +44,7 @@ class TrainOptions:
         failures: what is lost when.
         recovery: how lost shards come back.
         num_shards: row ranges into which every table is cut.
+        rebase_after: as for the ``Checkpointer``; None: every scheduled snapshot is partial.
     """
 
     settings: Hyperparameters
@@ -56,6 +57,7 @@ class TrainOptions:
     num_shards: int = 8
     consistency: Consistency = "step"
     seed: int = 0
+    rebase_after: float | None = 4.0
 
     def __post_init__(self) -> None:
         if self.num_shards < 1:
@@ -169,6 +171,7 @@ class Trainer:
             consistency=options.consistency,
             num_shards=options.num_shards,
             extra_state=lambda: self._log.to_plain(),
+            rebase_after=options.rebase_after,
             when_busy="wait",
         ) as checkpointer:
             self._checkpointer = checkpointer

@@ -1,0 +1,123 @@
+"""``cpr emulate`` and ``cpr report``, as a person uses them: in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SMALL = ["--steps", "40", "--failures", "2", "--pls", "0.2", "--strategy", "cpr-mfu"]
+
+
+def cpr(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cpr_ext.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+def running(marker: str) -> list[int]:
+    """Processes whose command line or open files name ``marker``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if marker in (entry / "environ").read_bytes().decode(errors="replace"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_it_goes_on_after_kill_9_and_keeps_what_was_finished(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    command = [sys.executable, "-m", "cpr_ext.cli", "emulate", *SMALL, "--quiet"]
+    command += ["--seeds", "2", "--jobs", "1", "--out", str(out)]
+    mark = f"CPR_TEST_MARK={tmp_path}"
+    environment = {**os.environ, "CPR_TEST_MARK": str(tmp_path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+    deadline = time.monotonic() + 200
+    while not list(out.glob("runs/*.json")):
+        assert time.monotonic() < deadline, "no run was finished"
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {path: path.stat().st_mtime_ns for path in out.glob("runs/*.json")}
+    assert len(kept) < 4
+    while running(mark):
+        assert time.monotonic() < deadline, "workers outlive their parent"
+        time.sleep(0.05)
+
+    summary = tmp_path / "summary.json"
+    again = cpr(*command[3:], "--json", summary)
+    assert again.returncode == 0, again.stderr
+    assert "CPR-MFU" in again.stdout
+    files = {path: path.stat().st_mtime_ns for path in out.glob("runs/*.json")}
+    assert len(files) == 4
+    assert kept.items() <= files.items()  # not played again
+    assert not (out / "work").exists()
+    told = json.loads(summary.read_text())
+    assert {(run["strategy"], run["seed"]) for run in told["runs"]} == {
+        (strategy, seed) for strategy in ("no-failure", "cpr-mfu") for seed in (0, 1)
+    }
+    assert len(told["facts"]["commands"]) == 2
+    assert told["facts"]["commands"][1]["machine"]["torch"]
+
+    other = cpr("emulate", *SMALL, "--hours", 50, "--out", out)
+    assert other.returncode == 2
+    assert "scenario.job.total_hours was 56" in other.stderr
+
+    page = tmp_path / "report.html"
+    made = cpr("report", out, "-o", page, "--png-dir", tmp_path / "png")
+    assert made.returncode == 0, made.stderr
+    assert "CPR-MFU" in page.read_text()
+    pictures = list((tmp_path / "png").glob("*.png"))
+    assert {path.name for path in pictures} >= {"runs-overhead.png", "runs-timeline.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--pls", "2"], "pls_target is 2.0"),
+        (["--fraction", "0"], "fraction is 0.0"),
+        (["--shards-lost", "9"], "shards_per_failure is 9"),
+        (["--hours", "-1"], "--hours"),
+        (["--strategy", "hope"], "cpr-mfu"),
+        (["--data", "nonsense"], "nonsense"),
+        (["--steps", "2"], "cannot be played"),
+        (["--costs", "measured", "--save-minutes", "5"], "contradict"),
+        (["--json", "/no/such/folder/x.json"], "does not exist"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from cpr_ext.cli import main
+
+    command = ["cpr", "emulate", *arguments, "--out", str(tmp_path / "runs")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
+
+
+def test_a_report_of_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cpr_ext.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["cpr", "report", str(tmp_path), "-o", str(tmp_path / "r")])
+    with pytest.raises(SystemExit):
+        main()
+    assert "holds no campaign.json" in capsys.readouterr().err
