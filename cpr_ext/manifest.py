@@ -91,6 +91,7 @@ class Manifest:
         generation: counts the commits of this manifest; 0: none yet, or of format version 1.
         seen: the generation that other manifests of the store had at least, by directory name,
             when this one was committed. One that is older than that has been replaced.
+        is_in_doubt: the last commit failed, perhaps after it had reached the disk.
 
     Raises:
         DamageError: the file is not what was committed in this directory.
@@ -103,6 +104,7 @@ class Manifest:
         self.segments: tuple[SegmentRecord, ...] = ()
         self.generation = 0
         self.seen: Mapping[str, int] = {}
+        self.is_in_doubt = False
         self._highest_tried = 0
         path = directory / MANIFEST_FILE
         try:
@@ -161,7 +163,9 @@ class Manifest:
             "segments": [asdict(record) for record in segments],
         }
         path = self.directory / MANIFEST_FILE
+        self.is_in_doubt = True
         write_signed(path, "cpr_ext.manifest", content, FORMAT_VERSION)
+        self.is_in_doubt = False
         dropped = set(self.segments) - set(segments)
         self.segments, self.generation, self.seen = segments, self._highest_tried, seen
         for record in dropped:

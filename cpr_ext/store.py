@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from cpr_ext.errors import DamageError, StorageError, StoreError
-from cpr_ext.files import make_directory, open_regular, require_directory, storage_error
+from cpr_ext.files import (
+    make_directory,
+    open_regular,
+    require_directory,
+    storage_error,
+    sync_directory,
+)
 from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord
 from cpr_ext.retention import Retention, keep_points, plan_retention
 from cpr_ext.segment import DTYPE_NAMES
@@ -101,12 +107,18 @@ class Store:
                 "Choose another directory, or build the model that the store was made with. To "
                 "take its state into this one: a new directory, and recover(from_store=...)"
             )
+        else:
+            sync_directory(self.directory)  # as for a manifest, below
 
     def _open_manifest(self, directory: Path) -> Manifest:
         make_directory(directory)
         require_directory(directory)
         self._locks.append(lock_directory(directory))
-        return Manifest(directory)
+        manifest = Manifest(directory)
+        # It may be in the page cache only, its writer killed or refused before the last sync; what
+        # other manifests note of it, and what is trained from it, must not outlive it.
+        sync_directory(directory)
+        return manifest
 
     @property
     def _manifests(self) -> list[Manifest]:
@@ -174,7 +186,8 @@ class Store:
         # committed as a whole, which the next roll-back removes.
         for manifest in self._manifests:
             kept = tuple(record for record in manifest.segments if record.snapshot <= snapshot)
-            if kept != manifest.segments:
+            # A commit in doubt may be there after a crash, with what is given up here.
+            if kept != manifest.segments or manifest.is_in_doubt:
                 self._commit(manifest, kept)
 
     def close(self) -> None:
