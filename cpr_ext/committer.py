@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from cpr_ext.at_exit import close_at_exit
 from cpr_ext.snapshot import Snapshot
 
 T = TypeVar("T")
@@ -20,6 +21,7 @@ class Committer:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cpr_ext-committer", daemon=True)
         self._thread.start()
+        close_at_exit(self)
 
     def submit(self, snapshot: Snapshot) -> None:
         """Hand a captured snapshot over; it keeps its error for whoever waits."""
@@ -38,10 +40,10 @@ class Committer:
         self._queue.put(run)
         return future
 
-    def close(self) -> None:
-        """Do what was handed over, then end the thread."""
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Do what was handed over, then end the thread; or leave it to itself after a while."""
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:

@@ -11,6 +11,7 @@ import queue
 import threading
 from functools import partial
 
+from cpr_ext.at_exit import close_at_exit
 from cpr_ext.committer import Committer
 from cpr_ext.errors import SnapshotError
 from cpr_ext.manifest import SegmentRecord
@@ -57,6 +58,7 @@ class Compactor:
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cpr_ext-compactor", daemon=True)
         self._thread.start()
+        close_at_exit(self)
 
     def consider(self) -> None:
         """A snapshot was committed: merge what is due, unless a merge is under way."""
@@ -68,17 +70,17 @@ class Compactor:
         """Wait until nothing is being merged; False if the time ran out first."""
         return self._is_idle.wait(timeout_seconds)
 
-    def stop(self) -> None:
+    def stop(self, timeout_seconds: float | None = None) -> None:
         """Give up what is being merged, and return once nothing is; ``consider`` starts anew."""
         self._is_stopped.set()
-        self._is_idle.wait()
+        self._is_idle.wait(timeout_seconds)
         self._is_stopped.clear()
 
-    def close(self) -> None:
+    def close(self, timeout_seconds: float | None = None) -> None:
         """Stop for good."""
-        self.stop()
+        self.stop(timeout_seconds)
         self._requests.put(False)
-        self._thread.join()
+        self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
         while self._requests.get():

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from cpr_ext._native import native
+from cpr_ext.at_exit import close_at_exit
 from cpr_ext.errors import SnapshotError
 from cpr_ext.snapshot import Snapshot
 from cpr_ext.tables import Table
@@ -47,6 +48,7 @@ class CaptureThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="cpr_ext-capture", daemon=True)
             self._thread.start()
+            close_at_exit(self)
         self._stop.clear()
         with self._changed:
             self._work = work
@@ -60,14 +62,14 @@ class CaptureThread:
         with self._changed:
             self._changed.wait_for(lambda: self._work is None)
 
-    def close(self) -> None:
+    def close(self, timeout_seconds: float | None = None) -> None:
         """Stop the work and end the thread."""
         self.pause()
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
         while True:

@@ -23,7 +23,7 @@ DEVICE_HEADER = "staging/device.h"  # the one header that may know CUDA
 PYTHON_LAYERS: list[set[str]] = [
     {"_C"},  # the compiled module; only _native imports it
     {"errors"},
-    {"_native", "files"},
+    {"_native", "at_exit", "files"},
     {"signed_json"},
     {"segment", "manifest"},
     {"packing", "retention", "merge_plan", "metrics", "witness"},
