@@ -60,7 +60,13 @@ class _TableArray:
         rows = max(1, BLOCK_BYTES // sum(a.row_bytes for a in self.shards[0].arrays))
         for shard, (begin, end) in zip(self.shards, self.ranges, strict=True):
             for first in range(begin, end, rows):
-                yield shard.range(first, min(first + rows, end)).arrays[self.array.name]
+                last = min(first + rows, end)
+                arrays = shard.range(first, last).arrays
+                # A state that no segment of this shard has is zero, as in older segments.
+                yield arrays.get(
+                    self.array.name,
+                    torch.zeros((last - first, *self.array.row_shape), dtype=self.array.dtype),
+                )
 
     def whole(self) -> torch.Tensor:
         return torch.cat(list(self.blocks()))

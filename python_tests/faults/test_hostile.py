@@ -7,10 +7,12 @@ import signal
 import stat
 
 import pytest
+from safetensors.torch import load_file
 
 from cpr_ext import dense_tree, files, manifest, segment_header, store_reader
 from cpr_ext.errors import DamageError
 from cpr_ext.files import create_anew, open_regular, require_directory
+from cpr_ext.maintenance import export
 from cpr_ext.store_reader import StoreReader
 from python_tests.faults.damage import Scene, opened
 from python_tests.faults.fuzz import CORPUS, CaseTimeoutError
@@ -104,6 +106,19 @@ def test_a_reader_that_believes_what_it_reads_is_caught(
     signal.alarm(3)
     with pytest.raises((AssertionError, CaseTimeoutError, LookupError, TypeError, AttributeError)):
         try_case(scene, case, tmp_path / "store")
+
+
+def test_a_state_that_one_shard_alone_has_is_exported_as_zero_elsewhere(scene, tmp_path):
+    case = json.loads((CORPUS / "state-in-one-shard-only.json").read_text())["case"]
+    assert try_case(scene, case, tmp_path / "store")  # by all readers, not by some drawn ones
+    target = Target(scene, tmp_path / "again")
+    apply(target, case)
+    export(target.store, tmp_path / "out")
+    (name,) = [n for n in load_file(tmp_path / "out/optimizer_rows.safetensors") if "dense" in n]
+    state = load_file(tmp_path / "out/optimizer_rows.safetensors")[name]
+    half = len(state) // 2
+    assert state[:half].any()
+    assert not state[half:].any()
 
 
 # --- what is opened ---
