@@ -34,8 +34,9 @@ from typing import Any
 import reliability_savers as savers
 import torch
 from reliability_savers import Saver, State, fill, make_state
-from run import describe_machine
 from tqdm import tqdm
+
+from cpr_ext.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "reliability.json"

@@ -7,6 +7,7 @@ equal ``s``, so that what a load gives back says by itself which save it came fr
 from __future__ import annotations
 
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def fill(state: State, step: int) -> None:
         tensor.fill_(step)
 
 
-class Saver:
+class Saver(ABC):
     """One way to save.
 
     Attributes:
@@ -49,13 +50,13 @@ class Saver:
         self.folder = folder
         self.state = state
 
+    @abstractmethod
     def begin(self, step: int) -> Wait:
         """Save the state; the function returned comes back once the library calls it saved."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self) -> int:
         """Load the newest save into the state; returns its step. Raises if nothing loads."""
-        raise NotImplementedError
 
     def files(self) -> list[Path]:
         """The files of the newest save."""
@@ -99,11 +100,11 @@ class _Peer(Saver):
                 errors.append(f"{path.name}: {type(error).__name__}: {error}")
         raise RuntimeError("; ".join(errors) or "no file")
 
-    def _begin(self, path: Path, step: int) -> Wait:
-        raise NotImplementedError
+    @abstractmethod
+    def _begin(self, path: Path, step: int) -> Wait: ...
 
-    def _load(self, path: Path) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _load(self, path: Path) -> int: ...
 
     def _take(self, loaded: State) -> None:
         for name, tensor in self.state.items():

@@ -11,15 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
+from cpr_ext.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "operations.json"
@@ -98,32 +96,6 @@ def keep(rows: list[dict[str, Any]]) -> None:
     kept = [row for row in old["rows"] if row["group"] not in groups]
     RESULTS.write_text(json.dumps({"rows": [*kept, *fresh]}, indent=1) + "\n")
     print(f"\nkept in {RESULTS.relative_to(HERE.parent)}")
-
-
-def describe_machine() -> dict[str, Any]:
-    def git(*arguments: str) -> str:
-        result = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=HERE)
-        return result.stdout.strip()
-
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {
-        "commit": git("rev-parse", "--short", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "--", "csrc", "cpr_ext", "bench")),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load_average_1min": os.getloadavg()[0],
-    }
 
 
 if __name__ == "__main__":

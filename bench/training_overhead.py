@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from run import describe_machine
 from torch.nn import functional
 from tqdm import tqdm
 
@@ -34,6 +33,7 @@ from cpr_ext.dlrm.model import DLRM
 from cpr_ext.dlrm.optimizers import build_optimizers
 from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.synthetic import Synthetic
+from cpr_ext.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "training_overhead.json"

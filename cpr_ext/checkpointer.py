@@ -277,7 +277,7 @@ class Checkpointer:
         self._settle()
         begun = self._begin_if_due()
         if self._is_overlapping:
-            self._advance(max_bytes=-1, wait_for_slot=False)
+            self._advance(rows=False)
             self._resume_capture()
         else:
             wait = self.consistency == "step"
@@ -305,7 +305,7 @@ class Checkpointer:
         self._recorder.flush()
         self._finish_in_flight()
         snapshot = self._begin("base" if self._next_kind() == "base" else kind, at_once=True)
-        self._advance(max_bytes=0, wait_for_slot=True)
+        self._advance()
         return snapshot
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
@@ -315,7 +315,7 @@ class Checkpointer:
             SnapshotError: it failed; its cause is ``__cause__``.
         """
         self._require_open()
-        self._advance(max_bytes=0, wait_for_slot=True)
+        self._advance()
         snapshot = self._in_flight
         if snapshot is None:
             return True
@@ -533,8 +533,10 @@ class Checkpointer:
         if self._overlap is not None and snapshot is not None and snapshot.has_rows_left:
             self._overlap.resume(snapshot, self._step)
 
-    def _advance(self, *, max_bytes: int, wait_for_slot: bool) -> None:
-        """Capture about ``max_bytes`` (0: all; negative: nothing), and commit what is captured."""
+    def _advance(
+        self, *, max_bytes: int = 0, wait_for_slot: bool = True, rows: bool = True
+    ) -> None:
+        """Capture about ``max_bytes`` of rows (0: all) unless the capture thread does; commit."""
         self._pause_capture()
         snapshot = self._in_flight
         if snapshot is None or snapshot.state != "capturing":
@@ -545,7 +547,7 @@ class Checkpointer:
             snapshot.cancel("the optimizer has made new per-row state")
             snapshot.put_back()
             snapshot = self._begin("base")
-        if max_bytes >= 0:
+        if rows:
             snapshot.capture_rows(self._step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
         snapshot.finish_if_captured(self._step, self._num_samples)
         if snapshot.is_captured:
@@ -626,7 +628,7 @@ class Checkpointer:
     def _finish_in_flight(self) -> None:
         """Capture what is left of the snapshot in flight, now, and wait for its commit."""
         if self._in_flight is not None:
-            self._advance(max_bytes=0, wait_for_slot=True)
+            self._advance()
             self._in_flight.wait_until_done()
             self._settle()
 

@@ -1,8 +1,8 @@
 """One snapshot of all shards of this process and of the dense part.
 
-The training thread drives :meth:`Snapshot.advance` between steps, or a capturing thread
-:meth:`Snapshot.capture_rows` while training reads the tables; when all is captured, a committer
-thread runs :meth:`Snapshot.commit`. Only one of them works on a snapshot at a time.
+The training thread drives :meth:`Snapshot.capture_rows` between steps, or a capturing thread does
+while training reads the tables; when all is captured, a committer thread runs
+:meth:`Snapshot.commit`. Only one of them works on a snapshot at a time.
 """
 
 from __future__ import annotations
@@ -132,18 +132,6 @@ class Snapshot:
             options=self._options,
         )
 
-    def advance(
-        self, step: int, num_samples: int, *, max_bytes: int = 0, wait_for_slot: bool
-    ) -> None:
-        """Capture rows as they are at ``step``, on the training thread, until the budget is spent.
-
-        Args:
-            max_bytes: about how much to capture in this call; 0: no limit.
-            wait_for_slot: wait for the disk instead of coming back at the next step.
-        """
-        self.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
-        self.finish_if_captured(step, num_samples)
-
     @property
     def has_rows_left(self) -> bool:
         """Rows remain to be chosen or captured."""
@@ -155,9 +143,13 @@ class Snapshot:
     def capture_rows(
         self, step: int, *, max_bytes: int, wait_for_slot: bool, stop: Any = None
     ) -> bool:
-        """As :meth:`advance`, but only the rows; on any thread while nothing changes the tables.
+        """Capture rows as they are at ``step``, or as they were if this snapshot is held.
+
+        On any thread, while nothing changes the tables.
 
         Args:
+            max_bytes: about how much to capture in this call; 0: no limit.
+            wait_for_slot: wait for the disk instead of coming back.
             stop: a native ``StopFlag``; once it is set, comes back after the chunk in hand.
 
         Returns:

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from cpr_ext.dlrm.trainer import Progress
 
 
-class ProgressBar:
-    """Shows samples, speed, loss, snapshots and stalls on stderr; messages go above it."""
+class SampleBar:
+    """A bar of samples on stderr, from the first time something is shown."""
 
     def __init__(self, *, disable: bool) -> None:
         self._disable = disable
         self._bar: Any = None
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -31,28 +33,36 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.close()
 
-    def show(self, progress: Progress) -> None:
-        """Take note of where training is."""
-        if self._disable:
-            return
+    def _open(self, total: int | None, initial: int = 0) -> Any:
         if self._bar is None:
             self._bar = tqdm(
-                total=progress.total_samples,
-                initial=progress.num_samples,
+                total=total,
+                initial=initial,
                 unit=" samples",
                 unit_scale=True,
                 dynamic_ncols=True,
                 mininterval=0.2,
             )
+        return self._bar
+
+
+class ProgressBar(SampleBar):
+    """Shows samples, speed, loss, snapshots and stalls on stderr; messages go above it."""
+
+    def show(self, progress: Progress) -> None:
+        """Take note of where training is."""
+        if self._disable:
+            return
+        bar = self._open(progress.total_samples, progress.num_samples)
         if progress.message:
-            self._bar.write(progress.message)
-        if progress.num_samples < self._bar.n:  # training went back
-            self._bar.n = progress.num_samples
+            bar.write(progress.message)
+        if progress.num_samples < bar.n:  # training went back
+            bar.n = progress.num_samples
         metrics = progress.metrics
         snapshots = metrics.base_snapshots + metrics.partial_snapshots
         loss = "-" if math.isnan(progress.loss) else f"{progress.loss:.4f}"
-        self._bar.set_postfix_str(
+        bar.set_postfix_str(
             f"loss {loss}, {snapshots} snapshots, stalled {metrics.stall_seconds:.2f} s",
             refresh=False,
         )
-        self._bar.update(progress.num_samples - self._bar.n)
+        bar.update(progress.num_samples - bar.n)

@@ -20,7 +20,9 @@ def describe_machine() -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpr_ext": importlib.metadata.version("cpr_ext"),
         "commit": _git("rev-parse", "--short", "HEAD") or None,
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
+        "uncommitted_changes": bool(
+            _git("status", "--porcelain", "--", ":/csrc", ":/cpr_ext", ":/bench")
+        ),
         "cpu": _cpu_name(),
         "cores": available_cores(),
         "memory_gib": round(available_memory_bytes() / (1 << 30), 1),
