@@ -47,7 +47,9 @@ def _comparison(name: str, scores: np.ndarray, *, rounds: int) -> Comparison:
         pool = native.ThreadPool(num_threads=threads)
         contenders.append(
             Contender(
-                f"top_rows[{name}-{threads}]", lambda pool=pool: native.top_rows(scores, k, pool)
+                f"top_rows[{name}-{threads}]",
+                lambda pool=pool: native.top_rows(scores, k, pool),
+                facts={"threads": threads},
             )
         )
     contenders += [
@@ -55,5 +57,5 @@ def _comparison(name: str, scores: np.ndarray, *, rounds: int) -> Comparison:
         Contender("topk", lambda: torch.topk(signed, k, sorted=False), "peer"),
         Contender("reading the scores once", lambda: bounds.read(scores), "bound"),
     ]
-    facts = {"num_rows": num_rows, "scores": name}
+    facts = {"num_rows": num_rows, "scores": name, "is_counts": name in COUNTS}
     return Comparison(f"top {k} of {num_rows} {name}", contenders, rounds, facts)

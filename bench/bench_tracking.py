@@ -72,6 +72,7 @@ def comparisons(settings: Settings) -> Iterator[Comparison]:
             f"count {len(table_rows)} x {batch_size} lookups, {skew}",
             [*_ours(skew, table_rows, batches), *_others(table_rows, batch_size, batches)],
             rounds=40,
+            facts={"skew": skew},
         )
 
 
@@ -86,7 +87,11 @@ def _ours(
         pool = native.ThreadPool(num_threads=threads)
         for kind in TRACKERS:
             count = in_turn(batches, counting(kind, pool))
-            yield Contender(f"count_lookups[{skew}-{threads}-{kind}]", count)
+            yield Contender(
+                f"count_lookups[{skew}-{threads}-{kind}]",
+                count,
+                facts={"tracker": kind, "threads": threads},
+            )
     # What crossing from Python costs by itself.
     empty = [[indices[:0] for indices in batch] for batch in batches]
     nothing = in_turn(empty, counting("AccessCounter", None))
@@ -101,11 +106,11 @@ def _others(
 
     ones = torch.ones(batch_size, dtype=torch.int32)
     index_add = table_by_table(lambda table, ids: table.index_add_(0, ids, ones), zeros())
-    yield Contender("index_add_", in_turn(batches, index_add), "peer")
+    yield Contender("index_add", in_turn(batches, index_add), "peer")
     arrays = [[indices.numpy() for indices in batch] for batch in batches]
     counts = [np.zeros(rows, dtype=np.uint32) for rows in table_rows]
     add_at = table_by_table(lambda table, ids: np.add.at(table, ids, 1), counts)
-    yield Contender("numpy.add.at", in_turn(arrays, add_at), "peer")
+    yield Contender("numpy_add_at", in_turn(arrays, add_at), "peer")
     plain = zeros()
     where = bounds.addresses(plain)
     loop = in_turn(

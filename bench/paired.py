@@ -42,12 +42,14 @@ class Contender:
         role: ``ours``, a ``peer`` (what a user would pick instead), or a ``bound`` (the simplest
             code for the stage, which does less).
         prepare: called before each timing, which then times one call.
+        facts: what else a reader of its results needs, such as the number of threads.
     """
 
     name: str
     run: Callable[[], object]
     role: Literal["ours", "peer", "bound"] = "ours"
     prepare: Callable[[], object] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def _row(
         "iqr_seconds": spread(mine),
         "rounds": len(mine),
         **comparison.facts,
+        **contender.facts,
     }
     if contender.role == "ours":
         others = [other for other in comparison.contenders if other.role != "ours"]

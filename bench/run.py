@@ -36,7 +36,7 @@ def main() -> None:
         settings = paired.Settings(options.tiny, Path(folder))
         rows = [row for name in names for row in measure_file(name, settings)]
     if not options.tiny:
-        keep(rows)
+        keep(rows, with_older=bool(options.files))
 
 
 def measure_file(name: str, settings: paired.Settings) -> Iterator[dict[str, Any]]:
@@ -56,14 +56,16 @@ def print_group(rows: Sequence[dict[str, Any]]) -> None:
         print(f"  {row['name']:<44}{milliseconds:>10.3f} ms   {text}", flush=True)
 
 
-def keep(rows: Sequence[dict[str, Any]]) -> None:
-    """Results of benchmarks run now replace their older ones; the others stay."""
+def keep(rows: Sequence[dict[str, Any]], *, with_older: bool) -> None:
+    """Results of groups run now replace the older ones; ``with_older``: the others stay."""
     RESULTS.parent.mkdir(exist_ok=True)
-    old = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": []}
     machine = describe_machine()
     fresh = [{**row, "machine": machine} for row in rows]
     groups = {row["group"] for row in rows}
-    kept = [row for row in old["rows"] if row["group"] not in groups]
+    kept = []
+    if with_older and RESULTS.exists():
+        old = json.loads(RESULTS.read_text())
+        kept = [row for row in old["rows"] if row["group"] not in groups]
     RESULTS.write_text(json.dumps({"rows": [*kept, *fresh]}, indent=1) + "\n")
     print(f"\nkept in {RESULTS.relative_to(HERE.parent)}")
 
