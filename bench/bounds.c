@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-enum { kMaxThreads = 64, kRowsAhead = 16, kLine = 64 };
+enum { kMaxThreads = 64, kRowsAhead = 20, kLine = 64 };
 
 typedef struct {
   const char* from;

@@ -7,6 +7,7 @@ slows the machine for a while slows both sides of it.
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +17,8 @@ from typing import Any, Literal
 
 # One timing takes at least so long; a shorter call is repeated within it.
 _TIMING_SECONDS = 0.004
-# Threads of the call before (torch's spin for a while) are asleep when the next begins.
-_REST_SECONDS = 0.002
+# torch's threads spin for 8 ms after a call, on cores that the next contender needs.
+_REST_SECONDS = 0.012
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ def measure(comparison: Comparison, *, tiny: bool = False) -> list[dict[str, Any
     calls = {contender.name: _calibrate(contender) for contender in contenders}
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     rounds = 2 if tiny else comparison.rounds
-    for number in range(rounds):
-        first = number % len(contenders)
-        for contender in contenders[first:] + contenders[:first]:
+    chance = random.Random(comparison.group)
+    for _ in range(rounds):
+        for contender in chance.sample(contenders, len(contenders)):
             times[contender.name].append(_time(contender, calls[contender.name]))
     rows = [_row(comparison, contender, times) for contender in contenders]
     comparison.done()
