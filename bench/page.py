@@ -5,13 +5,12 @@ python bench/page.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import charts
 from peers import allowed_memory_bytes
-from results import Results, Row
+from results import Results, Row, standing
 from targets import findings, print_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,6 +38,21 @@ def main() -> None:
     print(f"\nwrote {PAGE.relative_to(ROOT)}")
 
 
+def table(head: str, align: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A Markdown table; ``head`` has its columns, ``align`` an ``l`` or ``r`` for each."""
+    yield f"| {head} |"
+    yield f"|{'|'.join({'l': '---', 'r': '---:'}[letter] for letter in align)}|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def milliseconds(seconds: float, digits: int) -> str:
+    return f"{1e3 * seconds:.{digits}f} ms"
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e6:.0f} MB"
+
+
 def machine_line(machine: Row) -> str:
     changed = ", with uncommitted changes" if machine["uncommitted_changes"] else ""
     return (
@@ -51,12 +65,8 @@ def machine_line(machine: Row) -> str:
 def targets(results: Results) -> Iterator[str]:
     """Measured values beside the targets."""
     yield "## Targets\n"
-    yield "| stage | measure | target | measured | |"
-    yield "|---|---|---|---|---|"
-    for line in findings(results):
-        yield (
-            f"| {line.stage} | {line.measure} | {line.target} | {line.measured} | {line.verdict} |"
-        )
+    lines = [vars(line).values() for line in findings(results)]
+    yield from table("stage | measure | target | measured | ", "lllll", map(tuple, lines))
     yield (
         "\nOf values at several sizes the worst comes first, and it is the worst that has to meet "
         "the target. *Limit*: what the simplest code\nfor the stage reaches by the same measure, "
@@ -82,16 +92,22 @@ def training(results: Results) -> Iterator[str]:
         "memory, the rise over training's. What a peer leaves to the page cache is written after "
         "its stretch, and not held against it.\n"
     )
-    yield "| way | samples/s | without | ratio | of each round | longest pause | memory |"
-    yield "|---|---:|---:|---:|---|---:|---:|"
-    for row in rows:
-        rounds = ", ".join(f"{ratio:.3f}" for ratio in row["ratios"])
-        yield (
-            f"| {row['what']} | {row['samples_per_second']:,} | "
-            f"{row['samples_per_second_without']:,} | {row['ratio_to_none']:.3f} | {rounds} | "
-            f"{1e3 * row['longest_pause_seconds']:.1f} ms | "
-            f"{row['peak_memory_over_training_bytes'] / 1e6:.0f} MB |"
-        )
+    yield from table(
+        "way | samples/s | without | ratio | of each round | longest pause | memory",
+        "lrrrlrr",
+        (
+            (
+                row["what"],
+                f"{row['samples_per_second']:,}",
+                f"{row['samples_per_second_without']:,}",
+                f"{row['ratio_to_none']:.3f}",
+                ", ".join(f"{ratio:.3f}" for ratio in row["ratios"]),
+                milliseconds(row["longest_pause_seconds"], 1),
+                megabytes(row["peak_memory_over_training_bytes"]),
+            )
+            for row in rows
+        ),
+    )
     yield f"\n{machine_line(found['machine'])}\n"
     charts.training(rows, IMAGES / "training_overhead.png")
     yield "![Speed and longest pause of each way to save](images/training_overhead.png)\n"
@@ -106,14 +122,21 @@ def tracking(results: Results) -> Iterator[str]:
         "The same model; blocks of steps under a `Checkpointer` that saves nothing take turns with "
         "blocks that have no hooks.\n"
     )
-    yield "| batch | with | without | ratio | middle half of the pairs | pairs |"
-    yield "|---:|---:|---:|---:|---:|---:|"
-    for row in found["rows"]:
-        yield (
-            f"| {row['batch_size']} | {1e3 * row['step_seconds_with']:.2f} ms | "
-            f"{1e3 * row['step_seconds_without']:.2f} ms | {row['ratio']:.4f} | "
-            f"{row['ratio_iqr']:.4f} wide | {row['pairs']} |"
-        )
+    yield from table(
+        "batch | with | without | ratio | middle half of the pairs | pairs",
+        "rrrrrr",
+        (
+            (
+                str(row["batch_size"]),
+                milliseconds(row["step_seconds_with"], 2),
+                milliseconds(row["step_seconds_without"], 2),
+                f"{row['ratio']:.4f}",
+                f"{row['ratio_iqr']:.4f} wide",
+                str(row["pairs"]),
+            )
+            for row in found["rows"]
+        ),
+    )
     yield f"\n{machine_line(found['machine'])}\n"
 
 
@@ -126,18 +149,22 @@ def pauses(results: Results) -> Iterator[str]:
         "The same model, default options, a partial snapshot of 12.5 % of every table; medians of "
         "the longest pause of each snapshot.\n"
     )
-    yield (
-        "| consistency | longest pause | of each snapshot | gather of as many rows | "
-        "`dcp.async_save` blocks | snapshot |"
+    yield from table(
+        "consistency | longest pause | of each snapshot, ms | gather of as many rows | "
+        "`dcp.async_save` blocks | snapshot",
+        "lrlrrr",
+        (
+            (
+                row["consistency"],
+                milliseconds(row["pause_seconds"], 2),
+                ", ".join(f"{1e3 * pause:.1f}" for pause in row["pause_seconds_of_each_round"]),
+                milliseconds(row["gather_seconds"], 1),
+                milliseconds(row["async_save_seconds"], 0),
+                megabytes(row["snapshot_bytes"]),
+            )
+            for row in found["rows"]
+        ),
     )
-    yield "|---|---:|---|---:|---:|---:|"
-    for row in found["rows"]:
-        each = ", ".join(f"{1e3 * pause:.1f}" for pause in row["pause_seconds_of_each_round"])
-        yield (
-            f"| {row['consistency']} | {1e3 * row['pause_seconds']:.2f} ms | {each} ms | "
-            f"{1e3 * row['gather_seconds']:.1f} ms | {1e3 * row['async_save_seconds']:.0f} ms | "
-            f"{row['snapshot_bytes'] / 1e6:.0f} MB |"
-        )
     yield f"\n{machine_line(found['machine'])}\n"
 
 
@@ -155,14 +182,21 @@ def peers(results: Results) -> Iterator[str]:
         "library does not. Memory: the rise of resident memory over training's; ours\nmay take "
         f"the slots, 5 bytes per row and 64 MB: {allowed:.0f} MB.\n"
     )
-    yield "| saver | held | longest pause | durable after | memory | on disk |"
-    yield "|---|---:|---:|---:|---:|---:|"
-    for row in rows:
-        yield (
-            f"| {row['name']} | {row['held_seconds']:.3f} s | "
-            f"{1e3 * row['longest_pause_seconds']:.1f} ms | {row['durable_seconds']:.2f} s | "
-            f"{row['peak_memory_bytes'] / 1e6:.0f} MB | {row['bytes_on_disk'] / 1e6:.0f} MB |"
-        )
+    yield from table(
+        "saver | held | longest pause | durable after | memory | on disk",
+        "lrrrrr",
+        (
+            (
+                row["name"],
+                f"{row['held_seconds']:.3f} s",
+                milliseconds(row["longest_pause_seconds"], 1),
+                f"{row['durable_seconds']:.2f} s",
+                megabytes(row["peak_memory_bytes"]),
+                megabytes(row["bytes_on_disk"]),
+            )
+            for row in rows
+        ),
+    )
     yield f"\n{machine_line(found['machine'])}\n"
     charts.peers(rows, IMAGES / "peers.png")
     yield "![Time held, time until durable and memory of each saver](images/peers.png)\n"
@@ -184,22 +218,27 @@ def scaling(results: Results) -> Iterator[str]:
 
 def operations(results: Results) -> Iterator[str]:
     """Each operation beside its peers and bounds."""
-    found: list[dict[str, Any]] = results.rows("operations")
+    found = results.rows("operations")
     if not found:
         return
     yield "## Operations\n"
     for group in sorted({row["group"] for row in found}):
         yield f"### {group[0].upper()}{group[1:]}\n"
-        yield "| | median | spread (IQR) | rounds | |"
-        yield "|---|---:|---:|---:|---|"
         rows = [row for row in found if row["group"] == group]
-        for row in sorted(rows, key=lambda row: row["median_seconds"]):
-            ratio = row.get("ratio_to_fastest_peer")
-            text = row["role"] if ratio is None else f"{ratio:.2f}x the fastest peer"
-            yield (
-                f"| {row['name']} | {1e3 * row['median_seconds']:.3f} ms | "
-                f"{1e3 * row['iqr_seconds']:.3f} ms | {row['rounds']} | {text} |"
-            )
+        yield from table(
+            " | median | spread (IQR) | rounds | ",
+            "lrrrl",
+            (
+                (
+                    row["name"],
+                    milliseconds(row["median_seconds"], 3),
+                    milliseconds(row["iqr_seconds"], 3),
+                    str(row["rounds"]),
+                    standing(row),
+                )
+                for row in sorted(rows, key=lambda row: row["median_seconds"])
+            ),
+        )
         yield ""
     yield from (f"{line}\n" for line in sorted({machine_line(row["machine"]) for row in found}))
 

@@ -10,8 +10,6 @@ torch.distributed.checkpoint.async_save holds its caller. Keeps bench/results/pa
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -20,17 +18,16 @@ from typing import Any
 
 import torch
 from paired import paired_ratio
+from results import keep, parser_of
 from savers import DcpAsyncSave
 from training import Protected, Run, seconds_of
 
 from cpr_ext._native import native
 from cpr_ext.checkpointer import DEFAULT_SLOT_BYTES, Consistency
-from cpr_ext.emulation.machine import describe_machine
 from cpr_ext.priorities import MostFrequentlyUsed
 from cpr_ext.tables import Table
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "pause.json"
 PRIORITY = MostFrequentlyUsed(0.125)
 
 
@@ -101,10 +98,8 @@ def measure(run: Run, consistency: Consistency, folder: Path, rounds: int) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="snapshots of each kind")
-    parser.add_argument("--tiny", action="store_true", help="a small model, nothing is kept")
-    parser.add_argument("--folder", help="where to save (default: the temporary folder)")
     options = parser.parse_args()
     run = Run(tiny=options.tiny, batch_size=2048)
     with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
@@ -118,10 +113,7 @@ def main() -> None:
             f"{row['snapshot_bytes'] / 1e6:.0f} MB"
         )
     if not options.tiny:
-        RESULTS.write_text(
-            json.dumps({"machine": describe_machine(), "rows": rows}, indent=1) + "\n"
-        )
-        print(f"kept in {RESULTS.relative_to(HERE.parent)}")
+        keep("pause", rows)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,13 @@ from typing import Any
 
 import savers
 from bench_storage import sync
+from results import keep, parser_of
 from tqdm import tqdm
 from training import PeakMemory, Protected, Run, in_own_process
 
 from cpr_ext.checkpointer import DEFAULT_SLOT_BYTES
-from cpr_ext.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "peers.json"
 OURS = {"cpr_ext": "row", 'cpr_ext, consistency="step"': "step"}
 PEERS = {saver.name: saver for saver in savers.PEERS}
 NUM_SLOTS = 2
@@ -124,13 +123,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, has_children=True)
     parser.add_argument("--rounds", type=int, default=3, help="saves by each")
-    parser.add_argument("--tiny", action="store_true", help="a small model, nothing is kept")
-    parser.add_argument("--only", default="", help="savers whose name holds this; nothing is kept")
-    parser.add_argument("--folder", help="where to save (default: the temporary folder)")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--child-folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(options)
@@ -143,9 +137,7 @@ def main() -> None:
     ]
     print_table(rows)
     if not (options.tiny or options.only):
-        result = {"machine": describe_machine(), "rounds": options.rounds, "rows": rows}
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"\nkept in {RESULTS.relative_to(HERE.parent)}")
+        keep("peers", rows, rounds=options.rounds)
 
 
 if __name__ == "__main__":

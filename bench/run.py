@@ -9,37 +9,34 @@ is faster.
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import paired
+from results import Results, Row, keep, parser_of, standing
 
 from cpr_ext.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "operations.json"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("files", nargs="*", help="default: all bench_*.py")
-    parser.add_argument("--tiny", action="store_true", help="small sizes, nothing is kept")
-    parser.add_argument("--folder", help="where to write files (default: the temporary folder)")
     options = parser.parse_args()
     names = sorted(Path(file).stem for file in options.files or HERE.glob("bench_*.py"))
     with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
         settings = paired.Settings(options.tiny, Path(folder))
         rows = [row for name in names for row in measure_file(name, settings)]
     if not options.tiny:
-        keep(rows, with_older=bool(options.files))
+        machine = describe_machine()  # of each row: some may be older
+        rows = [{**row, "machine": machine} for row in rows]
+        keep("operations", with_older(rows) if options.files else rows)
 
 
-def measure_file(name: str, settings: paired.Settings) -> Iterator[dict[str, Any]]:
+def measure_file(name: str, settings: paired.Settings) -> Iterator[Row]:
     """Measure what a file compares; each comparison is printed as soon as it is done."""
     for comparison in importlib.import_module(name).comparisons(settings):
         rows = paired.measure(comparison, tiny=settings.tiny)
@@ -47,27 +44,18 @@ def measure_file(name: str, settings: paired.Settings) -> Iterator[dict[str, Any
         yield from rows
 
 
-def print_group(rows: Sequence[dict[str, Any]]) -> None:
+def print_group(rows: Sequence[Row]) -> None:
     print(f"\n{rows[0]['group']}")
     for row in sorted(rows, key=lambda row: row["median_seconds"]):
-        ratio = row.get("ratio_to_fastest_peer")
-        text = row["role"] if ratio is None else f"{ratio:.2f}x the fastest peer"
         milliseconds = 1e3 * row["median_seconds"]
-        print(f"  {row['name']:<44}{milliseconds:>10.3f} ms   {text}", flush=True)
+        print(f"  {row['name']:<44}{milliseconds:>10.3f} ms   {standing(row)}", flush=True)
 
 
-def keep(rows: Sequence[dict[str, Any]], *, with_older: bool) -> None:
-    """Results of groups run now replace the older ones; ``with_older``: the others stay."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    machine = describe_machine()
-    fresh = [{**row, "machine": machine} for row in rows]
+def with_older(rows: Sequence[Row]) -> list[Row]:
+    """These and the results before of groups that were not run now."""
     groups = {row["group"] for row in rows}
-    kept = []
-    if with_older and RESULTS.exists():
-        old = json.loads(RESULTS.read_text())
-        kept = [row for row in old["rows"] if row["group"] not in groups]
-    RESULTS.write_text(json.dumps({"rows": [*kept, *fresh]}, indent=1) + "\n")
-    print(f"\nkept in {RESULTS.relative_to(HERE.parent)}")
+    older = Results().rows("operations")
+    return [*(row for row in older if row["group"] not in groups), *rows]
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ pipeline alone. Keeps bench/results/scaling.json.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,14 +19,13 @@ import numpy as np
 import paired
 import torch
 from paired import Comparison, Contender
+from results import keep, parser_of
 from tqdm import tqdm
 
 from cpr_ext._native import native
 from cpr_ext.checkpointer import DEFAULT_SLOT_BYTES
-from cpr_ext.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "scaling.json"
 STAGES = ("count", "select", "gather", "scatter", "write", "read")
 THREADS = (1, 2)
 NUM_LOOKUPS = 26 * 2048
@@ -151,10 +148,8 @@ def measure(point: Point, folder: Path, *, rounds: int, tiny: bool) -> Iterator[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tiny", action="store_true", help="small tables, nothing is kept")
-    parser.add_argument("--folder", help="where to write files (default: the temporary folder)")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
@@ -167,9 +162,7 @@ def main() -> None:
                 f"{row['fraction']:<6g}{1e3 * row['median_seconds']:>10.3f} ms"
             )
     if not options.tiny:
-        result = {"machine": describe_machine(), "rows": rows}
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"kept in {RESULTS.relative_to(HERE.parent)}")
+        keep("scaling", rows)
 
 
 if __name__ == "__main__":

@@ -9,20 +9,16 @@ ratio of a pair is that of its median steps. Keeps bench/results/tracking_overhe
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from paired import spread
+from results import keep, parser_of
 from training import Protected, Run, seconds_of
 
-from cpr_ext.emulation.machine import describe_machine
-
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "tracking_overhead.json"
 #: Batch size and the steps of a block: a block takes about a quarter of a second.
 BLOCKS = {128: 40, 2048: 6}
 
@@ -56,12 +52,10 @@ def measure(run: Run, protected: Protected, batch_size: int, pairs: int) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--pairs", type=int, default=40, help="pairs of blocks, for each batch size"
     )
-    parser.add_argument("--tiny", action="store_true", help="a small model, nothing is kept")
-    parser.add_argument("--folder", help="where the store lies (default: the temporary folder)")
     options = parser.parse_args()
     run = Run(tiny=options.tiny, batch_size=128)
     with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
@@ -76,10 +70,7 @@ def main() -> None:
             f"(middle half of {row['pairs']} pairs: {row['ratio_iqr']:.4f} wide)"
         )
     if not options.tiny:
-        RESULTS.write_text(
-            json.dumps({"machine": describe_machine(), "rows": rows}, indent=1) + "\n"
-        )
-        print(f"kept in {RESULTS.relative_to(HERE.parent)}")
+        keep("tracking_overhead", rows)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,13 @@ from typing import Any
 
 import savers
 from bench_storage import write_raw
+from results import keep, parser_of
 from tqdm import tqdm
 from training import PeakMemory, Protected, Run, in_own_process
 
 import cpr_ext
-from cpr_ext.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "training_overhead.json"
 FRACTION = 0.125
 RAW = "raw direct writes"
 MODES = {
@@ -231,15 +230,10 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, has_children=True)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between saves")
     parser.add_argument("--rounds", type=int, default=3, help="stretches with a save, of each way")
     parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--tiny", action="store_true", help="a small model, nothing is kept")
-    parser.add_argument("--only", default="", help="ways whose name holds this; nothing is kept")
-    parser.add_argument("--folder", help="where to save (default: the temporary folder)")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--child-folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(options)
@@ -248,9 +242,7 @@ def main() -> None:
     print_table(rows)
     if not (options.tiny or options.only):
         settings = {key: getattr(options, key) for key in ("every", "rounds", "batch_size")}
-        result = {"machine": describe_machine(), "settings": settings, "rows": rows}
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"\nkept in {RESULTS.relative_to(HERE.parent)}")
+        keep("training_overhead", rows, settings=settings)
 
 
 if __name__ == "__main__":
