@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from results import Results, Row
 from scaling import STAGES, THREADS, Point
-from targets import Target, targets
+from targets import Target, number, targets
 
 OURS, OTHER, MISSED = "#1f77b4", "#b3b3b3", "#d1495b"
 COLORS = {1: "#7fb3d9", 2: OURS}
@@ -97,29 +97,30 @@ def training(rows: Sequence[Row], path: Path) -> None:
     speeds = [row["ratio_to_none"] for row in rows]
     left.barh(names, speeds, color=colors)
     left.axvline(1.0, color="black", lw=0.8, ls=":")
-    left.set_xlim(0, 1.12)
+    left.set_xlim(0, max(1.2, 1.12 * max(speeds)))
     left.set_xlabel("samples/s, over training that saves nothing")
     for place, speed in enumerate(speeds):
         left.annotate(
-            f"{speed:.3f}", (speed, place), (4, 0), textcoords="offset points", va="center",
-            fontsize=8,
+            f"{speed:.3f}", (max(speed, 1.0), place), (4, 0),
+            textcoords="offset points", va="center", fontsize=8,
         )  # fmt: skip
     pauses = [1e3 * row["longest_pause_seconds"] for row in rows]
     right.barh(names, pauses, color=colors)
     right.set_xscale("log")
+    held = [pause for pause in pauses if pause > 0]
+    right.set_xlim(min(held) / 4, 6 * max(held))
+    for place, pause in enumerate(pauses):
+        right.annotate(
+            number(pause) if pause > 0 else "none", (pause or min(held) / 4, place), (4, 0),
+            textcoords="offset points", va="center", fontsize=8,
+        )  # fmt: skip
     right.set_xlabel("longest pause of a save, ms (log scale)")
     right.set_yticklabels([])
-    _decades(right, pauses)
+    plain(right.xaxis, [10.0**power for power in range(6) if min(held) / 4 <= 10**power])
     for axes in (left, right):
         axes.invert_yaxis()
         tidy(axes)
     save(figure, path)
-
-
-def _decades(axes: Axes, values: Sequence[float]) -> None:
-    positive = [value for value in values if value > 0]
-    ticks = [10.0**power for power in range(-1, 6)]
-    plain(axes.xaxis, [t for t in ticks if min(positive) / 10 <= t <= 10 * max(positive)])
 
 
 def peers(rows: Sequence[Row], path: Path) -> None:

@@ -3,8 +3,8 @@
     python bench/tracking_overhead.py [--pairs 40] [--tiny]
 
 One DLRM (`kaggle`) in one process: short blocks of steps under a Checkpointer that saves nothing
-and blocks with its hooks taken off take turns, each pair in the other order than the last. The
-ratio of a pair is that of its median steps. Keeps bench/results/tracking_overhead.json.
+and blocks with its hooks on the tables taken off take turns, each pair in the other order than the
+last. The ratio of a pair is that of its median steps. Keeps bench/results/tracking_overhead.json.
 """
 
 from __future__ import annotations
