@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -81,6 +83,18 @@ class Ours:
             tracker.take(tracker.select(0, rows, k, pool=self._pool), pool=self._pool)
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without what TorchRec's planner says of every table."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 class DeltaTracker:
     """All rows that were looked up, by TorchRec's tracker of a sharded model of one process."""
 
@@ -90,7 +104,6 @@ class DeltaTracker:
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
         from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-        logging.getLogger("torchrec").setLevel(logging.ERROR)  # the planner tells every table
         join_group_of_one()
         tables = [
             EmbeddingBagConfig(
@@ -103,7 +116,8 @@ class DeltaTracker:
         ]
         self._features = [f"feature_{i}" for i in range(len(tables))]
         collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
-        model = DistributedModelParallel(collection, device=torch.device("cpu"))
+        with quietly():
+            model = DistributedModelParallel(collection, device=torch.device("cpu"))
         self._tracker = ModelDeltaTrackerTrec(model)
 
     def jagged(self, batch: Sequence[torch.Tensor]) -> Any:

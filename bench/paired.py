@@ -76,12 +76,14 @@ def measure(comparison: Comparison, *, tiny: bool = False) -> list[dict[str, Any
     rounds. ``ratio_to_fastest_peer``: the smallest of those to peers; above 1 is faster than all.
     """
     contenders = list(comparison.contenders)
-    calls = {contender.name: _calibrate(contender) for contender in contenders}
+    calls = {each.name: 1 if tiny else _calibrate(each) for each in contenders}
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     rounds = 2 if tiny else comparison.rounds
     chance = random.Random(comparison.group)
     for _ in range(rounds):
         for contender in chance.sample(contenders, len(contenders)):
+            if not tiny:
+                time.sleep(_REST_SECONDS)
             times[contender.name].append(_time(contender, calls[contender.name]))
     rows = [_row(comparison, contender, times) for contender in contenders]
     comparison.done()
@@ -101,7 +103,6 @@ def _time(contender: Contender, calls: int) -> float:
     """Seconds of one call, the mean of ``calls``."""
     if contender.prepare is not None:
         contender.prepare()
-    time.sleep(_REST_SECONDS)
     gc.disable()
     try:
         started = time.perf_counter()
