@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from cpr_ext._native import native
 from cpr_ext.errors import RowIndexError, UsageError
 
+pytestmark = pytest.mark.usefixtures("every_instruction_set")
+
 POOLS = {threads: native.ThreadPool(num_threads=threads) for threads in (1, 2, 3, 4)}
 DTYPES = [np.uint8, np.bool_, np.float16, np.float32, np.int64, np.float64, np.complex64]
 
