@@ -165,9 +165,7 @@ class Recoverer:
         self._restore_dense(part, report, strict=strict)
         ranges = {name: (0, reader.table(name).num_embeddings) for name in match.names}
         targets = {name: TableTarget(self._by_name[name]) for name in match.names}
-        transplant_rows(
-            reader, record.snapshot, targets, ranges, report, direct_io=self._direct_io
-        )
+        transplant_rows(reader, record.snapshot, targets, ranges, report, direct_io=self._direct_io)
         self._begin_anew()
         return report
 

@@ -53,7 +53,9 @@ def newest_of_all(
 
 
 def _newest_common_point(readers: Sequence[StoreReader]) -> tuple[list[StoreAt], DensePart]:
-    points = [{r.last_step: r for r in reader.dense.segments if r.is_complete} for reader in readers]
+    points = [
+        {r.last_step: r for r in reader.dense.segments if r.is_complete} for reader in readers
+    ]
     steps = set.intersection(*(set(of_store) for of_store in points))
     if not steps:
         names = ", ".join(f"'{reader.directory}'" for reader in readers)
@@ -197,9 +199,9 @@ def _pieces(
         common = held.overlap(wanted)
         if common is None:
             continue
-        sizes = [(p.num_embeddings, p.embedding_dim) for p in (held, wanted)]
-        if sizes[0] != sizes[1] or stored.dtype != table.weight.dtype:
-            was, now = ((*s, d) for s, d in zip(sizes, (stored.dtype, table.weight.dtype)))
+        was = (held.num_embeddings, held.embedding_dim, stored.dtype)
+        now = (wanted.num_embeddings, wanted.embedding_dim, table.weight.dtype)
+        if was != now:
             found[f"table '{held.table}' is {was} in a store, {now} in the model"] = None
         else:
             yield _Piece(table, held, wanted, common)
@@ -253,5 +255,3 @@ def _gaps(part: TablePart, pieces: Sequence[_Piece]) -> Iterator[str]:
     covered = sum(piece.common.shape[0] * piece.common.shape[1] for piece in pieces)
     if covered < part.shape[0] * part.shape[1]:
         yield f"{part.name} is not, or not as a whole, in the stores"
-
-

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.model_parallel import get_unwrapped_module
@@ -29,6 +29,10 @@ class DenseModule(nn.Module):
     Beside parameters and buffers it tells where the fused optimizers are: steps and learning rates.
     """
 
+    _model: nn.Module
+    _kernels: list[Kernel]
+    _rows: dict[str, torch.Tensor]
+
     def __init__(
         self, model: nn.Module, kernels: Sequence[Kernel], tables: Sequence[Table]
     ) -> None:
@@ -38,7 +42,9 @@ class DenseModule(nn.Module):
         self.__dict__["_kernels"] = list(kernels)
         self.__dict__["_rows"] = {f"{table.name}.weight": table.weight for table in tables}
 
-    def state_dict(self, *args: Any, keep_vars: bool = False, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(  # type: ignore[override]
+        self, *, keep_vars: bool = False
+    ) -> dict[str, Any]:
         """Dense parameters, buffers and this rank's rows by name, and the extra state."""
         sharded = tuple(
             f"{name}." if name else ""
