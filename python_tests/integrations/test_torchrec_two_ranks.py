@@ -9,15 +9,14 @@ import torch
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
-import cpr_ext
 from cpr_ext.errors import StoreError
 from cpr_ext.integrations.torchrec import make_checkpointer
+from cpr_ext.store_reader import StoreReader
 from cpr_ext.table_parts import TablePart
 from python_tests.integrations.sharded_models import (
     NAMES,
     PLANS,
     copy_parts,
-    join,
     lookups_of,
     same_tables,
     sharded,
@@ -48,14 +47,6 @@ def job(tmp_path_factory):
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
     return directory
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """This process is a group of one rank."""
-    join(tmp_path_factory.mktemp("alone") / "meeting")
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def results(job, plan):
@@ -149,13 +140,7 @@ def test_a_rank_cannot_open_the_store_of_another(job, alone):
 
 def test_a_store_tells_which_part_of_each_table_it_holds(job):
     for rank in range(2):
-        for table in cpr_ext_reader(job / "row_wise" / f"rank-{rank}").tables.values():
+        for table in StoreReader(job / "row_wise" / f"rank-{rank}").tables.values():
             assert isinstance(table.part, TablePart)
             assert table.name == table.part.name
             assert table.part.rows[0] == rank * -(-table.part.num_embeddings // 2)
-
-
-def cpr_ext_reader(store):
-    from cpr_ext.store_reader import StoreReader
-
-    return StoreReader(store)

@@ -78,10 +78,7 @@ def main(directory: Path, rank: int) -> None:
 
 def counted_updates(checkpointer):
     """Per table: the part, and how often each of its rows was looked up since it was saved."""
-    return [
-        (table.part, updates_of(checkpointer, table))
-        for table in checkpointer.tables
-    ]
+    return [(table.part, updates_of(checkpointer, table)) for table in checkpointer.tables]
 
 
 def updates_of(checkpointer, table):
