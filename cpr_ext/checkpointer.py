@@ -19,7 +19,14 @@ from torch import nn
 from cpr_ext._native import native
 from cpr_ext.committer import Committer
 from cpr_ext.compactor import Compactor
-from cpr_ext.dense import DensePart, capture_dense, refuse_nan
+from cpr_ext.dense import (
+    DensePart,
+    capture_dense,
+    refuse_nan,
+    restore_dense,
+    shared_optimizers,
+)
+from cpr_ext.dense_tree import read_position
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UsageError
 from cpr_ext.merging import MergeLimits
 from cpr_ext.metrics import Metrics, ScalarWriter
@@ -336,6 +343,7 @@ class Checkpointer:
         from_store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         strict: bool = True,
         on_damage: OnDamage = "fall_back",
+        up_to_step: int | None = None,
     ) -> RecoveryReport:
         """Bring back what was lost.
 
@@ -357,6 +365,8 @@ class Checkpointer:
                 report tells what was damaged and which rows are older, by how much, or missing.
                 ``"raise"`` reads and checks all files first (of ``shards``, or of the whole store),
                 and if any is damaged raises before anything is changed.
+            up_to_step: take no snapshot of a later step, and forget those that there are. 0, for a
+                model that begins anew: forget all.
 
         Returns:
             What was restored; ``step`` is where training goes on, 0 if the store is empty.
@@ -382,6 +392,8 @@ class Checkpointer:
                 )
         if shards is not None and from_store is not None:
             raise UsageError('from_store is for all shards; leave out "shards"')
+        if up_to_step is not None and (shards is not None or from_store is not None):
+            raise UsageError("up_to_step goes with neither shards nor from_store")
         if not strict and from_store is None:
             raise UsageError("strict=False needs from_store; a store is written by one model only")
         self._quiesce()
@@ -394,7 +406,9 @@ class Checkpointer:
             report = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
             self._note_all(report, is_own_store=False)
         else:
-            report = self._recoverer.recover_all(mode, steps_done=self._step, on_damage=on_damage)
+            report = self._recoverer.recover_all(
+                mode, steps_done=self._step, on_damage=on_damage, up_to_step=up_to_step
+            )
             self._note_all(report, is_own_store=True)
         report.seconds = time.perf_counter() - started
         self._meter.note_recovery(report.seconds, report.bytes_read, of_shards=shards is not None)
@@ -402,6 +416,43 @@ class Checkpointer:
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
+
+    def shared_part(self) -> DensePart:
+        """What data-parallel workers have in common, as it is now, to hand to :meth:`take_over`.
+
+        Parameters, optimizers (but those of tables alone), generators, position, extra state.
+        """
+        self._require_open()
+        optimizers = shared_optimizers(self.optimizers, self.tables)
+        return capture_dense(self.model, optimizers, self.tables, self._position())
+
+    def take_over(
+        self, part: DensePart, *, generators: bool, samples_lost: int = 0
+    ) -> Any:
+        """Go on from where another worker of the same job is; table rows stay as they are.
+
+        A step in flight is given up; a snapshot in flight goes on.
+
+        Args:
+            part: that worker's :meth:`shared_part`.
+            generators: take its random number generators, too.
+            samples_lost: samples of which these rows lost the effect; noted in the metrics.
+
+        Returns:
+            That worker's extra state.
+
+        Raises:
+            StoreError: it trains another model; nothing was changed.
+        """
+        self._require_recovered()
+        self._pause_capture()
+        position = read_position(part.tree())
+        optimizers = shared_optimizers(self.optimizers, self.tables)
+        restore_dense(part, self.model, optimizers, self.tables, generators=generators)
+        self._step, self._num_samples = position.step, position.num_samples
+        self.metrics.samples_lost += samples_lost
+        self._note_lost_samples()
+        return position.extra_state
 
     def record_lookups(self, table: str, indices: torch.Tensor) -> None:
         """Count lookups that no hook sees (``F.embedding`` or ``weight[indices]``)."""
@@ -516,15 +567,17 @@ class Checkpointer:
         return self._in_flight
 
     def _capture_dense(self) -> DensePart:
-        extra = {
+        part = capture_dense(self.model, self.optimizers, self.tables, self._position())
+        if self._write_options.refuse_nan:
+            refuse_nan(part)
+        return part
+
+    def _position(self) -> dict[str, Any]:
+        return {
             "step": self._step,
             "num_samples": self._num_samples,
             "extra_state": self._extra_state() if self._extra_state else None,
         }
-        part = capture_dense(self.model, self.optimizers, self.tables, extra)
-        if self._write_options.refuse_nan:
-            refuse_nan(part)
-        return part
 
     def _pause_capture(self) -> None:
         if self._overlap is not None:

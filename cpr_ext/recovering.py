@@ -98,11 +98,17 @@ class Recoverer:
                 report.row_updates_lost += lost
 
     def recover_all(
-        self, mode: RecoveryMode, *, steps_done: int, on_damage: OnDamage
+        self,
+        mode: RecoveryMode,
+        *,
+        steps_done: int,
+        on_damage: OnDamage,
+        up_to_step: int | None = None,
     ) -> RecoveryReport:
         """Restore every shard and the dense part, and roll the store back to them.
 
         Args:
+            up_to_step: what was saved at a later step is as if it were not there.
             steps_done: steps that the live model was trained; with some, an empty store is refused.
 
         Returns:
@@ -116,7 +122,7 @@ class Recoverer:
             shards = dict(enumerate(self._store.shards))
             refuse_damage(self._store.dense, shards, self._stored(), len(shards))
         report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
-        found = self._newest_dense(mode, report)
+        found = self._newest_dense(mode, up_to_step, report)
         if found is None and steps_done > 0:
             raise StoreError(
                 f"'{self._store.directory}' holds nothing to go back to: no snapshot was committed "
@@ -218,15 +224,20 @@ class Recoverer:
         report.extra_state = position.extra_state
 
     def _newest_dense(
-        self, mode: RecoveryMode, report: RecoveryReport
+        self, mode: RecoveryMode, up_to_step: int | None, report: RecoveryReport
     ) -> tuple[SegmentRecord, DensePart] | None:
         dense = self._store.dense
-        candidates = [r for r in dense.segments if r.is_complete or mode == "partial"]
+        candidates = [
+            record
+            for record in dense.segments
+            if (record.is_complete or mode == "partial")
+            and (up_to_step is None or record.last_step <= up_to_step)
+        ]
         found = newest_readable_dense(dense, candidates, report)
         if found is None and candidates:
             damaged = report.damaged_segments[0]
             raise DamageError(f"no undamaged dense part is left: {damaged.reason}")
-        if found is None and dense.segments:
+        if found is None and dense.segments and up_to_step != 0:
             raise StoreError(
                 "the store holds no full-recovery point: no snapshot saved every row at one step. "
                 'Use AllRows(), or consistency="step" for base snapshots, or recover partially'
