@@ -54,6 +54,8 @@ void RowSampler::add_to_sample(int64_t row_id) {
 
 int64_t RowSampler::count_dirty(RowRange range) const { return dirty_.num_dirty(range); }
 
+bool RowSampler::has_no_dirty(RowRange range) const { return dirty_.is_clean(range); }
+
 std::vector<int64_t> RowSampler::list_dirty(RowRange range) const {
   return dirty_.dirty_rows(range);
 }
