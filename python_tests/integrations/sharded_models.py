@@ -38,7 +38,7 @@ NAMES = {
     **{name: f"bags.embedding_bags.{name}" for name in POOLED},
     **{name: f"sequences.embeddings.{name}" for name in SEQUENCE},
 }
-PLANS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "mixed")
+PLANS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "mixed", "first_rank")
 FUSED = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rowwise_adagrad": RowWiseAdagrad}
 LEARNING_RATE = 0.1
 SAMPLES = 4
@@ -117,6 +117,7 @@ def _cut(plan, table):
         plan = "row_wise"  # TorchRec cuts an EmbeddingCollection in no such way
     return {
         "table_wise": lambda: table_wise(rank=number % (last + 1)),
+        "first_rank": lambda: table_wise(rank=0),  # the others have no tables
         "row_wise": row_wise,
         "column_wise": lambda: column_wise(ranks=[0, last]),
         "table_row_wise": lambda: table_row_wise(host_index=0),

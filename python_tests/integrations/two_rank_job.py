@@ -28,7 +28,8 @@ CASES = {
     "row_wise": ("rowwise_adagrad", "table_row_wise"),
     "column_wise": ("adagrad", "mixed"),
     "table_row_wise": ("sgd", "column_wise"),
-    "mixed": ("adagrad", "table_wise"),
+    "mixed": ("adagrad", "first_rank"),
+    "first_rank": ("rowwise_adagrad", "table_wise"),
 }
 assert CASES.keys() == set(PLANS)
 SAVED_STEPS, LOST_STEPS = 6, 2

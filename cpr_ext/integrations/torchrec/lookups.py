@@ -62,10 +62,4 @@ class KernelLookups:
             begin, end = bounds[feature], bounds[feature + 1]
             table = self.tables.get(position)
             if table is not None and begin < end:
-                yield table, _without_pruned(indices[begin:end])
-
-
-def _without_pruned(indices: torch.Tensor) -> torch.Tensor:
-    """FBGEMM passes over -1: the row of an index that was pruned."""
-    pruned = indices == -1
-    return indices[~pruned] if bool(pruned.any()) else indices
+                yield table, indices[begin:end]
