@@ -18,6 +18,8 @@ from cpr_ext.files import make_directory, open_regular
 
 RANK, WORLD_SIZE = "CPR_RANK", "CPR_WORLD_SIZE"
 RENDEZVOUS, JOB, ADDRESS = "CPR_RENDEZVOUS", "CPR_JOB", "CPR_ADDRESS"
+# A file that a worker touches as a sign of life, if its supervisor wants one.
+ALIVE = "CPR_ALIVE_FILE"
 _POLL_SECONDS = 0.05
 
 
@@ -113,6 +115,12 @@ def _whole(environment: Mapping[str, str], *names: str) -> int:
 def worker_directory(directory: str | os.PathLike[str], rank: int, world_size: int) -> Path:
     """The store of one worker, an ordinary one that every tool reads."""
     return Path(directory) / f"worker-{rank:05d}-of-{world_size:05d}"
+
+
+def show_alive() -> None:
+    """Give the supervisor a sign of life, if it wants one."""
+    if (path := os.environ.get(ALIVE)) is not None:
+        os.utime(path)
 
 
 class Place:

@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from cpr_ext.distributed.identity import Identity, TimeOuts
+from cpr_ext.distributed.identity import Identity, TimeOuts, show_alive
 from cpr_ext.errors import RendezvousError
 
 logger = logging.getLogger("cpr_ext")
@@ -124,6 +124,7 @@ class Rendezvous:
         thread.start()
         while thread.is_alive() and (left := deadline + _GRACE_SECONDS - time.monotonic()) > 0:
             thread.join(min(_TELL_SECONDS, left))
+            show_alive()
             if thread.is_alive():
                 logger.info("waiting at %s for workers: %s", self._place(), self._missing())
         if not info:

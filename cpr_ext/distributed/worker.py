@@ -26,7 +26,7 @@ from cpr_ext.dense_tree import read_position
 from cpr_ext.distributed.agreement import Agreement, Choice, Status, agree
 from cpr_ext.distributed.exchange import broadcast_part, tell_all, wait_for_all
 from cpr_ext.distributed.group import ReformableGroup, Round, init_group
-from cpr_ext.distributed.identity import Identity, Place, TimeOuts, worker_directory
+from cpr_ext.distributed.identity import Identity, Place, TimeOuts, show_alive, worker_directory
 from cpr_ext.distributed.job import Event, Job, Recovery
 from cpr_ext.distributed.rendezvous import Rendezvous
 from cpr_ext.errors import PeerLostError, UsageError
@@ -294,6 +294,7 @@ class Worker:
         wait_for_all(job.group, timedelta(seconds=self._time_outs.join_seconds))
 
     def _tell(self, kind: Any, job: Job) -> None:
+        show_alive()
         self._observe(Event(kind, job.step, time.time()))
 
 

@@ -40,6 +40,7 @@ class Settings:
     every_steps: int = 5
     recovery: str = "partial"
     priority: str = "MostFrequentlyUsed"
+    consistency: str = "row"
     time_outs: dict = field(default_factory=dict)
     # rank -> what it does to itself in which life: ["saving" | "recovering", step]
     suicides: dict = field(default_factory=dict)
@@ -107,7 +108,7 @@ class ShardedJob:
             directory,
             priority=getattr(cpr_ext, settings.priority)(),
             schedule=cpr_ext.EverySteps(settings.every_steps),
-            consistency="step" if settings.recovery == "full" else "row",
+            consistency=settings.consistency,
             when_busy="wait",
             retention=Retention(full_recovery_points=2),
             extra_state=lambda: {"step": self.next_step},
@@ -142,9 +143,7 @@ class ShardedJob:
         return batch.batch_size
 
     def observe(self, event):
-        values = {"step": event.step}
-        if event.kind != "step":
-            values["tables"] = digest(self.job_tables)
+        values = {"step": event.step, "tables": digest(self.job_tables)}
         if event.kind == "recovered":
             last = self.worker.recoveries[-1]
             values["recovery"] = vars(last)
