@@ -25,9 +25,7 @@ def app() -> None:
     """Cheap fault tolerance for recommendation-model training."""
 
 
-for command in (
-    *(train, launch, plan, emulate, report, inspect, verify, export, compact, bench),
-):
+for command in (*(train, launch, plan, emulate, report, inspect, verify, export, compact, bench),):
     app.add_command(command)
 
 

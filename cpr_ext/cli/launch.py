@@ -8,9 +8,7 @@ import click
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option(
-    "--nproc", type=click.IntRange(min=1), required=True, help="Workers on this machine."
-)
+@click.option("--nproc", type=click.IntRange(min=1), required=True, help="Workers on this machine.")
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),

@@ -96,7 +96,9 @@ class Identity:
                 f"{RENDEZVOUS} is {place!r}; needed: HOST:PORT of the rendezvous, as `cpr launch` "
                 "sets it, or where `python -m cpr_ext.distributed.rendezvous_host` runs"
             )
-        address = known.get(ADDRESS) or ("127.0.0.1" if host in ("127.0.0.1", "localhost") else None)
+        address = known.get(ADDRESS) or (
+            "127.0.0.1" if host in ("127.0.0.1", "localhost") else None
+        )
         return cls(rank, world_size, host, int(port), known.get(JOB, "cpr"), address)
 
 

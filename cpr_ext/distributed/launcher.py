@@ -156,8 +156,10 @@ class Launcher:
         """Host the rendezvous in a process of its own; returns its port."""
         module = "cpr_ext.distributed.rendezvous_host"
         self._host = subprocess.Popen(
-            [sys.executable, "-m", module, "--with-parent", "--host", _LOOPBACK]
-            + ["--port", str(port)],
+            [
+                *(sys.executable, "-m", module),
+                *("--with-parent", "--host", _LOOPBACK, "--port", str(port)),
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )

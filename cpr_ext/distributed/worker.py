@@ -299,9 +299,7 @@ class Worker:
 
 
 def _make_checkpointer(model: nn.Module, optimizers: Any, directory: Path) -> Checkpointer:
-    return Checkpointer(
-        model, optimizers, directory, retention=Retention(full_recovery_points=2)
-    )
+    return Checkpointer(model, optimizers, directory, retention=Retention(full_recovery_points=2))
 
 
 def _give_up_step(job: Job) -> None:
@@ -309,4 +307,4 @@ def _give_up_step(job: Job) -> None:
     job.model.zero_grad(set_to_none=True)
     for module in job.model.modules():
         if isinstance(module, DistributedDataParallel):
-            module._update_process_group(module.process_group)
+            module._update_process_group(module.process_group)  # type: ignore[no-untyped-call]

@@ -42,7 +42,7 @@ class Settings:
     priority: str = "MostFrequentlyUsed"
     consistency: str = "row"
     time_outs: dict = field(default_factory=dict)
-    # rank -> what it does to itself in which life: ["saving" | "recovering", step]
+    # rank -> what it does to itself in which life: ["training" | "saving" | "recovering", step]
     suicides: dict = field(default_factory=dict)
 
 
@@ -137,8 +137,9 @@ class ShardedJob:
         for optimizer in job.optimizers:
             optimizer.step()
         time.sleep(self.settings.step_seconds)
-        if self.suicide == ["saving", step]:
-            job.checkpointer.save("base")
+        if self.suicide in (["saving", step], ["training", step]):
+            if self.suicide[0] == "saving":
+                job.checkpointer.save("base")
             os.kill(os.getpid(), signal.SIGKILL)
         return batch.batch_size
 

@@ -163,17 +163,15 @@ def test_full_recovery_ends_in_the_very_state_of_a_job_without_failures(make_clu
 
 def test_without_a_point_that_all_have_full_recovery_begins_anew(make_cluster):
     cluster = make_cluster(
-        num_steps=30, world_size=2, recovery="full", every_steps=1000, step_seconds=0.01,
-        priority="MostFrequentlyUsed", consistency="row",
-    )  # fmt: skip
+        num_steps=20, world_size=2, recovery="full", suicides={"1": {"1": ["training", 0]}}
+    )
     cluster.start()
-    first = cluster.wait_for_step(10)
-    cluster.kill(1)
     cluster.wait_for_death(1)
     cluster.start(1)
     cluster.finish()
-    assert first is None
-    recovery = cluster.recoveries(0)[-1]["recovery"]
-    assert (recovery["recovery"], recovery["step"]) == ("full", 0)
-    # From the values that it began with.
-    assert cluster.recoveries(0)[-1]["tables"] == cluster.recoveries(0)[0]["tables"]
+    survivor = cluster.events(0)
+    assert "peer_lost" in [event["event"] for event in survivor]
+    first, last = cluster.recoveries(0)
+    assert (last["recovery"]["recovery"], last["step"]) == ("full", 0)
+    # From the values that it began with, in the same process.
+    assert (last["tables"], last["pid"]) == (first["tables"], first["pid"])
