@@ -427,9 +427,7 @@ class Checkpointer:
         optimizers = shared_optimizers(self.optimizers, self.tables)
         return capture_dense(self.model, optimizers, self.tables, self._position())
 
-    def take_over(
-        self, part: DensePart, *, generators: bool, samples_lost: int = 0
-    ) -> Any:
+    def take_over(self, part: DensePart, *, generators: bool, samples_lost: int = 0) -> Any:
         """Go on from where another worker of the same job is; table rows stay as they are.
 
         A step in flight is given up; a snapshot in flight goes on.

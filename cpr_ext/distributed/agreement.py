@@ -34,8 +34,8 @@ class Status:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Status:
         """Inverse of :meth:`to_plain`."""
-        lists = {"full_points", "accounted_samples"}
-        return cls(**{k: tuple(v) if k in lists else v for k, v in plain.items()})
+        points, samples = tuple(plain["full_points"]), tuple(plain["accounted_samples"])
+        return cls(plain["is_live"], plain["step"], points, plain["choice"], samples)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def broadcast_part(group: dist.ProcessGroup, source: int, part: DensePart | None
     Args:
         part: needed of ``source`` only.
     """
-    header, content = _flatten(part) if part is not None else (torch.empty(0), torch.empty(0))
+    header, content = flatten(part) if part is not None else (torch.empty(0), torch.empty(0))
     sizes = torch.tensor([header.numel(), content.numel()])
     dist.broadcast(sizes, group=group, group_src=source)
     if part is None:
@@ -51,10 +51,11 @@ def broadcast_part(group: dist.ProcessGroup, source: int, part: DensePart | None
     for values in (header, content):
         if values.numel():
             dist.broadcast(values, group=group, group_src=source)
-    return _unflatten(header, content)
+    return unflatten(header, content)
 
 
-def _flatten(part: DensePart) -> tuple[torch.Tensor, torch.Tensor]:
+def flatten(part: DensePart) -> tuple[torch.Tensor, torch.Tensor]:
+    """A header (JSON) and all tensors one behind the other, both (n,) uint8."""
     described = [
         {"name": name, "dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)}
         for name, tensor in part.tensors.items()
@@ -66,7 +67,8 @@ def _flatten(part: DensePart) -> tuple[torch.Tensor, torch.Tensor]:
     return header, torch.cat(content) if content else torch.empty(0, dtype=torch.uint8)
 
 
-def _unflatten(header: torch.Tensor, content: torch.Tensor) -> DensePart:
+def unflatten(header: torch.Tensor, content: torch.Tensor) -> DensePart:
+    """Inverse of :func:`flatten`."""
     described = _from_bytes(header)
     tensors, begin = {}, 0
     for entry in described["tensors"]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from cpr_ext.errors import PeerLostError, UsageError
@@ -44,7 +45,7 @@ class Round:
         address: under which peers reach this process; None: what the host's name resolves to.
     """
 
-    store: dist.Store
+    store: Store
     time_out: timedelta
     address: str | None = None
 
@@ -65,7 +66,7 @@ class ReformableGroup(dist.ProcessGroup):
     """
 
     def __init__(self, rank: int, world_size: int, name: str) -> None:
-        super().__init__(rank, world_size)
+        super().__init__(rank, world_size)  # type: ignore[call-arg]
         self._rank = rank
         self._world_size = world_size
         self._name = name
@@ -76,7 +77,7 @@ class ReformableGroup(dist.ProcessGroup):
         self._was_lost = False
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> str:  # type: ignore[override]
         """The name under which torch knows this group."""
         return self._name
 
@@ -126,8 +127,8 @@ class ReformableGroup(dist.ProcessGroup):
         return work
 
     def _connect(self, this_round: Round) -> dist.ProcessGroup:
-        store = dist.PrefixStore(f"group/{self._name}", this_round.store)
-        options = dist.ProcessGroupGloo._Options()
+        store = PrefixStore(f"group/{self._name}", this_round.store)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = this_round.connect_time_out
         options._devices = [
             dist.ProcessGroupGloo.create_default_device()
@@ -145,9 +146,7 @@ class ReformableGroup(dist.ProcessGroup):
         gloo._set_default_timeout(this_round.time_out)
         inner = dist.ProcessGroup(store, self._rank, self._world_size)
         inner._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        inner._register_backend(
-            torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo
-        )
+        inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         return inner
 
 
@@ -187,7 +186,7 @@ def init_group(rank: int, world_size: int) -> ReformableGroup:
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
     # The rounds bring their own stores; this one is for torch's book-keeping in this process.
-    dist.init_process_group(BACKEND, store=dist.HashStore(), rank=rank, world_size=world_size)
+    dist.init_process_group(BACKEND, store=HashStore(), rank=rank, world_size=world_size)
     return root[0]
 
 
@@ -218,4 +217,4 @@ def _answer_alone(operation: str, args: tuple[Any, ...]) -> Any:
             )
     done: torch.futures.Future[None] = torch.futures.Future()
     done.set_result(None)
-    return distributed_c10d._create_work_from_future(done)
+    return distributed_c10d._create_work_from_future(done)  # type: ignore[attr-defined]

@@ -18,6 +18,8 @@ from cpr_ext.files import make_directory, open_regular
 
 RANK, WORLD_SIZE = "CPR_RANK", "CPR_WORLD_SIZE"
 RENDEZVOUS, JOB, ADDRESS = "CPR_RENDEZVOUS", "CPR_JOB", "CPR_ADDRESS"
+# A file that a worker touches as a sign of life, if its supervisor wants one.
+ALIVE = "CPR_ALIVE_FILE"
 _POLL_SECONDS = 0.05
 
 
@@ -94,7 +96,9 @@ class Identity:
                 f"{RENDEZVOUS} is {place!r}; needed: HOST:PORT of the rendezvous, as `cpr launch` "
                 "sets it, or where `python -m cpr_ext.distributed.rendezvous_host` runs"
             )
-        address = known.get(ADDRESS) or ("127.0.0.1" if host in ("127.0.0.1", "localhost") else None)
+        address = known.get(ADDRESS) or (
+            "127.0.0.1" if host in ("127.0.0.1", "localhost") else None
+        )
         return cls(rank, world_size, host, int(port), known.get(JOB, "cpr"), address)
 
 
@@ -113,6 +117,12 @@ def _whole(environment: Mapping[str, str], *names: str) -> int:
 def worker_directory(directory: str | os.PathLike[str], rank: int, world_size: int) -> Path:
     """The store of one worker, an ordinary one that every tool reads."""
     return Path(directory) / f"worker-{rank:05d}-of-{world_size:05d}"
+
+
+def show_alive() -> None:
+    """Give the supervisor a sign of life, if it wants one."""
+    if (path := os.environ.get(ALIVE)) is not None:
+        os.utime(path)
 
 
 class Place:

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError as TorchRendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -26,7 +27,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from cpr_ext.distributed.identity import Identity, TimeOuts
+from cpr_ext.distributed.identity import Identity, TimeOuts, show_alive
 from cpr_ext.errors import RendezvousError
 
 logger = logging.getLogger("cpr_ext")
@@ -49,10 +50,10 @@ class Rendezvous:
         self._identity = identity
         self._time_outs = time_outs
         self._handler: DynamicRendezvousHandler | None = None
-        self._notes: dist.Store | None = None
+        self._notes: Store | None = None
         os.environ[_NO_SHARED_STORE] = "1"
 
-    def join(self) -> dist.Store:
+    def join(self) -> Store:
         """Leave the round this worker was in, if any, and meet all other workers in a new one.
 
         Returns:
@@ -91,12 +92,12 @@ class Rendezvous:
     def all_noted(self, keys: list[str]) -> bool:
         """Whether all these notes were left; False if the host does not answer."""
         try:
-            return self._connected_notes().check(keys)
+            return bool(self._connected_notes().check(keys))
         except _HOST_ERRORS:
             return False
 
     def _leave(self) -> None:
-        """Close the round, so that whoever comes to it goes to the next; and so will this worker."""
+        """Close the round: whoever comes to it goes to the next, and so will this worker."""
         handler, self._handler = self._handler, None
         if handler is None:
             return
@@ -105,7 +106,7 @@ class Rendezvous:
         number = int(handler.get_run_id().rpartition(".")[2])
         self._connected_notes().compare_set(_ROUND, str(number), str(number + 1))
 
-    def _next_round(self, deadline: float) -> dist.Store:
+    def _next_round(self, deadline: float) -> Store:
         notes = self._connected_notes()
         number = int(notes.compare_set(_ROUND, "", "0"))
         handler = self._handler = self._make_handler(number)
@@ -124,6 +125,7 @@ class Rendezvous:
         thread.start()
         while thread.is_alive() and (left := deadline + _GRACE_SECONDS - time.monotonic()) > 0:
             thread.join(min(_TELL_SECONDS, left))
+            show_alive()
             if thread.is_alive():
                 logger.info("waiting at %s for workers: %s", self._place(), self._missing())
         if not info:
@@ -132,20 +134,20 @@ class Rendezvous:
         if isinstance(outcome, Exception):
             raise outcome
         notes.delete_key(waiting)
-        store: dist.Store = outcome.store
+        store: Store = outcome.store
         return store
 
-    def _connected_notes(self) -> dist.Store:
+    def _connected_notes(self) -> Store:
         if self._notes is None:
             prefix = f"cpr_ext/{self._identity.job}"
-            self._notes = dist.PrefixStore(prefix, self._connect())
+            self._notes = PrefixStore(prefix, self._connect())
         return self._notes
 
     # One connection each: a wait on one holds up whoever shares it, and heartbeats must go on.
     def _make_handler(self, number: int) -> DynamicRendezvousHandler:
         run_id, world_size = f"{self._identity.job}.{number}", self._identity.world_size
         limit = timedelta(seconds=max(1.0, self._time_outs.join_seconds))
-        return DynamicRendezvousHandler.from_backend(
+        handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             run_id,
             self._connect(),
             C10dRendezvousBackend(self._connect(), run_id),
@@ -157,9 +159,10 @@ class Rendezvous:
             keep_alive_interval=self._time_outs.heartbeat_seconds,  # type: ignore[arg-type]
             keep_alive_max_attempt=_MISSED_HEARTBEATS,
         )
+        return handler
 
-    def _connect(self) -> dist.TCPStore:
-        return dist.TCPStore(
+    def _connect(self) -> TCPStore:
+        return TCPStore(
             self._identity.host,
             self._identity.port,
             is_master=False,

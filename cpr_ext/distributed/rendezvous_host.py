@@ -12,7 +12,7 @@ import sys
 import time
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 _PARENT_POLL_SECONDS = 0.5
 
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--with-parent", action="store_true", help="end when the parent ends")
     options = parser.parse_args(arguments)
     parent = os.getppid()
-    store = dist.TCPStore(
+    store = TCPStore(
         options.host,
         options.port,
         is_master=True,

@@ -26,7 +26,7 @@ from cpr_ext.dense_tree import read_position
 from cpr_ext.distributed.agreement import Agreement, Choice, Status, agree
 from cpr_ext.distributed.exchange import broadcast_part, tell_all, wait_for_all
 from cpr_ext.distributed.group import ReformableGroup, Round, init_group
-from cpr_ext.distributed.identity import Identity, Place, TimeOuts, worker_directory
+from cpr_ext.distributed.identity import Identity, Place, TimeOuts, show_alive, worker_directory
 from cpr_ext.distributed.job import Event, Job, Recovery
 from cpr_ext.distributed.rendezvous import Rendezvous
 from cpr_ext.errors import PeerLostError, UsageError
@@ -294,13 +294,12 @@ class Worker:
         wait_for_all(job.group, timedelta(seconds=self._time_outs.join_seconds))
 
     def _tell(self, kind: Any, job: Job) -> None:
+        show_alive()
         self._observe(Event(kind, job.step, time.time()))
 
 
 def _make_checkpointer(model: nn.Module, optimizers: Any, directory: Path) -> Checkpointer:
-    return Checkpointer(
-        model, optimizers, directory, retention=Retention(full_recovery_points=2)
-    )
+    return Checkpointer(model, optimizers, directory, retention=Retention(full_recovery_points=2))
 
 
 def _give_up_step(job: Job) -> None:
@@ -308,4 +307,4 @@ def _give_up_step(job: Job) -> None:
     job.model.zero_grad(set_to_none=True)
     for module in job.model.modules():
         if isinstance(module, DistributedDataParallel):
-            module._update_process_group(module.process_group)
+            module._update_process_group(module.process_group)  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ from cpr_ext.errors import UsageError
 
 
 class _SumOfParts(torch.autograd.Function):
-    """(batch_size, dim) partial sums -> (batch_size / world_size, dim) sums of this worker's part."""
+    """(batch_size, dim) partial sums -> (batch_size / world_size, dim), this worker's part."""
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -30,7 +30,7 @@ class _SumOfParts(torch.autograd.Function):
         return received.view(group.size(), -1, partial.shape[1]).sum(dim=0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         size = ctx.group.size()
         sent = gradient.repeat(size, 1)
         received = torch.empty_like(sent)
@@ -67,8 +67,10 @@ class RowShard(nn.Module):
         return result
 
 
-def shard_rows(model: DLRM, row_ranges: Sequence[tuple[int, int]], group: dist.ProcessGroup) -> None:
-    """Leave ``model`` only the rows in ``row_ranges``, one range per table; do it before training."""
+def shard_rows(
+    model: DLRM, row_ranges: Sequence[tuple[int, int]], group: dist.ProcessGroup
+) -> None:
+    """Leave ``model`` only the rows in ``row_ranges``, one range per table; before training."""
     for (name, bag), row_range in zip(list(model.tables.items()), row_ranges, strict=True):
         assert isinstance(bag, nn.EmbeddingBag)
         model.tables[name] = RowShard(bag, row_range, group)
@@ -97,6 +99,6 @@ def sum_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) 
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat, group=group)
     for parameter, values in zip(
-        parameters, flat.split([gradient.numel() for gradient in gradients]), strict=True
+        parameters, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True
     ):
         parameter.grad = values.view_as(parameter)

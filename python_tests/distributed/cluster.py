@@ -58,9 +58,7 @@ class Cluster:
     def __init__(self, nursery, directory, **settings):
         directory.mkdir(parents=True, exist_ok=True)
         time_outs = {**QUICK, **settings.pop("time_outs", {})}
-        self.settings = Settings(
-            str(directory), port=free_port(), time_outs=time_outs, **settings
-        )
+        self.settings = Settings(str(directory), port=free_port(), time_outs=time_outs, **settings)
         self._nursery = nursery
         self._host = nursery.ask("host", self.settings.port)
         self.pids, self._lives, self._all = {}, {}, [self._host]

@@ -10,6 +10,9 @@ import sys
 import time
 import traceback
 
+import torch._dynamo
+import torch._refs  # noqa: F401 - imported here once, not in every worker
+
 from python_tests.distributed import sharded_job
 
 ended = {}

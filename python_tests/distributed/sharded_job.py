@@ -40,8 +40,9 @@ class Settings:
     every_steps: int = 5
     recovery: str = "partial"
     priority: str = "MostFrequentlyUsed"
+    consistency: str = "row"
     time_outs: dict = field(default_factory=dict)
-    # rank -> what it does to itself in which life: ["saving" | "recovering", step]
+    # rank -> what it does to itself in which life: ["training" | "saving" | "recovering", step]
     suicides: dict = field(default_factory=dict)
 
 
@@ -107,7 +108,7 @@ class ShardedJob:
             directory,
             priority=getattr(cpr_ext, settings.priority)(),
             schedule=cpr_ext.EverySteps(settings.every_steps),
-            consistency="step" if settings.recovery == "full" else "row",
+            consistency=settings.consistency,
             when_busy="wait",
             retention=Retention(full_recovery_points=2),
             extra_state=lambda: {"step": self.next_step},
@@ -136,15 +137,14 @@ class ShardedJob:
         for optimizer in job.optimizers:
             optimizer.step()
         time.sleep(self.settings.step_seconds)
-        if self.suicide == ["saving", step]:
-            job.checkpointer.save("base")
+        if self.suicide in (["saving", step], ["training", step]):
+            if self.suicide[0] == "saving":
+                job.checkpointer.save("base")
             os.kill(os.getpid(), signal.SIGKILL)
         return batch.batch_size
 
     def observe(self, event):
-        values = {"step": event.step}
-        if event.kind != "step":
-            values["tables"] = digest(self.job_tables)
+        values = {"step": event.step, "tables": digest(self.job_tables)}
         if event.kind == "recovered":
             last = self.worker.recoveries[-1]
             values["recovery"] = vars(last)
