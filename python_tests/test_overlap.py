@@ -147,7 +147,11 @@ def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp
         assert num_dirty(checkpointer) < dirty  # saved rows are clean at once
         run.train(1)
     checkpointer.wait()
-    assert (snapshot.first_step, snapshot.last_step, snapshot.num_samples) == (held, held, 10 * held)
+    assert (snapshot.first_step, snapshot.last_step, snapshot.num_samples) == (
+        held,
+        held,
+        10 * held,
+    )
     partial = [path for _, record, path in shard_records(run.store) if record.kind == "partial"]
     assert len(partial) == 2
     for path in partial:

@@ -45,7 +45,7 @@ void RowSampler::add_to_sample(int64_t row_id) {
   if (num_sampled() < options_.capacity) {
     sample_.push_back(row_id);
   } else {
-    int64_t& victim = sample_[random_.next() % sample_.size()];
+    int64_t& victim = sample_[random_.next_below(sample_.size())];
     sampled_.clear(victim);
     victim = row_id;
   }
