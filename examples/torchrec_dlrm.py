@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.datasets.utils import Batch
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
@@ -23,7 +23,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from cpr_ext import EverySteps
 from cpr_ext.distributed import Worker, worker_directory
-from cpr_ext.integrations.torchrec import make_checkpointer
+from cpr_ext.distributed.exchange import broadcast_part, tell_all
+from cpr_ext.integrations.torchrec import make_checkpointer, sharding_env
 
 TABLES = [f"table_{number}" for number in range(8)]
 DENSE, DIM, BATCH = 13, 16, 256
@@ -47,7 +48,7 @@ def build(group):
     )
     model = DistributedModelParallel(
         dlrm,
-        env=ShardingEnv.from_process_group(group),
+        env=sharding_env(group),
         device=torch.device("cpu"),
         plan=ShardingPlan({"model.sparse_arch.embedding_bag_collection": cut}),
         sharders=[sharder],
@@ -64,7 +65,7 @@ def make_batch(step, rank):
     rows = (draws * options.rows).long()
     lengths = torch.ones(len(TABLES) * BATCH, dtype=torch.int64)
     sparse = KeyedJaggedTensor(TABLES, rows.flatten(), lengths=lengths)
-    labels = ((rows % 7).sum(0) % 2).float()  # what there is to learn: one bit of each row
+    labels = ((rows % 7 - 3).sum(0) > 0).float()  # what there is to learn: a weight of each row
     return Batch(torch.randn(BATCH, DENSE, generator=generator), sparse, labels)
 
 
@@ -100,12 +101,10 @@ def run_together():
     directory = worker_directory(options.store, rank, group.size())
     with checkpointer_of(model, optimizer, directory) as ckpt:
         # Each saved when it was ready: all go on from where the furthest is.
-        steps = [None] * group.size()
-        dist.all_gather_object(steps, ckpt.recover().step)
+        steps = tell_all(group, ckpt.recover().step)
         furthest = steps.index(max(steps))
-        part = [ckpt.shared_part() if rank == furthest else None]
-        dist.broadcast_object_list(part, src=furthest)
-        ckpt.take_over(part[0], generators=False)
+        part = broadcast_part(group, furthest, ckpt.shared_part() if rank == furthest else None)
+        ckpt.take_over(part, generators=False)
         while ckpt.step_count < options.steps:
             ckpt.step(train_step(model, optimizer, ckpt.step_count, group))
     dist.destroy_process_group()

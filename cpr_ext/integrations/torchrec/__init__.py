@@ -21,6 +21,7 @@ except ImportError as error:
     ) from error
 
 from cpr_ext.integrations.torchrec.checkpointing import make_checkpointer
+from cpr_ext.integrations.torchrec.environment import sharding_env
 from cpr_ext.integrations.torchrec.sharded_tables import find_sharded_tables
 
-__all__ = ["find_sharded_tables", "make_checkpointer"]
+__all__ = ["find_sharded_tables", "make_checkpointer", "sharding_env"]
