@@ -71,7 +71,8 @@ class Checkpointer:
         priority: which rows a partial snapshot saves first.
         schedule: when to take one.
         consistency: ``"row"`` captures a snapshot over several steps, so that the pause at any one
-            step is bounded; ``"step"`` captures all of it as it is at one step.
+            step is bounded; ``"step"`` captures all of it as it is at one step: that at which it is
+            due or, while capture overlaps training, the one after its rows were chosen.
         overlap: ``"auto"`` captures on a thread of its own while forward and backward run, which
             only read the tables; with ``consistency="step"``, rows about to change are copied aside
             first. For tables that nothing but their optimizer changes: another change is noticed
@@ -544,6 +545,10 @@ class Checkpointer:
         self._in_flight_arrays = self._array_names()
         self._is_overlapping = not at_once and self._may_overlap()
         is_held = self._is_overlapping and self.consistency == "step"
+        # Choosing reads all counts: it is done while training runs, unless every dirty row is to be
+        # saved or the step is given.
+        may_choose_ahead = self.priority.fraction < 1 and self._when_busy == "delay"
+        hold_later = is_held and kind == "partial" and may_choose_ahead
         options = self._write_options
         if self._is_overlapping:
             options = replace(options, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=is_held)
@@ -556,9 +561,10 @@ class Checkpointer:
             options=options,
             capture_dense=self._capture_dense,
             choose_later=self._is_overlapping and not is_held,
+            hold_later=hold_later,
         )
         self._next_snapshot += 1
-        if is_held:
+        if is_held and not hold_later:
             self._in_flight.hold(self._step, self._num_samples)
         return self._in_flight
 
@@ -598,6 +604,8 @@ class Checkpointer:
             snapshot.cancel("the optimizer has made new per-row state")
             snapshot.put_back()
             snapshot = self._begin("base")
+        if snapshot.is_to_be_held and snapshot.is_chosen and not rows:
+            snapshot.hold(self._step, self._num_samples)
         if rows:
             snapshot.capture_rows(self._step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
         snapshot.finish_if_captured(self._step, self._num_samples)

@@ -134,7 +134,10 @@ class Overlap:
         return Overlap.obstacle(tables)
 
     def resume(self, snapshot: Snapshot, step: int) -> None:
-        """Training goes on and only reads the tables for now: capture ``snapshot`` meanwhile."""
+        """Training goes on and only reads the tables for now: capture ``snapshot`` meanwhile.
+
+        Of one that is to be held, only the rows are chosen.
+        """
         if self._snapshot is not snapshot:
             self._snapshot = snapshot
             self._note_versions()
@@ -142,6 +145,9 @@ class Overlap:
             self._note_versions()  # between two windows rows may change as they like
 
         def work(stop: Any) -> None:
+            if snapshot.is_to_be_held:
+                snapshot.choose_rows(stop)
+                return
             while snapshot.has_rows_left:  # something is done in every window, however short
                 progressed = snapshot.capture_rows(
                     step, max_bytes=0, wait_for_slot=False, stop=stop

@@ -97,7 +97,7 @@ class Selector:
         if selection.row_ids is None:
             return True
         table = selection.table
-        clean = selection.tracker.num_dirty(selection.begin, selection.end) == 0
+        clean = selection.tracker.is_clean(selection.begin, selection.end)
         return clean and table.untouched_rows_keep_still()
 
     def _range(self, table: Table, shard: int) -> tuple[int, int]:

@@ -58,10 +58,12 @@ class Snapshot:
         file_bytes: bytes of all its segments.
         is_complete: it makes a full-recovery point.
         is_held: it is of one step, and its rows are captured as they were then while they change.
+        is_to_be_held: it will be, once its rows are chosen.
         error: why it failed.
 
     Args:
         choose_later: choose the rows of a shard only when its turn comes to be captured.
+        hold_later: choose rows with :meth:`choose_rows`, then :meth:`hold` them.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Snapshot:
         options: WriteOptions,
         capture_dense: Callable[[], DensePart],
         choose_later: bool = False,
+        hold_later: bool = False,
     ) -> None:
         self.number = number
         self.kind: SnapshotKind = kind
@@ -85,6 +88,7 @@ class Snapshot:
         self.file_bytes = 0
         self.is_complete = False
         self.is_held = False
+        self.is_to_be_held = hold_later
         self.error: Exception | None = None
         self._store = store
         self._selector = selector
@@ -97,15 +101,23 @@ class Snapshot:
         self._chosen: list[Selection] = []
         self._choosing: list[Selection] = []  # of the next shard, table by table
         self._shards_chosen = 0
-        if not choose_later:
-            try:
-                self._choose_all()
-            except Exception as error:
-                self._fail(error)
+        if not (choose_later or hold_later):
+            self.choose_rows()
 
-    def _choose_all(self) -> None:
-        while self._shards_chosen < self._store.num_shards:
-            self._choose_next()
+    def choose_rows(self, stop: Any = None) -> None:
+        """Choose all rows, or until ``stop``, a native ``StopFlag``, is set; on any thread."""
+        try:
+            while not self.is_chosen:
+                self._choose_next()
+                if stop is not None and stop.is_set():
+                    return
+        except Exception as error:
+            self._fail(error)
+
+    @property
+    def is_chosen(self) -> bool:
+        """All rows are chosen."""
+        return self._shards_chosen == self._store.num_shards
 
     def _choose_next(self) -> None:
         """Choose rows of the next table of a shard; after its last, start the shard's segment."""
@@ -136,8 +148,7 @@ class Snapshot:
     def has_rows_left(self) -> bool:
         """Rows remain to be chosen or captured."""
         return self._state == "capturing" and (
-            self._shards_chosen < self._store.num_shards
-            or any(part.capture.is_capturing for part in self._parts)
+            not self.is_chosen or any(part.capture.is_capturing for part in self._parts)
         )
 
     def capture_rows(
@@ -168,7 +179,7 @@ class Snapshot:
         index = 0
         while True:
             if index == len(self._parts):
-                if self._shards_chosen == self._store.num_shards:
+                if self.is_chosen:
                     break
                 self._choose_next()
                 if stop is not None and stop.is_set():
@@ -205,14 +216,15 @@ class Snapshot:
             self._fail(error)
 
     def hold(self, step: int, num_samples: int) -> None:
-        """Make this a snapshot of ``step``: all rows now chosen, and the dense part, as now.
+        """Make this a snapshot of ``step``: all chosen rows, and the dense part, as now.
 
         Rows are captured later, so each must be given to :meth:`keep` before it changes.
         """
+        self.choose_rows()
+        self.is_to_be_held = False
         if self._state != "capturing":
             return
         try:
-            self._choose_all()
             for part in self._parts:
                 for selection in part.selections:
                     part.taken.append((selection.tracker, selection.take(0, selection.num_rows)))

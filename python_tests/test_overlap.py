@@ -52,6 +52,10 @@ def assert_captured(checkpointer, rows_of_step):
             assert_same(values, {name: array[row_id] for name, array in then.items()})
 
 
+def num_dirty(checkpointer):
+    return sum(tracker.num_dirty() for tracker in checkpointer._trackers.values())
+
+
 def train_until_captured(run, limit=200):
     """Steps until the snapshot in flight is captured; returns the rows after each step."""
     rows = {}
@@ -115,6 +119,66 @@ def test_rows_that_changed_while_a_snapshot_of_an_earlier_step_was_captured_stay
     assert report.step == last > base.last_step
     assert_same(fresh.rows(), expected)
     fresh.checkpointer.close()
+
+
+def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp_path):
+    """No step() reads all counts: the rows are chosen while training runs, and held after that."""
+    run = Trained(
+        tmp_path, TABLES, consistency="step", priority=cpr_ext.MostFrequentlyUsed(0.01), **OPTIONS
+    )
+    checkpointer = run.checkpointer
+    rows = {}
+    with short_windows():
+        train_until_captured(run)
+        checkpointer.wait()
+        checkpointer.schedule = cpr_ext.EverySteps(1)
+        run.train(1)
+        checkpointer.schedule = cpr_ext.EverySteps(1000)
+        snapshot = checkpointer._in_flight
+        assert snapshot.kind == "partial"
+        began = checkpointer.step_count
+        while snapshot.is_to_be_held:  # a table of a shard is chosen in every window
+            assert snapshot.state == "capturing"
+            dirty = num_dirty(checkpointer)
+            run.train(1)
+            rows[checkpointer.step_count] = copy_rows(checkpointer.tables)
+        held = checkpointer.step_count
+        assert held == began + 2 * len(TABLES)
+        assert num_dirty(checkpointer) < dirty  # saved rows are clean at once
+        run.train(1)
+    checkpointer.wait()
+    assert (snapshot.first_step, snapshot.last_step, snapshot.num_samples) == (
+        held,
+        held,
+        10 * held,
+    )
+    partial = [path for _, record, path in shard_records(run.store) if record.kind == "partial"]
+    assert len(partial) == 2
+    for path in partial:
+        for chunk in read_chunks(path):
+            assert chunk.step == held
+            for name, array in chunk.arrays.items():
+                assert torch.equal(
+                    torch.as_tensor(array), rows[held][chunk.table][name][chunk.row_ids]
+                )
+    checkpointer.close()
+
+
+def test_a_snapshot_waited_for_before_its_rows_are_chosen_is_of_the_step_it_is_waited_for(tmp_path):
+    run = Trained(
+        tmp_path, TABLES, consistency="step", priority=cpr_ext.MostFrequentlyUsed(0.01), **OPTIONS
+    )
+    with short_windows():
+        train_until_captured(run)
+        run.checkpointer.wait()
+        run.checkpointer.schedule = cpr_ext.EverySteps(1)
+        run.train(2)
+        snapshot = run.checkpointer._in_flight
+        assert snapshot.is_to_be_held
+        run.checkpointer.wait()
+    assert snapshot.first_step == snapshot.last_step == run.checkpointer.step_count
+    assert snapshot.state == "committed"
+    run.checkpointer.close()
 
 
 @given(

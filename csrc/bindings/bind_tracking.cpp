@@ -69,6 +69,11 @@ int64_t num_dirty(const RowTracker& tracker, int64_t begin, std::optional<int64_
   return tracker.num_dirty(range_of(tracker, begin, end));
 }
 
+bool is_clean(const RowTracker& tracker, int64_t begin, std::optional<int64_t> end) {
+  py::gil_scoped_release release;
+  return tracker.is_clean(range_of(tracker, begin, end));
+}
+
 py::array_t<int64_t> dirty_rows(const RowTracker& tracker, int64_t begin,
                                 std::optional<int64_t> end) {
   std::vector<int64_t> row_ids;
@@ -173,6 +178,8 @@ void register_row_tracker(py::module_& module) {
            "RowIndexError, with nothing changed, for an index outside the table.")
       .def("num_dirty", &num_dirty, py::arg("begin") = 0, py::arg("end") = py::none(),
            "Number of dirty rows in [begin, end); by default in the whole table.")
+      .def("is_clean", &is_clean, py::arg("begin") = 0, py::arg("end") = py::none(),
+           "True if no row of [begin, end) is dirty; stops at the first that is.")
       .def("dirty_rows", &dirty_rows, py::arg("begin") = 0, py::arg("end") = py::none(),
            "The dirty rows in [begin, end): int64, ascending.")
       .def("select", &select, py::arg("begin"), py::arg("end"), py::arg("k"), py::kw_only(),

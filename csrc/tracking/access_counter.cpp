@@ -54,6 +54,17 @@ int64_t AccessCounter::count_dirty(RowRange range) const {
   return count;
 }
 
+bool AccessCounter::has_no_dirty(RowRange range) const {
+  constexpr int64_t kBlockRows = 4096;  // a sum over a block needs no branch per row
+  for (int64_t begin = range.begin; begin < range.end; begin += kBlockRows) {
+    const int64_t end = std::min(range.end, begin + kBlockRows);
+    uint32_t any = 0;
+    for (int64_t i = begin; i < end; ++i) any |= counts_[i];
+    if (any != 0) return false;
+  }
+  return true;
+}
+
 std::vector<int64_t> AccessCounter::list_dirty(RowRange range) const {
   return select_best(range, range.size(), nullptr, nullptr);
 }

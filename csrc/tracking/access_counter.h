@@ -21,6 +21,7 @@ class AccessCounter final : public RowTracker {
 
  private:
   int64_t count_dirty(RowRange range) const override;
+  bool has_no_dirty(RowRange range) const override;
   std::vector<int64_t> list_dirty(RowRange range) const override;
   std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
                                    ThreadPool* pool) const override;

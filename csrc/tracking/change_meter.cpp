@@ -58,6 +58,8 @@ void ChangeMeter::observe(const Lookup& lookup) { dirty_.observe(lookup); }
 
 int64_t ChangeMeter::count_dirty(RowRange range) const { return dirty_.num_dirty(range); }
 
+bool ChangeMeter::has_no_dirty(RowRange range) const { return dirty_.is_clean(range); }
+
 std::vector<int64_t> ChangeMeter::list_dirty(RowRange range) const {
   return dirty_.dirty_rows(range);
 }

@@ -40,6 +40,12 @@ int64_t DirtyRows::count_dirty(RowRange range) const {
   return count;
 }
 
+bool DirtyRows::has_no_dirty(RowRange range) const {
+  bool clean = true;
+  for_each_word(range, [&](size_t, uint64_t bits) { return clean = bits == 0; });
+  return clean;
+}
+
 std::vector<int64_t> DirtyRows::list_dirty(RowRange range) const {
   return select_best(range, range.size(), nullptr, nullptr);
 }

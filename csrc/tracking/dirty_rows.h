@@ -27,6 +27,7 @@ class DirtyRows final : public RowTracker {
   static uint64_t bit_of(int64_t row_id) { return uint64_t{1} << (row_id & 63); }
 
   int64_t count_dirty(RowRange range) const override;
+  bool has_no_dirty(RowRange range) const override;
   std::vector<int64_t> list_dirty(RowRange range) const override;
   std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
                                    ThreadPool* pool) const override;  // all score the same

@@ -18,6 +18,11 @@ class SplitMix64 {
 
   uint64_t next() { return mix_bits(state_ += 0x9e3779b97f4a7c15u); }
 
+  // From 0 to size - 1, by the high half of a product: a division would cost several times that.
+  uint64_t next_below(uint64_t size) {
+    return static_cast<uint64_t>(static_cast<unsigned __int128>(next()) * size >> 64);
+  }
+
  private:
   uint64_t state_;
 };

@@ -45,7 +45,7 @@ void RowSampler::add_to_sample(int64_t row_id) {
   if (num_sampled() < options_.capacity) {
     sample_.push_back(row_id);
   } else {
-    int64_t& victim = sample_[random_.next() % sample_.size()];
+    int64_t& victim = sample_[random_.next_below(sample_.size())];
     sampled_.clear(victim);
     victim = row_id;
   }
@@ -53,6 +53,8 @@ void RowSampler::add_to_sample(int64_t row_id) {
 }
 
 int64_t RowSampler::count_dirty(RowRange range) const { return dirty_.num_dirty(range); }
+
+bool RowSampler::has_no_dirty(RowRange range) const { return dirty_.is_clean(range); }
 
 std::vector<int64_t> RowSampler::list_dirty(RowRange range) const {
   return dirty_.dirty_rows(range);

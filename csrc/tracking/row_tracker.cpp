@@ -60,6 +60,11 @@ int64_t RowTracker::num_dirty(RowRange range) const {
   return count_dirty(range);
 }
 
+bool RowTracker::is_clean(RowRange range) const {
+  check_range(range);
+  return has_no_dirty(range);
+}
+
 std::vector<int64_t> RowTracker::dirty_rows(RowRange range) const {
   check_range(range);
   return list_dirty(range);

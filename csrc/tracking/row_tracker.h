@@ -51,6 +51,7 @@ class RowTracker {
   virtual void observe(const Lookup& lookup) = 0;
 
   int64_t num_dirty(RowRange range) const;
+  bool is_clean(RowRange range) const;  // none is dirty; stops at the first that is
   std::vector<int64_t> dirty_rows(RowRange range) const;  // ascending
 
   // At most `k` dirty rows of the range, those with the highest score, ties by lowest row id;
@@ -72,6 +73,7 @@ class RowTracker {
 
  private:
   virtual int64_t count_dirty(RowRange range) const = 0;
+  virtual bool has_no_dirty(RowRange range) const = 0;
   virtual std::vector<int64_t> list_dirty(RowRange range) const = 0;
   virtual std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
                                            ThreadPool* pool) const = 0;

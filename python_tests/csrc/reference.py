@@ -112,7 +112,7 @@ class RowSampler(DirtyRows):
             self.sample.append(row_id)
             return
         self.state = (self.state + 0x9E3779B97F4A7C15) & MASK
-        self.sample[mix_bits(self.state) % self.capacity] = row_id
+        self.sample[mix_bits(self.state) * self.capacity >> 64] = row_id
 
     def score(self, row_id, weight):
         return int(row_id in self.sample)

@@ -33,6 +33,7 @@ class TrackerLife(RuleBasedStateMachine):
         expected = self.model.dirty_rows(begin, end)
         assert self.native.dirty_rows(begin, end).tolist() == expected
         assert self.native.num_dirty(begin, end) == len(expected)
+        assert self.native.is_clean(begin, end) == (not expected)
 
     def draw_range(self, data):
         begin = data.draw(st.integers(0, self.num_rows))
@@ -190,6 +191,7 @@ def test_a_range_outside_the_table_is_refused(make, begin, end):
     tracker = make()
     for call in (
         lambda: tracker.num_dirty(begin, end),
+        lambda: tracker.is_clean(begin, end),
         lambda: tracker.dirty_rows(begin, end),
         lambda: tracker.select(begin, end, 1, weight=WEIGHT),
         lambda: tracker.take_range(begin, end, weight=WEIGHT),
