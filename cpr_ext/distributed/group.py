@@ -15,8 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-from torch.distributed import distributed_c10d
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+    HashStore,
+    PrefixStore,
+    Store,
+    _create_work_from_future,
+)
 
 from cpr_ext.errors import PeerLostError, UsageError
 
@@ -98,13 +102,14 @@ class ReformableGroup(dist.ProcessGroup):
     def reform(self, new_round: Round) -> None:
         """Begin a round. Members connect at their first collective, within its time-out."""
         self.dissolve()
-        self._round, self._was_lost = new_round, False
+        self._round = new_round
         for group in self._subgroups:
             group.reform(new_round)
 
     def dissolve(self) -> None:
         """End the round: whoever still waits for this process is told, by closed connections."""
         inner, self._inner, self._round = self._inner, None, None
+        self._was_lost = False
         self._works.clear()
         if inner is not None:
             inner.abort()
@@ -217,4 +222,4 @@ def _answer_alone(operation: str, args: tuple[Any, ...]) -> Any:
             )
     done: torch.futures.Future[None] = torch.futures.Future()
     done.set_result(None)
-    return distributed_c10d._create_work_from_future(done)  # type: ignore[attr-defined]
+    return _create_work_from_future(done)

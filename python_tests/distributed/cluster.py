@@ -24,9 +24,9 @@ QUICK = {
 class Nursery:
     """A process that forks others; see ``nursery.py``."""
 
-    def __init__(self):
+    def __init__(self, prefix=()):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "python_tests.distributed.nursery"],
+            [*prefix, sys.executable, "-m", "python_tests.distributed.nursery"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -53,15 +53,19 @@ def free_port():
 
 
 class Cluster:
-    """Workers of one job, and the process that hosts their rendezvous."""
+    """Workers of one job, and the process that hosts their rendezvous.
 
-    def __init__(self, nursery, directory, **settings):
+    Args:
+        nurseries: of these the ranks are forked in turn; the first forks the rendezvous' host.
+    """
+
+    def __init__(self, nurseries, directory, **settings):
         directory.mkdir(parents=True, exist_ok=True)
         time_outs = {**QUICK, **settings.pop("time_outs", {})}
         self.settings = Settings(str(directory), port=free_port(), time_outs=time_outs, **settings)
-        self._nursery = nursery
-        self._host = nursery.ask("host", self.settings.port)
-        self.pids, self._lives, self._all = {}, {}, [self._host]
+        self._nurseries = nurseries
+        self._nursery_of, self.pids, self._lives = {}, {}, {}
+        self.start_host()
 
     @property
     def ranks(self):
@@ -72,8 +76,16 @@ class Cluster:
         for rank in ranks or self.ranks:
             life = self._lives[rank] = self._lives.get(rank, 0) + 1
             settings = asdict(replace(self.settings, **changed))
-            self.pids[rank] = self._nursery.ask("worker", settings, rank, life)
-            self._all.append(self.pids[rank])
+            nursery = self._nurseries[rank % len(self._nurseries)]
+            self.pids[rank] = self._fork(nursery, "worker", settings, rank, life)
+
+    def _fork(self, nursery, *command):
+        pid = nursery.ask(*command)
+        self._nursery_of[pid] = nursery
+        return pid
+
+    def _wait(self, pid, seconds):
+        return self._nursery_of[pid].ask("wait", pid, seconds)
 
     def kill(self, *ranks, with_signal=signal.SIGKILL):
         for rank in ranks:
@@ -81,21 +93,23 @@ class Cluster:
 
     def kill_host(self):
         os.kill(self._host, signal.SIGKILL)
-        self._nursery.ask("wait", self._host, 5)
+        self._wait(self._host, 5)
 
     def start_host(self):
-        self._host = self._nursery.ask("host", self.settings.port)
-        self._all.append(self._host)
+        self._host = self._fork(self._nurseries[0], "host", self.settings.port)
 
     def wait_for_death(self, *ranks):
         for rank in ranks:
-            assert self._nursery.ask("wait", self.pids[rank], 30) == -signal.SIGKILL
+            assert self._wait(self.pids[rank], 30) == -signal.SIGKILL
+
+    def exit_code(self, rank, seconds=30):
+        return self._wait(self.pids[rank], seconds)
 
     def exit_codes(self, seconds=60):
         deadline = time.monotonic() + seconds
         codes = {}
         for rank, pid in self.pids.items():
-            codes[rank] = self._nursery.ask("wait", pid, max(0, deadline - time.monotonic()))
+            codes[rank] = self._wait(pid, max(0, deadline - time.monotonic()))
         return codes
 
     def finish(self, seconds=60):
@@ -131,7 +145,7 @@ class Cluster:
         return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
 
     def close(self):
-        for pid in self._all:
-            if self._nursery.ask("wait", pid, 0) is None:
+        for pid in self._nursery_of:
+            if self._wait(pid, 0) is None:
                 os.kill(pid, signal.SIGKILL)
-                self._nursery.ask("wait", pid, 10)
+                self._wait(pid, 10)

@@ -15,7 +15,7 @@ def make_cluster(nursery, tmp_path):
     clusters = []
 
     def make(name="job", **settings):
-        clusters.append(Cluster(nursery, tmp_path / name, **settings))
+        clusters.append(Cluster([nursery], tmp_path / name, **settings))
         return clusters[-1]
 
     yield make

@@ -3,6 +3,7 @@
 One JSON command per line on stdin, one JSON answer per line on stdout.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -52,6 +53,9 @@ def wait_for(pid, seconds):
 COMMANDS = {
     "worker": lambda *arguments: fork(sharded_job.run_worker, *arguments),
     "host": lambda port: fork(sharded_job.serve, port),
+    "call": lambda module, name, *arguments: fork(
+        getattr(importlib.import_module(module), name), *arguments
+    ),
     "wait": wait_for,
 }
 

@@ -33,6 +33,8 @@ class Settings:
 
     directory: str
     port: int
+    host: str = "127.0.0.1"
+    addresses: dict = field(default_factory=dict)
     world_size: int = 4
     num_steps: int = 60
     batch_size: int = 32
@@ -154,8 +156,9 @@ class ShardedJob:
         settings = self.settings
         torch.set_num_threads(1)
         # From the settings: the processes that are forked have their parent's environment.
+        address = settings.addresses.get(str(self.rank), "127.0.0.1")
         identity = Identity(
-            self.rank, settings.world_size, "127.0.0.1", settings.port, address="127.0.0.1"
+            self.rank, settings.world_size, settings.host, settings.port, address=address
         )
         self.journal.write("started", life=self.life)
         self.worker = Worker(
@@ -177,7 +180,7 @@ class ShardedJob:
 def serve(port):
     """Host the rendezvous until killed."""
     store = torch.distributed.TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+        "0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
     )
     assert store.port == port
     signal.pause()

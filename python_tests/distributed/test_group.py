@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,58 +12,48 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from cpr_ext.distributed.group import Round, init_group
 from cpr_ext.errors import UsageError
-from python_tests.distributed.cluster import ROOT, free_port
+from python_tests.distributed.cluster import free_port
 
 WORLD_SIZE = 3
 
 
-def members(scenario, folder):
-    """Run ``scenario(rank, meet)`` in forked processes; ``meet(number)`` forms round ``number``.
+@pytest.fixture
+def members(nursery):
+    """Run ``scenario(rank, group, meet)`` in forked processes; ``meet(number)`` forms a round.
 
-    What they return, by rank; None for one that ended itself.
+    What they return, by rank; None for one that was killed.
     """
-    code = f"from python_tests.distributed import test_group; test_group.fork('{scenario}')"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder), str(free_port())],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    files = [Path(folder) / str(rank) for rank in range(WORLD_SIZE)]
-    return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
+    def run(scenario):
+        port = free_port()
+        host = nursery.ask("host", port)
+        pids = [
+            nursery.ask("call", __name__, "run_member", scenario, rank, str(tmp_path), port)
+            for rank in range(WORLD_SIZE)
+        ]
+        codes = [nursery.ask("wait", pid, 30) for pid in pids]
+        for pid in (host, *pids):
+            if nursery.ask("wait", pid, 0) is None:
+                os.kill(pid, 9)
+                nursery.ask("wait", pid, 5)
+        assert set(codes) <= {0, -9}, codes
+        files = [tmp_path / str(rank) for rank in range(WORLD_SIZE)]
+        return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
-def fork(scenario):
-    folder, port = Path(sys.argv[1]), int(sys.argv[2])
-    pids = []
-    for rank in range(WORLD_SIZE):
-        if (pid := os.fork()) == 0:
-            run_member(globals()[scenario], rank, folder, port)
-        pids.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    assert set(codes) <= {0, -9}, codes
+    return run
 
 
 def run_member(scenario, rank, folder, port):
-    try:
-        torch.set_num_threads(1)
-        time_out = timedelta(seconds=10)
-        store = TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
-        group = init_group(rank, WORLD_SIZE)
+    torch.set_num_threads(1)
+    time_out = timedelta(seconds=10)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    group = init_group(rank, WORLD_SIZE)
 
-        def meet(number):
-            group.reform(Round(PrefixStore(f"round {number}", store), time_out, "127.0.0.1"))
+    def meet(number):
+        group.reform(Round(PrefixStore(f"round {number}", store), time_out, "127.0.0.1"))
 
-        said = scenario(rank, group, meet)
-        (folder / f"{rank}.part").write_text(json.dumps(said))
-        (folder / f"{rank}.part").rename(folder / str(rank))
-        # The first one hosts the store, so it leaves last.
-        store.add("left", 1)
-        while rank == 0 and store.add("left", 0) < WORLD_SIZE:
-            pass
-        os._exit(0)
-    except BaseException as error:
-        print(rank, repr(error), file=sys.stderr)
-        os._exit(1)
+    said = globals()[scenario](rank, group, meet)
+    Path(folder, str(rank)).write_text(json.dumps(said))
 
 
 def collectives(rank, group, meet):
@@ -112,8 +100,8 @@ def one_of_each(rank, group):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_every_collective_does_what_torch_says_in_every_round(tmp_path):
-    for rank, rounds in enumerate(members("collectives", tmp_path)):
+def test_every_collective_does_what_torch_says_in_every_round(members):
+    for rank, rounds in enumerate(members("collectives")):
         assert rounds[0] == rounds[1]
         said = rounds[0]
         assert said["all_reduce"] == [6.0]
@@ -138,12 +126,16 @@ def data_parallel(rank, group, meet):
     if rank == 2:
         os.kill(os.getpid(), 9)
     with pytest.raises(RuntimeError):
-        for _ in range(100):
-            step(model, rank)
+        train(model, rank)
     assert group.has_lost_peer()
     group.dissolve()
     assert not group.has_lost_peer()
     return before, subgroup.size() if rank < 2 else None
+
+
+def train(model, rank):
+    for _ in range(100):
+        step(model, rank)
 
 
 def step(model, rank):
@@ -152,8 +144,8 @@ def step(model, rank):
     return model.module.weight.grad.tolist()
 
 
-def test_a_data_parallel_module_is_made_alone_and_notices_a_lost_member(tmp_path):
-    said = members("data_parallel", tmp_path)
+def test_a_data_parallel_module_is_made_alone_and_notices_a_lost_member(members):
+    said = members("data_parallel")
     assert said[2] is None
     # The mean over the members of 1 + rank.
     assert said[0] == said[1] == [[[2.0, 1.0]], 2]
@@ -170,8 +162,8 @@ def alone(rank, group, meet):
     return torch.cat(heard).tolist(), value.tolist()
 
 
-def test_a_process_that_is_alone_hears_itself_and_may_not_exchange_data(tmp_path):
-    said = members("alone", tmp_path)
+def test_a_process_that_is_alone_hears_itself_and_may_not_exchange_data(members):
+    said = members("alone")
     assert said == [[[5.0, 5.0, 5.0], [rank]] for rank in range(WORLD_SIZE)]
 
 
@@ -187,5 +179,5 @@ def subgroups(rank, group, meet):
     return sums
 
 
-def test_a_group_of_some_ranks_is_formed_again_with_the_whole(tmp_path):
-    assert members("subgroups", tmp_path) == [[4.0, 4.0], [], [4.0, 4.0]]
+def test_a_group_of_some_ranks_is_formed_again_with_the_whole(members):
+    assert members("subgroups") == [[4.0, 4.0], [], [4.0, 4.0]]

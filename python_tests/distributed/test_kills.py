@@ -175,3 +175,12 @@ def test_without_a_point_that_all_have_full_recovery_begins_anew(make_cluster):
     assert (last["recovery"]["recovery"], last["step"]) == ("full", 0)
     # From the values that it began with, in the same process.
     assert (last["tables"], last["pid"]) == (first["tables"], first["pid"])
+
+
+def test_a_worker_started_behind_the_end_finds_that_the_job_is_finished(make_cluster):
+    cluster = make_cluster(num_steps=3, world_size=2)
+    cluster.start()
+    cluster.finish()
+    cluster.start(1)
+    assert cluster.exit_code(1) == 0
+    assert [event["event"] for event in cluster.events(1)[-2:]] == ["started", "ended"]
