@@ -13,6 +13,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.models.dlrm import DLRM, DLRMTrain
@@ -52,6 +53,8 @@ def build(group):
         device=torch.device("cpu"),
         plan=ShardingPlan({"model.sparse_arch.embedding_bag_collection": cut}),
         sharders=[sharder],
+        # A static graph is learned in a worker's first step, in which a replacement is alone.
+        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
     )
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     adam = KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.Adam(parameters, lr=1e-3))

@@ -43,7 +43,7 @@ def losses(printed):
 
 
 def test_a_killed_worker_is_replaced_and_the_others_go_on_in_their_processes(tmp_path):
-    launch = [BIN / "cpr", "launch", "--nproc", "2", *EXAMPLE, "--steps", "301"]
+    launch = [BIN / "cpr", "launch", "--nproc", "2", *EXAMPLE, "--steps", "151"]
     job = start(launch, tmp_path)
     try:
         for line in job.stdout:
@@ -60,7 +60,7 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on_in_their_processes(tmp
         job.kill()
         job.wait()
     assert job.returncode == 0, told
-    assert losses(line + printed)[300] < 0.69
+    assert losses(line + printed)[150] < 0.5  # of 0.69 at the start
     assert re.findall(r"cpr launch: worker (\d) .*started again", told) == ["1"]
 
 
@@ -74,7 +74,6 @@ def test_under_torchrun_all_begin_anew_from_their_stores(tmp_path):
             job.kill()
             job.wait()
         assert job.returncode == 0, told
-        # The first run closed its stores at step 60; the base of its first step and some partial
-        # snapshots are there, so the second goes on behind step 50 or 59.
+        # The first run saved every 20 steps, the second goes on behind its last snapshot.
         assert list(losses(printed))[-len(expected) :] == expected
         assert (0 in losses(printed)) == (steps == 60)
