@@ -6,11 +6,12 @@ CXX := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: help demo test crash-test damage-test fuzz lint fmt build bench bench-tiny sanitize clean
+.PHONY: help demo test test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
+	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, 20 repeats (half an hour)"
 	@echo "make crash-test  every fault at every file-system call of a run, and every power cut (10 minutes or more)"
 	@echo "make bench     every operation against its peers, what saving costs training (an hour); docs/benchmarks.md"
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped: 15 min"
@@ -24,6 +25,11 @@ demo: build
 # A test file stays in one process; more than a few share a small machine's memory badly.
 test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# DATA: a folder of MovieTweetings; without it accuracy is not compared.
+test-distributed: build
+	$(BIN)/python -m pytest python_tests/distributed -m long $(if $(DATA),--movietweetings $(DATA))
+	for i in $$(seq 20); do $(BIN)/python -m pytest -q python_tests/distributed || exit 1; done
 
 crash-test: build
 	$(BIN)/python -m python_tests.faults crash_test

@@ -44,8 +44,7 @@ class TargetPLS(Schedule):
             formula says; without, the job is taken as long. With ``total_samples`` the running PLS
             in the checkpointer's metrics is that of the whole job, else that of the samples so far.
         shards_per_failure: shards that one failure takes.
-        num_shards: of the whole job, where each worker's checkpointer holds one of them; None: those
-            of the checkpointer are all.
+        num_shards: of the whole job, if each worker's checkpointer holds one of them.
         reschedule_hours: to replace failed nodes; counts in the comparison with full recovery.
 
     Attributes:

@@ -39,24 +39,20 @@ class _SumOfParts(torch.autograd.Function):
 
 
 class RowShard(nn.Module):
-    """The rows [begin, end) of an embedding bag, in place of the whole.
+    """Some rows of an embedding bag, in place of the whole.
 
     Args:
-        bag: the whole table; its rows are copied.
-        row_range: the rows that this worker holds; at least one.
+        rows: those that this worker holds.
+        begin: where in the table they begin.
         group: whose members hold the others.
     """
 
-    def __init__(
-        self, bag: nn.EmbeddingBag, row_range: tuple[int, int], group: dist.ProcessGroup
-    ) -> None:
+    def __init__(self, rows: nn.EmbeddingBag, begin: int, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self._begin, self._end = row_range
+        self.rows = rows
+        self._begin = begin
+        self._end = begin + rows.num_embeddings
         self._group = group
-        weight = bag.weight.detach()[self._begin : self._end].clone()
-        self.rows = nn.EmbeddingBag(
-            len(weight), bag.embedding_dim, mode="sum", sparse=True, _weight=weight
-        )
 
     def forward(self, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Sums of the bags of this worker's part of the batch: (batch_size / world_size, dim)."""
@@ -71,9 +67,13 @@ def shard_rows(
     model: DLRM, row_ranges: Sequence[tuple[int, int]], group: dist.ProcessGroup
 ) -> None:
     """Leave ``model`` only the rows in ``row_ranges``, one range per table; before training."""
-    for (name, bag), row_range in zip(list(model.tables.items()), row_ranges, strict=True):
+    for (name, bag), (begin, end) in zip(list(model.tables.items()), row_ranges, strict=True):
         assert isinstance(bag, nn.EmbeddingBag)
-        model.tables[name] = RowShard(bag, row_range, group)
+        weight = bag.weight.detach()[begin:end].clone()
+        rows = nn.EmbeddingBag(
+            len(weight), bag.embedding_dim, mode="sum", sparse=True, _weight=weight
+        )
+        model.tables[name] = RowShard(rows, begin, group)
 
 
 def own_part(batch: Batch, group: dist.ProcessGroup) -> Batch:

@@ -18,7 +18,7 @@ WORLD_SIZE = 3
 
 
 @pytest.fixture
-def members(nursery):
+def members(nursery, tmp_path):
     """Run ``scenario(rank, group, meet)`` in forked processes; ``meet(number)`` forms a round.
 
     What they return, by rank; None for one that was killed.
