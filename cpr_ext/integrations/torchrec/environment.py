@@ -12,8 +12,8 @@ def sharding_env(group: dist.ProcessGroup) -> Any:
     """The ``env`` of a ``DistributedModelParallel`` that is built while other ranks train.
 
     ``ShardingEnv.from_process_group(group)``, and the one thing settled here that TorchRec would
-    have rank 0 tell the others: whether it validates collectives (``TORCHREC_VALIDATE_COLLECTIVES``,
-    which must be the same on all ranks).
+    have rank 0 tell the others: whether collectives are validated. The environment variable
+    ``TORCHREC_VALIDATE_COLLECTIVES`` must be the same on all ranks.
     """
     if not collective_utils._INITIALIZED:
         enabled = collective_utils._resolve_enablement_on_leader()
