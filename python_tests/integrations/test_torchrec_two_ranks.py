@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
 from cpr_ext.errors import StoreError
 from cpr_ext.integrations.torchrec import make_checkpointer
+from cpr_ext.maintenance import export, read_rows, verify
 from cpr_ext.store_reader import StoreReader
 from cpr_ext.table_parts import TablePart
 from python_tests.integrations.sharded_models import (
@@ -144,3 +146,17 @@ def test_a_store_tells_which_part_of_each_table_it_holds(job):
             assert isinstance(table.part, TablePart)
             assert table.name == table.part.name
             assert table.part.rows[0] == rank * -(-table.part.num_embeddings // 2)
+
+
+def test_every_tool_reads_the_store_of_a_rank(job, tmp_path):
+    stores = [job / "mixed" / f"rank-{rank}" for rank in range(2)]
+    for store, result in zip(stores, results(job, "mixed"), strict=True):
+        assert verify(store).damages == []
+        for part, arrays in result["trained"]:
+            rows = read_rows(store, part.name, range(part.shape[0]))
+            assert all(torch.equal(rows.arrays[name], array) for name, array in arrays.items())
+        export(store, tmp_path / store.name)
+        exported = load_file(tmp_path / store.name / "model.safetensors")
+        for part, arrays in result["trained"]:
+            assert torch.equal(exported[f"{part.name}.weight"], arrays["weight"])
+        assert torch.equal(exported["linear.weight"], result["dense"]["linear.weight"])
