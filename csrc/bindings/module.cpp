@@ -1,11 +1,13 @@
 // The compiled module cpr_ext._C: one register_* function per room, and the mapping of the core's
 // exceptions onto cpr_ext.errors.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <memory>
 
 #include "bindings/register.h"
 #include "core/error.h"
+#include "core/instruction_set.h"
 #include "core/process.h"
 #include "core/thread_pool.h"
 
@@ -45,6 +47,11 @@ void register_core(py::module_& module) {
            }),
            py::kw_only(), py::arg("num_threads"))
       .def_property_readonly("num_threads", &ThreadPool::num_threads);
+  module.def("instruction_sets", &instruction_sets,
+             "Names of the instruction sets that this CPU has kernels for, the best one last.");
+  module.def("instruction_set", [] { return name_of(instruction_set()); }, "The one in use.");
+  module.def("use_instruction_set", &use_instruction_set, py::arg("name"),
+             "For tests and measurements. Raises UsageError where this CPU lacks it.");
 }
 
 }  // namespace

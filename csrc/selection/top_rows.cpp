@@ -2,45 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <numeric>
 #include <string>
 
 #include "core/error.h"
+#include "selection/score_keys.h"
+#include "selection/write_above.h"
 
 namespace cpr_ext {
 
 namespace {
-
-// Scores are compared as 32-bit keys of the same order, zero for a zero score.
-struct CountKeys {
-  const uint32_t* scores;
-  uint32_t operator[](int64_t row_id) const { return scores[row_id]; }
-};
-
-// The bits of a float that is not negative rise with its value; losing the sign makes -0 a zero.
-// Integers throughout: a thread that takes subnormals for zero must come to the same answer.
-struct FloatKeys {
-  const float* scores;
-  uint32_t operator[](int64_t row_id) const { return bits(row_id) << 1; }
-  bool is_score(int64_t row_id) const {
-    return bits(row_id) <= kInfinityBits || bits(row_id) == kMinusZeroBits;
-  }
-  uint32_t bits(int64_t row_id) const {
-    uint32_t result;
-    std::memcpy(&result, scores + row_id, sizeof(result));
-    return result;
-  }
-
-  static constexpr uint32_t kInfinityBits = 0x7f800000;
-  static constexpr uint32_t kMinusZeroBits = 0x80000000;
-};
-
-// As FloatKeys, with the sign kept.
-struct FloatBits {
-  FloatKeys keys;
-  uint32_t operator[](int64_t row_id) const { return keys.bits(row_id); }
-};
 
 constexpr int kNumBins = 2048;
 constexpr int kNumLanes = 8;  // neighbours often share a bin; counting them apart breaks the chain
@@ -172,24 +143,6 @@ Cut radix_cut(const Keys& keys, const Parts& parts, int64_t wanted,
   }
   close_bin(cut, open, prefix << shift);
   return cut;
-}
-
-// Writes the rows of [begin, end) with a key above `last` from `out` on; returns their end. Without
-// a branch per row: which rows are chosen cannot be predicted.
-template <class Keys>
-int64_t* write_above(const Keys& keys, int64_t begin, int64_t end, uint32_t last, int64_t* out) {
-  int64_t block[kBlockRows];  // a slot past the last chosen row is written too, so not into `out`
-  for (int64_t first = begin; first < end; first += kBlockRows) {
-    const int64_t stop = std::min(end, first + kBlockRows);
-    size_t size = 0;
-    for (int64_t row_id = first; row_id < stop; ++row_id) {
-      block[size] = row_id;
-      size += keys[row_id] > last;
-    }
-    std::memcpy(out, block, size * sizeof(int64_t));
-    out += size;
-  }
-  return out;
 }
 
 // Writes a part's rows: those above the cut and its first `num_ties` ties.

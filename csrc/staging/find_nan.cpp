@@ -4,6 +4,8 @@
 #include <cstring>
 #include <limits>
 
+#include "core/instruction_set.h"
+
 namespace cpr_ext {
 
 namespace {
@@ -11,7 +13,7 @@ namespace {
 // Bits, not values: NaN is a magnitude above infinity's, whatever the compiler's float options.
 // Signed, since a magnitude has no sign bit and every x86-64 compares signed integers in vectors.
 template <typename Bits, Bits kInfinity>
-int64_t find_nan_bits(const std::byte* data, int64_t count) {
+CPR_EXT_KERNEL_BODY int64_t find_nan_body(const std::byte* data, int64_t count) {
   constexpr Bits kMagnitude = std::numeric_limits<Bits>::max();
   constexpr int64_t kBlock = 4096 / sizeof(Bits);
   const auto is_nan = [data](int64_t i) {
@@ -30,6 +32,18 @@ int64_t find_nan_bits(const std::byte* data, int64_t count) {
     }
   }
   return -1;
+}
+
+template <typename Bits, Bits kInfinity>
+CPR_EXT_AVX512 int64_t find_nan_avx512(const std::byte* data, int64_t count) {
+  return find_nan_body<Bits, kInfinity>(data, count);
+}
+
+template <typename Bits, Bits kInfinity>
+int64_t find_nan_bits(const std::byte* data, int64_t count) {
+  return instruction_set() == InstructionSet::kAvx512
+             ? find_nan_avx512<Bits, kInfinity>(data, count)
+             : find_nan_body<Bits, kInfinity>(data, count);
 }
 
 }  // namespace

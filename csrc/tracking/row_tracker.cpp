@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "core/error.h"
+#include "core/instruction_set.h"
 
 namespace cpr_ext {
 
@@ -13,7 +14,8 @@ namespace {
 // True if an index is negative or above `last`. An index in range leaves the sign bit of both
 // itself and (last - index) clear, which a vector unit can test without unsigned comparison.
 template <class Index>
-bool any_outside(const Index* indices, int64_t num_indices, int64_t num_rows) {
+CPR_EXT_KERNEL_BODY bool any_outside_body(const Index* indices, int64_t num_indices,
+                                          int64_t num_rows) {
   using Unsigned = std::make_unsigned_t<Index>;
   constexpr int64_t kHighest = std::numeric_limits<Index>::max();
   const auto last = static_cast<Unsigned>(std::min(num_rows - 1, kHighest));
@@ -23,6 +25,19 @@ bool any_outside(const Index* indices, int64_t num_indices, int64_t num_rows) {
     signs |= index | (last - index);
   }
   return (signs >> (8 * sizeof(Index) - 1)) != 0;
+}
+
+template <class Index>
+CPR_EXT_AVX512 bool any_outside_avx512(const Index* indices, int64_t num_indices,
+                                       int64_t num_rows) {
+  return any_outside_body(indices, num_indices, num_rows);
+}
+
+template <class Index>
+bool any_outside(const Index* indices, int64_t num_indices, int64_t num_rows) {
+  return instruction_set() == InstructionSet::kAvx512
+             ? any_outside_avx512(indices, num_indices, num_rows)
+             : any_outside_body(indices, num_indices, num_rows);
 }
 
 template <class Index>

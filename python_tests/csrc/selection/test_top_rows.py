@@ -7,6 +7,8 @@ from cpr_ext import _C
 from cpr_ext.errors import UsageError
 from python_tests.csrc import reference
 
+pytestmark = pytest.mark.usefixtures("every_instruction_set")
+
 POOLS = [None] + [_C.ThreadPool(num_threads=threads) for threads in range(1, 5)]
 FLOATS = st.floats(0, width=32, allow_subnormal=True)
 COUNTS = st.one_of(st.integers(0, 3), st.integers(2040, 2056), st.integers(0, 2**32 - 1))

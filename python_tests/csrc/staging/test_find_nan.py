@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from cpr_ext._native import native
 from cpr_ext.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("every_instruction_set")
+
 BITS = {np.float16: np.uint16, np.float32: np.uint32, np.float64: np.uint64}
 
 

@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 
 from cpr_ext._native import native  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("every_instruction_set")
+
 
 @pytest.mark.parametrize("place", [0, 1, 2047, 2048, 4999])
 def test_a_bfloat16_nan_is_found_where_it_lies(place):

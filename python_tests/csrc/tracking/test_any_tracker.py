@@ -168,6 +168,7 @@ def test_a_tracker_tells_its_name_size_and_memory(make):
     assert "100" in repr(tracker)
 
 
+@pytest.mark.usefixtures("every_instruction_set")
 @pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_an_index_outside_the_table_is_named_and_nothing_changes(make, bad, dtype):
@@ -180,6 +181,7 @@ def test_an_index_outside_the_table_is_named_and_nothing_changes(make, bad, dtyp
         assert tracker.dirty_rows().tolist() == [5]
 
 
+@pytest.mark.usefixtures("every_instruction_set")
 @pytest.mark.parametrize("bad", [-(2**63), 2**63 - 1, 2**32, -(2**32) + 1])
 def test_an_index_of_64_bits_outside_the_table_is_refused(make, bad):
     with pytest.raises(RowIndexError, match=str(bad)):
