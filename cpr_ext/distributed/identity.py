@@ -115,7 +115,7 @@ def _wait_to_be_needed() -> None:
     with os.fdopen(int(descriptor)) as told:
         line = told.readline()
     if not line:
-        sys.exit("the launcher ended without a need for this spare worker")
+        sys.exit(0)  # the launcher ended, all workers are done
     os.environ[RANK], os.environ[ALIVE] = line.rstrip("\n").split(" ", 1)
 
 
