@@ -26,9 +26,8 @@ demo: build
 test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-# DATA: a folder of MovieTweetings; without it accuracy is not compared.
 test-distributed: build
-	$(BIN)/python -m pytest python_tests/distributed -m long $(if $(DATA),--movietweetings $(DATA))
+	$(BIN)/python -m pytest python_tests/distributed -m long
 	for i in $$(seq 20); do $(BIN)/python -m pytest -q python_tests/distributed || exit 1; done
 
 crash-test: build

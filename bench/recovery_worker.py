@@ -21,6 +21,7 @@ from torch.nn import functional  # noqa: E402
 
 import cpr_ext  # noqa: E402
 from cpr_ext.distributed import Event, Job, Worker  # noqa: E402
+from cpr_ext.distributed.identity import SPARE  # noqa: E402
 from cpr_ext.dlrm import row_sharded  # noqa: E402
 from cpr_ext.dlrm.batch import Batch  # noqa: E402
 from cpr_ext.dlrm.hyperparameters import Hyperparameters  # noqa: E402
@@ -89,10 +90,17 @@ class Training:
         return self._batch_size
 
 
-def run_ours(settings: dict[str, Any], folder: Path) -> None:
+def run_live(settings: dict[str, Any], folder: Path) -> None:
+    """Workers that outlive each other."""
+    is_spare = SPARE in os.environ
+    worker = Worker.from_environment(folder / "stores", observe=lambda event: observe(event))
     training = Training(settings["table_bytes"], settings["batch_size"])
-    journal = Journal(folder / f"ours-{os.environ['CPR_RANK']}")
-    journal.write("started", 0, STARTED)
+    journal = Journal(folder / f"journal-{worker.identity.rank}")
+    # A spare has done its imports before: here begins what is left of its start-up.
+    journal.write("started", 0, time.time() if is_spare else STARTED)
+
+    def observe(event: Event) -> None:
+        journal.write(event.kind, event.step, event.unix_seconds)
 
     def make_checkpointer(model: Any, optimizers: Any, directory: Path) -> cpr_ext.Checkpointer:
         schedule = cpr_ext.EverySteps(settings["every_steps"])
@@ -105,10 +113,6 @@ def run_ours(settings: dict[str, Any], folder: Path) -> None:
     def train_step(job: Job, number: int) -> int:
         return training.step(job.model, job.optimizers, job.group, number)
 
-    def observe(event: Event) -> None:
-        journal.write(event.kind, event.step, event.unix_seconds)
-
-    worker = Worker.from_environment(folder / "stores", observe=observe)
     worker.run(
         training.build,
         train_step,
@@ -121,7 +125,7 @@ def run_usual(settings: dict[str, Any], folder: Path) -> None:
     """All processes restart and load a checkpoint of torch.distributed.checkpoint."""
     dist.init_process_group("gloo")
     group = dist.group.WORLD
-    journal = Journal(folder / f"usual-{dist.get_rank()}")
+    journal = Journal(folder / f"journal-{dist.get_rank()}")
     journal.write("started", 0, STARTED)
     training = Training(settings["table_bytes"], settings["batch_size"])
     model, optimizers = training.build(group)
@@ -160,4 +164,4 @@ def state_of(model: DLRM, optimizers: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"ours": run_ours, "usual": run_usual}[sys.argv[1]](json.loads(sys.argv[2]), Path(sys.argv[3]))
+    {"live": run_live, "usual": run_usual}[sys.argv[1]](json.loads(sys.argv[2]), Path(sys.argv[3]))

@@ -36,3 +36,13 @@ def test_the_comparison_of_what_is_left_when_things_go_wrong_runs(tmp_path: Path
     assert "| cpr_ext | 2 | 0 | 0 |" in flip
     assert "| cpr_ext | 2 | 0 | 0 |" in torn
     assert "| torch.save | 0 | 0 | 2 |" in flip
+
+
+def test_the_time_from_a_kill_to_the_next_step_is_measured_beside_the_usual_restart() -> None:
+    command = [sys.executable, "bench/recovery_time.py", "--tiny"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    table = result.stdout.split("SIGKILL to the next trained step")[1]
+    live, spare, usual = map(float, table.splitlines()[0].split())
+    assert min(live, spare, usual) > 0
+    assert "live: at most 3 s without start-up" in table

@@ -23,6 +23,13 @@ import click
     "workers' time-outs, and than loading takes.  [default: never]",
 )
 @click.option(
+    "--spares",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Processes that have done their imports and wait to replace a worker.",
+)
+@click.option(
     "--rendezvous",
     metavar="HOST:PORT",
     help="Where `python -m cpr_ext.distributed.rendezvous_host` runs, for several machines.  "
@@ -43,6 +50,7 @@ def launch(
     nproc: int,
     max_restarts: int,
     hang_seconds: float | None,
+    spares: int,
     rendezvous: str | None,
     world_size: int | None,
     first_rank: int,
@@ -65,6 +73,7 @@ def launch(
         rendezvous=rendezvous,
         max_restarts=max_restarts,
         hang_seconds=hang_seconds,
+        spares=spares,
         job=job,
         tell=lambda text: click.echo(f"cpr launch: {text}", err=True),
     )

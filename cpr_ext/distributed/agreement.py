@@ -57,6 +57,11 @@ class Agreement:
     lost: tuple[int, ...]
     accounted_samples: tuple[int, ...]
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether all go back to before the first step, and so need a model that is built anew."""
+        return self.recovery == "full" and self.step == 0
+
 
 def agree(statuses: Sequence[Status]) -> Agreement:
     """The same for every worker, as each computes it from the same statuses.

@@ -179,20 +179,24 @@ def init_group(rank: int, world_size: int) -> ReformableGroup:
             "torch.distributed is initialised already; a Worker does that itself, so leave "
             "init_process_group() out of the script"
         )
-    root: list[ReformableGroup] = []
-
-    def create(options: Any, backend_options: Any) -> ReformableGroup:
-        group = ReformableGroup(options.group_rank, options.group_size, options.group_id)
-        if root:
-            root[0].add_subgroup(group)
-        root.append(group)
-        return group
-
+    _made.clear()
     if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
     # The rounds bring their own stores; this one is for torch's book-keeping in this process.
     dist.init_process_group(BACKEND, store=HashStore(), rank=rank, world_size=world_size)
-    return root[0]
+    return _made[0]
+
+
+# The default group and, behind it, its subgroups: torch knows one default group per process.
+_made: list[ReformableGroup] = []
+
+
+def _create(options: Any, backend_options: Any) -> ReformableGroup:
+    group = ReformableGroup(options.group_rank, options.group_size, options.group_id)
+    if _made:
+        _made[0].add_subgroup(group)
+    _made.append(group)
+    return group
 
 
 def _has_failed(work: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ RANK, WORLD_SIZE = "CPR_RANK", "CPR_WORLD_SIZE"
 RENDEZVOUS, JOB, ADDRESS = "CPR_RENDEZVOUS", "CPR_JOB", "CPR_ADDRESS"
 # A file that a worker touches as a sign of life, if its supervisor wants one.
 ALIVE = "CPR_ALIVE_FILE"
+# The descriptor on which a spare process is told which worker it is to be.
+SPARE = "CPR_SPARE"
 _POLL_SECONDS = 0.05
 
 
@@ -83,9 +86,13 @@ class Identity:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Identity:
         """As ``cpr launch`` sets it; Slurm's and Kubernetes' own names stand in for rank and size.
 
+        In a spare process of ``cpr launch --spares`` this returns once it is to replace a worker.
+
         Raises:
             UsageError: a variable is missing or malformed; names it.
         """
+        if environment is None:
+            _wait_to_be_needed()
         known = os.environ if environment is None else environment
         rank = _whole(known, RANK, "SLURM_PROCID", "JOB_COMPLETION_INDEX")
         world_size = _whole(known, WORLD_SIZE, "SLURM_NTASKS")
@@ -100,6 +107,16 @@ class Identity:
             "127.0.0.1" if host in ("127.0.0.1", "localhost") else None
         )
         return cls(rank, world_size, host, int(port), known.get(JOB, "cpr"), address)
+
+
+def _wait_to_be_needed() -> None:
+    if (descriptor := os.environ.pop(SPARE, None)) is None:
+        return
+    with os.fdopen(int(descriptor)) as told:
+        line = told.readline()
+    if not line:
+        sys.exit(0)  # the launcher ended, all workers are done
+    os.environ[RANK], os.environ[ALIVE] = line.rstrip("\n").split(" ", 1)
 
 
 def _whole(environment: Mapping[str, str], *names: str) -> int:

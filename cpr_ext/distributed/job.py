@@ -10,6 +10,7 @@ from torch import nn
 from cpr_ext.checkpointer import Checkpointer
 from cpr_ext.distributed.agreement import Choice
 from cpr_ext.distributed.group import ReformableGroup
+from cpr_ext.errors import CprError
 
 
 @dataclass(frozen=True)
@@ -84,3 +85,8 @@ class Job:
     def step(self) -> int:
         """Training steps completed, those before a restart counted in."""
         return self.checkpointer.step_count
+
+    def release(self) -> None:
+        """Give the store back as it is, without capturing anything more, and forget the model."""
+        self.checkpointer.__exit__(CprError, None, None)
+        self.model, self.optimizers = nn.Module(), []

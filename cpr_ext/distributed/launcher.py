@@ -18,7 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from cpr_ext.distributed.identity import ADDRESS, ALIVE, JOB, RANK, RENDEZVOUS, WORLD_SIZE
+from cpr_ext.distributed.identity import (
+    ADDRESS,
+    ALIVE,
+    JOB,
+    RANK,
+    RENDEZVOUS,
+    SPARE,
+    WORLD_SIZE,
+)
 from cpr_ext.errors import RendezvousError, UsageError
 
 _POLL_SECONDS = 0.05
@@ -36,6 +44,27 @@ class _Child:
 
 
 @dataclass
+class _Spare:
+    """A process that has done its imports and waits to be told which worker it is."""
+
+    process: subprocess.Popen[bytes]
+    told: int
+
+    def become(self, rank: int, alive_file: Path) -> bool:
+        """Tell it; False if it is gone."""
+        try:
+            os.write(self.told, f"{rank} {alive_file}\n".encode())
+        except BrokenPipeError:
+            return False
+        finally:
+            os.close(self.told)
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        os.close(self.told)  # it ends by itself then
+
+
+@dataclass
 class Launcher:
     """Supervises workers until all are done, or one cannot be brought back.
 
@@ -49,6 +78,8 @@ class Launcher:
         max_restarts: how often one worker is started again before all are given up.
         hang_seconds: kill a worker that has shown no sign of life for so long; None: never. It
             must be longer than the workers' time-outs of collectives, and than loading takes.
+        spares: so many processes more run the program up to where they would learn their rank. One
+            of them takes the place of a worker that died, so that nobody waits for its imports.
         job: distinguishes jobs that meet at the same rendezvous.
         tell: is told what happens, one sentence each.
 
@@ -63,9 +94,12 @@ class Launcher:
     rendezvous: str | None = None
     max_restarts: int = 10
     hang_seconds: float | None = None
+    spares: int = 0
     job: str = "cpr"
     tell: Callable[[str], None] = print
     _children: dict[int, _Child] = field(default_factory=dict, init=False)
+    _waiting: list[_Spare] = field(default_factory=list, init=False)
+    _spares_lost: int = field(default=0, init=False)
     _host: subprocess.Popen[str] | None = field(default=None, init=False)
     _signal: int | None = field(default=None, init=False)
 
@@ -97,6 +131,7 @@ class Launcher:
                 place = self.rendezvous or f"{_LOOPBACK}:{self._start_host(0)}"
                 for rank in range(self.first_rank, self.first_rank + self.num_workers):
                     self._start(rank, place, Path(folder))
+                self._start_spares(place)
                 return self._supervise(place, Path(folder))
         finally:
             self._end_all()
@@ -112,6 +147,7 @@ class Launcher:
             if self._host is not None and self._host.poll() is not None:
                 self.tell("the rendezvous host died; started again")
                 self._start_host(int(place.rpartition(":")[2]))
+            self._start_spares(place)
             for child in list(self._children.values()):
                 code = child.process.poll()
                 if code is None:
@@ -139,18 +175,40 @@ class Launcher:
     def _start(self, rank: int, place: str, folder: Path, *, restarts: int = 0) -> None:
         alive_file = folder / f"worker-{rank}"
         alive_file.touch()
+        while self._waiting:
+            spare = self._waiting.pop(0)
+            if spare.become(rank, alive_file):
+                self._children[rank] = _Child(rank, spare.process, alive_file, restarts)
+                return
+            spare.process.wait()
+        environment = {**self._environment(place), RANK: str(rank), ALIVE: str(alive_file)}
+        process = subprocess.Popen(list(self.command), env=environment)
+        self._children[rank] = _Child(rank, process, alive_file, restarts)
+
+    def _start_spares(self, place: str) -> None:
+        """See that there are as many as wanted; those that end by themselves are not wanted."""
+        for spare in [spare for spare in self._waiting if spare.process.poll() is not None]:
+            self._waiting.remove(spare)
+            spare.end()
+            self._spares_lost += 1
+            self.tell(f"a spare worker {_how(spare.process.returncode)}")
+        while len(self._waiting) < self.spares and self._spares_lost <= self.max_restarts:
+            reading, writing = os.pipe()
+            environment = {**self._environment(place), SPARE: str(reading)}
+            process = subprocess.Popen(list(self.command), env=environment, pass_fds=[reading])
+            os.close(reading)
+            self._waiting.append(_Spare(process, writing))
+
+    def _environment(self, place: str) -> dict[str, str]:
         environment = {
             **os.environ,
-            RANK: str(rank),
             WORLD_SIZE: str(self.num_workers if self.world_size is None else self.world_size),
             RENDEZVOUS: place,
             JOB: self.job,
-            ALIVE: str(alive_file),
         }
         if self.rendezvous is None:
             environment[ADDRESS] = _LOOPBACK
-        process = subprocess.Popen(list(self.command), env=environment)
-        self._children[rank] = _Child(rank, process, alive_file, restarts)
+        return environment
 
     def _start_host(self, port: int) -> int:
         """Host the rendezvous in a process of its own; returns its port."""
@@ -183,15 +241,19 @@ class Launcher:
             child.process.wait()
 
     def _end_all(self) -> None:
-        for child in self._children.values():
-            child.process.send_signal(self._signal or signal.SIGTERM)
+        processes = [child.process for child in self._children.values()]
+        processes += [spare.process for spare in self._waiting]
+        for spare in self._waiting:
+            spare.end()
+        for process in processes:
+            process.send_signal(self._signal or signal.SIGTERM)
         deadline = time.monotonic() + _END_SECONDS
-        for child in self._children.values():
+        for process in processes:
             try:
-                child.process.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
+                process.kill()
+                process.wait()
         if self._host is not None:
             self._host.kill()
             self._host.wait()

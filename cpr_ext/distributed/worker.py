@@ -155,33 +155,36 @@ class Worker:
     ) -> Job:
         job = make_job()
         fruitless, furthest = 0, -1
-        try:
-            while True:
-                try:
-                    with self._minding_peers(job):
-                        self._join(job)
-                        agreement = self._agree(job)
-                        if agreement.recovery == "full" and agreement.step == 0 and job.step > 0:
-                            job.checkpointer.close()
-                            job = make_job()
+        while True:
+            try:
+                with self._minding_peers(job):
+                    self._join(job)
+                    agreement = self._agree(job)
+                    if not agreement.begins_anew or job.step == 0:
                         self._recover(job, agreement)
                         self._train(job, train_step, num_steps)
                         self._finish(job, finish_notes)
                         break
-                except PeerLostError as error:
-                    fruitless = 0 if job.step > furthest else fruitless + 1
-                    furthest = max(furthest, job.step)
-                    if self._rendezvous.all_noted(finish_notes):
-                        break  # lost behind the end
-                    if fruitless >= _FRUITLESS_JOINS:
-                        raise
-                    logger.warning(
-                        "worker %d lost a peer after step %d and joins again: %s",
-                        *(self.identity.rank, job.step, error),
-                    )
-        except BaseException as error:
-            job.checkpointer.__exit__(type(error), error, error.__traceback__)
-            raise
+                # Building is done alone; then all join again, this time with nothing to lose.
+                job.group.dissolve()
+                self._is_live = False
+                job.release()
+                job = make_job()
+            except PeerLostError as error:
+                fruitless = 0 if job.step > furthest else fruitless + 1
+                furthest = max(furthest, job.step)
+                if self._rendezvous.all_noted(finish_notes):
+                    break  # lost behind the end
+                if fruitless >= _FRUITLESS_JOINS:
+                    job.release()
+                    raise
+                logger.warning(
+                    "worker %d lost a peer after step %d and joins again: %s",
+                    *(self.identity.rank, job.step, error),
+                )
+            except BaseException:
+                job.release()
+                raise
         job.checkpointer.close()
         self._tell("finished", job)
         return job

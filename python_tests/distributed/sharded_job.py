@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import cpr_ext
 from cpr_ext.distributed import Identity, TimeOuts, Worker
 from cpr_ext.dlrm import row_sharded
 from cpr_ext.dlrm.model import DLRM
+from cpr_ext.dlrm.movietweetings import MovieTweetings
 from cpr_ext.dlrm.optimizers import build_optimizers
 from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.synthetic import Synthetic
@@ -37,8 +39,11 @@ class Settings:
     addresses: dict = field(default_factory=dict)
     world_size: int = 4
     num_steps: int = 60
+    movietweetings: str | None = None  # a folder of it; None: synthetic data
+    digests: bool = True
     batch_size: int = 32
     step_seconds: float = 0.0
+    load_seconds: float = 0.0
     every_steps: int = 5
     recovery: str = "partial"
     priority: str = "MostFrequentlyUsed"
@@ -46,6 +51,15 @@ class Settings:
     time_outs: dict = field(default_factory=dict)
     # rank -> what it does to itself in which life: ["training" | "saving" | "recovering", step]
     suicides: dict = field(default_factory=dict)
+
+
+SEED = 1
+
+
+def make_source(settings):
+    if settings.movietweetings is not None:
+        return MovieTweetings(Path(settings.movietweetings))
+    return Synthetic([300, 2000], num_samples=settings.batch_size * settings.num_steps)
 
 
 class Journal:
@@ -76,6 +90,14 @@ def digest(tables):
     return hashed.hexdigest()
 
 
+class RecoversSlowly(cpr_ext.Checkpointer):
+    seconds = 0.0
+
+    def recover(self, **options):
+        time.sleep(self.seconds)
+        return super().recover(**options)
+
+
 class RecoversAndDies(cpr_ext.Checkpointer):
     def recover(self, **options):
         super().recover(**options)
@@ -88,13 +110,13 @@ class ShardedJob:
     def __init__(self, settings, rank, life):
         self.settings, self.rank, self.life = settings, rank, life
         self.journal = journal_of(settings, rank)
-        self.source = Synthetic([300, 2000], num_samples=settings.batch_size * settings.num_steps)
+        self.source = make_source(settings)
         self.suicide = settings.suicides.get(str(rank), {}).get(str(life))
         self.job_tables = []
         self.batches, self.next_step = None, -1
 
     def build(self, group):
-        model = DLRM.from_preset(find_preset("tiny"), self.source, seed=1)
+        model = DLRM.from_preset(find_preset("tiny"), self.source, seed=SEED)
         ranges = [
             shard_row_range(rows, group.rank(), group.size()) for rows in self.source.num_embeddings
         ]
@@ -103,7 +125,8 @@ class ShardedJob:
 
     def make_checkpointer(self, model, optimizers, directory):
         settings = self.settings
-        kind = RecoversAndDies if self.suicide == ["recovering", 0] else cpr_ext.Checkpointer
+        kind = RecoversAndDies if self.suicide == ["recovering", 0] else RecoversSlowly
+        RecoversSlowly.seconds = settings.load_seconds
         checkpointer = kind(
             model,
             optimizers,
@@ -120,7 +143,9 @@ class ShardedJob:
 
     def batch(self, step):
         if step != self.next_step:
-            self.batches = self.source.train_batches(self.settings.batch_size, first_batch=step)
+            self.batches = self.source.train_batches(
+                self.settings.batch_size, first_batch=step, seed=SEED
+            )
         self.next_step = step + 1
         return next(self.batches)
 
@@ -146,7 +171,9 @@ class ShardedJob:
         return batch.batch_size
 
     def observe(self, event):
-        values = {"step": event.step, "tables": digest(self.job_tables)}
+        values = {"step": event.step}
+        if self.settings.digests:
+            values["tables"] = digest(self.job_tables)
         if event.kind == "recovered":
             last = self.worker.recoveries[-1]
             values["recovery"] = vars(last)
@@ -174,6 +201,9 @@ class ShardedJob:
             num_steps=settings.num_steps,
             make_checkpointer=self.make_checkpointer,
         )
+        if job is not None:
+            state = {name: value.numpy() for name, value in job.model.state_dict().items()}
+            np.savez(Path(settings.directory) / f"model-{self.rank}.npz", **state)
         self.journal.write("ended", step=job.step if job else None)
 
 

@@ -79,3 +79,17 @@ def test_an_error_of_the_training_step_is_no_lost_peer(make_cluster):
     codes = cluster.exit_codes(40)
     assert codes == {0: 1, 1: 1}
     assert "UsageError: a batch of 31 cannot be shared by 2 workers" in cluster.logs()
+
+
+def test_loading_may_take_longer_than_a_collective(make_cluster):
+    cluster = make_cluster(
+        num_steps=30, world_size=2, step_seconds=0.01, load_seconds=2.5,
+        time_outs={"collective_seconds": 1.0},
+    )  # fmt: skip
+    cluster.start()
+    cluster.wait_for_step(10)
+    cluster.kill(1)
+    cluster.wait_for_death(1)
+    cluster.start(1)
+    cluster.finish()
+    assert [r["recovery"]["lost"] for r in cluster.recoveries(0)] == [[0, 1], [1]]

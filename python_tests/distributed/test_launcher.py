@@ -27,6 +27,8 @@ if what == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 if what == "fail":
     sys.exit(3)
+if what == "sleep":
+    time.sleep(1.5)
 if what == "hang":
     time.sleep(60)
 """
@@ -115,6 +117,44 @@ def test_sigterm_ends_all_workers_and_says_so(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM
     assert "SIGTERM: ending all workers" in said
     assert not any(alive(int(path.read_text())) for path in pids)
+
+
+def test_a_spare_that_has_done_its_imports_takes_the_place_of_the_dead(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "from cpr_ext.distributed.identity import Identity, show_alive\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "pathlib.Path(folder, f'imported-{os.getpid()}').touch()\n"
+        "rank = Identity.from_environment().rank\n"
+        "show_alive()\n"
+        "with (folder / f'lives-{rank}').open('a') as file:\n"
+        "    print(os.getpid(), file=file)\n"
+        "if rank == 1 and len((folder / 'lives-1').read_text().split()) == 1:\n"
+        "    while len(list(folder.glob('imported-*'))) < 3:\n"
+        "        time.sleep(0.01)\n"
+        "    names = [path.name for path in folder.glob('imported-*')]\n"
+        "    (folder / 'imported').write_text(' '.join(names))\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    said = []
+    command = [sys.executable, str(script), str(tmp_path)]
+    launcher = Launcher(command, 2, rendezvous="127.0.0.1:1", spares=1, tell=said.append)
+    assert launcher.run() == 0
+    first, second = (tmp_path / "lives-1").read_text().split()
+    # It was there, and had imported, before worker 1 died.
+    assert {f"imported-{pid}" for pid in (first, second)} < set(
+        (tmp_path / "imported").read_text().split()
+    )
+    assert len(said) == 1
+    pids = [int(path.name.removeprefix("imported-")) for path in tmp_path.glob("imported-*")]
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_spares_that_end_by_themselves_are_told_of_and_not_started_for_ever(launch, tmp_path):
+    code, said = launch({0: "sleep"}, spares=1, max_restarts=2)
+    assert code == 0
+    assert said == ["a spare worker ended with code 1"] * 3
 
 
 @pytest.mark.parametrize(
