@@ -30,12 +30,12 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 torch.set_num_threads(1)
 
-# table -> (rows, dim, features). Of "d", cut by rows, only one rank has any.
+# table -> (rows, dim, features)
 POOLED = {
     "a": (20, 8, ("a0", "a1")),
     "b": (23, 16, ("b0",)),
     "c": (31, 8, ("c0",)),
-    "d": (1, 8, ("d0",)),
+    "d": (2, 8, ("d0",)),
 }
 SEQUENCE = {"s": (29, 8, ("s0",))}
 TABLES = {**POOLED, **SEQUENCE}
@@ -117,7 +117,7 @@ def sharded(plan, fused="adagrad", *, seed=0, replicated=(), model=None):
 def _cut(plan, table):
     number, last = list(TABLES).index(table), dist.get_world_size() - 1
     if plan == "mixed":
-        plan = ("table_row_wise", "column_wise", "table_wise", "row_wise", "row_wise")[number]
+        plan = ("table_row_wise", "column_wise", "table_wise", "table_wise", "row_wise")[number]
     if table in SEQUENCE and plan == "table_row_wise":
         plan = "row_wise"  # TorchRec cuts an EmbeddingCollection in no such way
     return {

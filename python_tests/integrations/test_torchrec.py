@@ -88,6 +88,16 @@ def test_tables_and_their_state_are_views_of_the_operators_memory(plan, fused):
             assert not array.requires_grad
 
 
+def test_a_table_without_a_row_on_this_rank_is_passed_over():
+    """TorchRec makes one where ranks outnumber rows; FBGEMM cannot train it on a CPU."""
+    parallel, _ = sharded("row_wise")
+    for module in (parallel.module.bags, parallel.module.sequences):
+        for lookup in module._lookups:
+            lookup._emb_modules[0].config.embedding_tables[0].local_rows = 0
+    found = {table.part.table for table in find_sharded_tables(parallel)}
+    assert found == set(NAMES.values()) - {NAMES["a"], NAMES["s"]}
+
+
 @given(data=st.data())
 @settings(max_examples=8)
 def test_what_was_saved_is_brought_back_bit_for_bit(tmp_path_factory, data):

@@ -151,7 +151,7 @@ def test_a_store_tells_which_part_of_each_table_it_holds(job):
 def test_every_tool_reads_the_store_of_a_rank(job, tmp_path):
     stores = [job / "mixed" / f"rank-{rank}" for rank in range(2)]
     for store, result in zip(stores, results(job, "mixed"), strict=True):
-        assert verify(store).damages == []
+        assert verify(store).damaged == []
         for part, arrays in result["trained"]:
             rows = read_rows(store, part.name, range(part.shape[0]))
             assert all(torch.equal(rows.arrays[name], array) for name, array in arrays.items())
