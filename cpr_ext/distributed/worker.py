@@ -95,6 +95,8 @@ class Worker:
         Raises:
             UsageError: a variable is missing or malformed.
         """
+        # Torch imports late what every optimizer needs; a spare has that behind it then.
+        torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
         return cls(Identity.from_environment(), store, **options)
 
     def run(
