@@ -189,7 +189,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         axis.set_title(WAYS[way], loc="left", fontsize=10)
         axis.set_ylabel("steps per second")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(frameon=False, loc="upper right", fontsize=9)
+    axes[0, 0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), fontsize=9)
     axes[-1, 0].set_xlabel("seconds since the start")
     figure.savefig(path, dpi=120)
 

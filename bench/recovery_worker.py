@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def run_live(settings: dict[str, Any], folder: Path) -> None:
 
 def run_usual(settings: dict[str, Any], folder: Path) -> None:
     """All processes restart and load a checkpoint of torch.distributed.checkpoint."""
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     group = dist.group.WORLD
     journal = Journal(folder / f"journal-{dist.get_rank()}")
     journal.write("started", 0, STARTED)

@@ -32,6 +32,7 @@ from cpr_ext.distributed.rendezvous import Rendezvous
 from cpr_ext.errors import PeerLostError, UsageError
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.retention import Retention
+from cpr_ext.schedules import Schedule
 from cpr_ext.target_pls import TargetPLS
 
 logger = logging.getLogger("cpr_ext")
@@ -39,6 +40,7 @@ logger = logging.getLogger("cpr_ext")
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
 Build = Callable[[ReformableGroup], tuple[nn.Module, Optimizers]]
 TrainStep = Callable[[Job, int], int | None]
+Recoveries = Literal["partial", "full", "auto"]
 MakeCheckpointer = Callable[[nn.Module, Any, Path], Checkpointer]
 # Joined so often without a single step in between, something is wrong that joining does not mend.
 _FRUITLESS_JOINS = 20
@@ -70,7 +72,7 @@ class Worker:
         identity: Identity,
         store: str | os.PathLike[str],
         *,
-        recovery: Literal["partial", "full", "auto"] = "partial",
+        recovery: Recoveries = "partial",
         time_outs: TimeOuts | None = None,
         observe: Callable[[Event], None] = lambda event: None,
     ) -> None:
@@ -95,6 +97,8 @@ class Worker:
         Raises:
             UsageError: a variable is missing or malformed.
         """
+        # Torch imports late what every optimizer needs; a spare has that behind it then.
+        torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
         return cls(Identity.from_environment(), store, **options)
 
     def run(
@@ -224,18 +228,10 @@ class Worker:
             is_live=self._is_live,
             step=job.step if self._is_live else max((r.last_step for r in saved), default=0),
             full_points=tuple(r.last_step for r in saved if r.is_complete),
-            choice=self._choose(checkpointer),
+            choice=choose_recovery(self._recovery, checkpointer.schedule),
             accounted_samples=self._accounted,
         )
         return agree([Status.from_plain(said) for said in tell_all(job.group, status.to_plain())])
-
-    def _choose(self, checkpointer: Checkpointer) -> Choice:
-        if self._recovery != "auto":
-            return self._recovery
-        schedule = checkpointer.schedule
-        if isinstance(schedule, TargetPLS) and schedule.plan is not None:
-            return schedule.plan.recommended.recovery
-        return "partial"
 
     def _recover(self, job: Job, agreement: Agreement) -> None:
         checkpointer = job.checkpointer
@@ -299,6 +295,15 @@ class Worker:
     def _tell(self, kind: Any, job: Job) -> None:
         show_alive()
         self._observe(Event(kind, job.step, time.time()))
+
+
+def choose_recovery(wanted: Recoveries, schedule: Schedule) -> Choice:
+    """``wanted``, or for ``"auto"`` what the schedule's plan recommends, if it has one."""
+    if wanted != "auto":
+        return wanted
+    if isinstance(schedule, TargetPLS) and schedule.plan is not None:
+        return schedule.plan.recommended.recovery
+    return "partial"
 
 
 def _make_checkpointer(model: nn.Module, optimizers: Any, directory: Path) -> Checkpointer:

@@ -1,9 +1,15 @@
 """What workers agree on, over all they may say of themselves."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.distributed.agreement import Status, agree
+from cpr_ext.distributed.worker import choose_recovery
+from cpr_ext.schedules import EverySteps, RunCosts
+from cpr_ext.target_pls import TargetPLS
 
 
 @st.composite
@@ -57,6 +63,20 @@ def test_full_recovery_goes_to_the_newest_point_that_all_have(statuses):
 @given(worlds())
 def test_a_status_is_the_same_behind_the_wire(statuses):
     assert [Status.from_plain(status.to_plain()) for status in statuses] == statuses
+
+
+@pytest.mark.parametrize(("save_hours", "expected"), [(0.001, "partial"), (0.5, "full")])
+def test_on_auto_the_plan_of_the_schedule_decides(save_hours, expected):
+    """Full recovery where saves as often as the target asks for cost more than going back."""
+    schedule = TargetPLS(0.001, mtbf_hours=10, num_shards=4, total_hours=1000)
+    assert choose_recovery("auto", schedule) == "partial"  # there is no plan yet
+    costs = RunCosts(num_shards=1, fraction=0.125, save_hours=save_hours, load_hours=0.001)
+    schedule.observe(costs)
+    schedule.observe(replace(costs, prioritized_bytes=1e9))
+    assert schedule.plan is not None
+    assert choose_recovery("auto", schedule) == schedule.plan.recommended.recovery == expected
+    assert choose_recovery("full", schedule) == "full"
+    assert choose_recovery("auto", EverySteps(5)) == "partial"
 
 
 def test_the_choice_of_the_source_counts():
