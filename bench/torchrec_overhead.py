@@ -1,6 +1,6 @@
 """What tracking and partial snapshots cost a TorchRec job: steps per second with and without.
 
-    python bench/torchrec_overhead.py [--workers 4] [--rounds 6] [--steps 25] [--tiny]
+    python bench/torchrec_overhead.py [--workers 4] [--rounds 10] [--steps 25] [--tiny]
 
 Trains the DLRM of examples/torchrec_dlrm.py (DistributedModelParallel, tables cut by rows, gloo) in
 one job, in blocks of steps that take turns, so that each ratio is of neighbours in time: without
@@ -139,7 +139,7 @@ def summarize(seconds: dict[str, list[float]], steps: int) -> list[dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=25, help="of a block")
     parser.add_argument("--rows", type=int, default=500_000, help="of each of 8 tables")
     parser.add_argument("--batch-size", type=int, default=2048, help="of each worker")

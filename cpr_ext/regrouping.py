@@ -105,6 +105,11 @@ class _Piece:
         """Which share of the live table's columns it brings."""
         return self.common.shape[1] / self.wanted.shape[1]
 
+    def wanted_row_shape(self, array: ArraySpec) -> tuple[int, ...] | None:
+        """The shape of a live row of such an array; None if its rows cannot be cut."""
+        shapes = {(): (), (self.held.shape[1],): (self.wanted.shape[1],)}
+        return shapes.get(array.row_shape)
+
     def put(self, array: str, row_ids: torch.Tensor, values: torch.Tensor) -> None:
         begin, end = self.stored_rows
         mine = (row_ids >= begin) & (row_ids < end)
@@ -130,7 +135,13 @@ class _PartTarget:
         return min(begin for begin, _ in spans), max(end for _, end in spans)
 
     def takes(self, array: ArraySpec, skipped: dict[str, None]) -> bool:
-        return all(_misfit(array, piece) is None for piece in self._pieces)
+        if any(_misfit(array, piece) is not None for piece in self._pieces):
+            return False
+        for piece in self._pieces:
+            row_shape = piece.wanted_row_shape(array)
+            if array.name not in piece.table.arrays() and row_shape is not None:
+                piece.table.make_row_state(array.name, row_shape, array.dtype)
+        return True
 
     def put(self, array: str, row_ids: torch.Tensor, values: torch.Tensor) -> None:
         for piece in self._pieces:
@@ -211,10 +222,14 @@ def _misfit(array: ArraySpec, piece: _Piece) -> str | None:
     """Why an array of a store has no place in the live table; None if it has one."""
     live = piece.table.arrays().get(array.name)
     what = f"'{piece.wanted.table}/{array.name}'"
-    if live is None:
+    wanted = piece.wanted_row_shape(array)
+    if live is None and piece.table.optimizer is None:
         return f"{what} is not in the model"
-    shapes = {(): (), (piece.held.shape[1],): (piece.wanted.shape[1],)}
-    if shapes.get(array.row_shape) == tuple(live.shape[1:]) and array.dtype == live.dtype:
+    if live is None and wanted is not None:
+        return None  # the optimizer has not made it yet
+    if live is None:
+        return f"{what} has rows of shape {array.row_shape}, which cannot be cut"
+    if wanted == tuple(live.shape[1:]) and array.dtype == live.dtype:
         return None
     return (
         f"{what} has dtype {array.dtype} and rows of shape {array.row_shape}, the model "
@@ -228,7 +243,7 @@ def _per_row_states(
     """States of one value per row that a live table has summed up from several parts."""
     live = piece.table.arrays()
     for name, array in arrays.items():
-        if array.row_shape == () and _misfit(array, piece) is None:
+        if array.row_shape == () and name in live and _misfit(array, piece) is None:
             yield (piece.table.name, name), live[name]
 
 
