@@ -13,6 +13,8 @@ from cpr_ext.checkpointer import Checkpointer
 from cpr_ext.integrations.torchrec.dense_part import DenseModule, dense_optimizers
 from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
 
+_MOST_THREADS = 4
+
 
 def make_checkpointer(
     model: nn.Module,
@@ -30,7 +32,8 @@ def make_checkpointer(
         optimizers: of the dense parameters; a ``CombinedOptimizer`` with the model's fused
             optimizers in it may be given as it is.
         directory: the store of this rank.
-        options: see :class:`cpr_ext.Checkpointer`.
+        options: see :class:`cpr_ext.Checkpointer`. ``num_threads`` is that of torch unless given,
+            at most 4.
 
     Returns:
         It watches lookups as they arrive at this rank, so those of the whole job's batch in the
@@ -43,6 +46,8 @@ def make_checkpointer(
     given = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
     kernels = find_kernels(model)
     tables = sharded_tables(kernels)
+    # Several ranks share a machine: as many threads as torch is allowed here, not one per core.
+    options.setdefault("num_threads", min(_MOST_THREADS, torch.get_num_threads()))
     return Checkpointer(
         DenseModule(model, kernels, tables),
         [dense for optimizer in given for dense in dense_optimizers(optimizer)],
