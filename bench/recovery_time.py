@@ -62,7 +62,12 @@ def run(way: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
         torchrun += [f"--nproc-per-node={settings['workers']}"]
         torchrun += [f"--max-restarts={settings['kills']}", *command]
         with (folder / "log").open("wb") as log:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            # Without the last, torch 2.13's second attempt finds the addresses of the first.
+            environment = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            }
             code = subprocess.call(torchrun, env=environment, stdout=log, stderr=log)
     else:
         spares = 1 if way == "spare" else 0

@@ -14,8 +14,8 @@ import logging
 import os
 import threading
 import time
+import uuid
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -37,7 +37,9 @@ _STORE_SECONDS = 5.0  # for one answer of the store's host
 _TELL_SECONDS = 10.0  # between two lines about a long wait
 _GRACE_SECONDS = 1.0  # in which the handler takes itself off the list
 _RETRY_SECONDS = 0.2
+_POLL_SECONDS = 0.03
 _ROUND = "round"
+_NOT_WAITING = "-"
 # Else the first of a round hosts one more store, which nobody here needs.
 _NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _HOST_ERRORS = (TorchRendezvousError, dist.DistNetworkError, dist.DistStoreError)
@@ -51,6 +53,7 @@ class Rendezvous:
         self._time_outs = time_outs
         self._handler: DynamicRendezvousHandler | None = None
         self._notes: Store | None = None
+        self._waiter: threading.Thread | None = None
         os.environ[_NO_SHARED_STORE] = "1"
 
     def join(self) -> Store:
@@ -67,8 +70,7 @@ class Rendezvous:
         while True:
             try:
                 self._leave()
-                store = self._next_round(deadline)
-                break
+                return self._next_round(deadline)
             except _HOST_ERRORS as error:
                 if time.monotonic() >= deadline:
                     raise self._give_up(error) from error
@@ -76,11 +78,6 @@ class Rendezvous:
                     logger.info("rendezvous at %s: %s; trying again", self._place(), error)
                     self._notes = None
                     time.sleep(_RETRY_SECONDS)
-        if store.add(f"taken/{self._identity.rank}", 1) > 1:
-            raise RendezvousError(
-                f"two processes are worker {self._identity.rank}; give each worker its own rank"
-            )
-        return store
 
     def note(self, key: str) -> None:
         """Leave a note for the whole job, beyond this round, if the host answers."""
@@ -101,6 +98,8 @@ class Rendezvous:
         handler, self._handler = self._handler, None
         if handler is None:
             return
+        if self._waiter is not None:
+            self._waiter.join(_GRACE_SECONDS)
         if not handler.shutdown():
             logger.info("round %s could not be closed at %s", handler.get_run_id(), self._place())
         number = int(handler.get_run_id().rpartition(".")[2])
@@ -110,32 +109,56 @@ class Rendezvous:
         notes = self._connected_notes()
         number = int(notes.compare_set(_ROUND, "", "0"))
         handler = self._handler = self._make_handler(number)
-        waiting = self._waiting_key(self._identity.rank)
-        notes.set(waiting, str(os.getpid()))
-        info: list[Any] = []
+        waiting, token = self._waiting_key(self._identity.rank), uuid.uuid4().hex
+        notes.set(waiting, token)
+        outcome: list[Exception | None] = []
 
         def wait() -> None:
             try:
-                info.append(handler.next_rendezvous())
+                handler.next_rendezvous()
+                outcome.append(None)
             except Exception as error:
-                info.append(error)
+                outcome.append(error)
 
         # On a thread, for the handler's own time limit does not cover every state it can be in.
-        thread = threading.Thread(target=wait, name="cpr_ext-rendezvous", daemon=True)
-        thread.start()
-        while thread.is_alive() and (left := deadline + _GRACE_SECONDS - time.monotonic()) > 0:
-            thread.join(min(_TELL_SECONDS, left))
+        self._waiter = threading.Thread(target=wait, name="cpr_ext-rendezvous", daemon=True)
+        self._waiter.start()
+        told = time.monotonic()
+        while token not in (members := self._members(notes, number)):
+            if outcome:
+                if (error := outcome[0]) is not None:
+                    raise error
+                self._announce(notes, number, token)
+                # Replaced by that of another process, if it is not named now.
+                if token not in self._members(notes, number):
+                    raise RendezvousError(
+                        f"two processes are worker {self._identity.rank}; give each worker a rank "
+                        "of its own"
+                    )
+                continue
+            if time.monotonic() > deadline + _GRACE_SECONDS:
+                raise self._give_up(None)
+            self._waiter.join(_POLL_SECONDS)
             show_alive()
-            if thread.is_alive():
+            if time.monotonic() > told + _TELL_SECONDS:
                 logger.info("waiting at %s for workers: %s", self._place(), self._missing())
-        if not info:
-            raise self._give_up(None)
-        [outcome] = info
-        if isinstance(outcome, Exception):
-            raise outcome
-        notes.delete_key(waiting)
-        store: Store = outcome.store
-        return store
+                told = time.monotonic()
+        notes.set(waiting, _NOT_WAITING)
+        return PrefixStore(f"cpr_ext/{self._identity.job}/{members}", self._connect())
+
+    # Who completes a round says so, as the others' handlers look only once a second.
+    def _members(self, notes: Store, number: int) -> str:
+        """The tokens of those who are in the round, once it is complete; before, nothing."""
+        key = f"members/{number}"
+        return notes.get(key).decode() if notes.check([key]) else ""
+
+    def _announce(self, notes: Store, number: int, token: str) -> None:
+        # Read first: whoever is named takes its token away, but then this is not what it was.
+        known = self._members(notes, number)
+        if token in known:
+            return
+        tokens = [self._token(notes, rank) for rank in range(self._identity.world_size)]
+        notes.compare_set(f"members/{number}", known, "+".join(tokens))
 
     def _connected_notes(self) -> Store:
         if self._notes is None:
@@ -181,10 +204,14 @@ class Rendezvous:
         ranks = range(self._identity.world_size)
         try:
             notes = self._connected_notes()
-            missing = [rank for rank in ranks if not notes.check([self._waiting_key(rank)])]
+            missing = [rank for rank in ranks if self._token(notes, rank) == _NOT_WAITING]
         except _HOST_ERRORS:
             return "unknown, as the rendezvous does not answer"
         return ", ".join(map(str, missing)) or "that have just left"
+
+    def _token(self, notes: Store, rank: int) -> str:
+        key = self._waiting_key(rank)
+        return notes.get(key).decode() if notes.check([key]) else _NOT_WAITING
 
     def _waiting_key(self, rank: int) -> str:
         return f"waiting/{rank}"

@@ -84,7 +84,7 @@ class Cluster:
         self._nursery_of[pid] = nursery
         return pid
 
-    def _wait(self, pid, seconds):
+    def wait_for_exit(self, pid, seconds):
         return self._nursery_of[pid].ask("wait", pid, seconds)
 
     def kill(self, *ranks, with_signal=signal.SIGKILL):
@@ -93,23 +93,23 @@ class Cluster:
 
     def kill_host(self):
         os.kill(self._host, signal.SIGKILL)
-        self._wait(self._host, 5)
+        self.wait_for_exit(self._host, 5)
 
     def start_host(self):
         self._host = self._fork(self._nurseries[0], "host", self.settings.port)
 
     def wait_for_death(self, *ranks):
         for rank in ranks:
-            assert self._wait(self.pids[rank], 30) == -signal.SIGKILL
+            assert self.wait_for_exit(self.pids[rank], 30) == -signal.SIGKILL
 
     def exit_code(self, rank, seconds=30):
-        return self._wait(self.pids[rank], seconds)
+        return self.wait_for_exit(self.pids[rank], seconds)
 
     def exit_codes(self, seconds=60):
         deadline = time.monotonic() + seconds
         codes = {}
         for rank, pid in self.pids.items():
-            codes[rank] = self._wait(pid, max(0, deadline - time.monotonic()))
+            codes[rank] = self.wait_for_exit(pid, max(0, deadline - time.monotonic()))
         return codes
 
     def finish(self, seconds=60):
@@ -146,6 +146,6 @@ class Cluster:
 
     def close(self):
         for pid in self._nursery_of:
-            if self._wait(pid, 0) is None:
+            if self.wait_for_exit(pid, 0) is None:
                 os.kill(pid, signal.SIGKILL)
-                self._wait(pid, 10)
+                self.wait_for_exit(pid, 10)

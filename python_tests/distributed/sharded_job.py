@@ -37,6 +37,7 @@ class Settings:
     port: int
     host: str = "127.0.0.1"
     addresses: dict = field(default_factory=dict)
+    stores: str = "stores"
     world_size: int = 4
     num_steps: int = 60
     movietweetings: str | None = None  # a folder of it; None: synthetic data
@@ -190,7 +191,7 @@ class ShardedJob:
         self.journal.write("started", life=self.life)
         self.worker = Worker(
             identity,
-            Path(settings.directory) / "stores",
+            Path(settings.directory) / settings.stores,
             recovery=settings.recovery,
             time_outs=TimeOuts(**settings.time_outs),
             observe=self.observe,

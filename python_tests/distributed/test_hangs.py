@@ -93,3 +93,22 @@ def test_loading_may_take_longer_than_a_collective(make_cluster):
     cluster.start(1)
     cluster.finish()
     assert [r["recovery"]["lost"] for r in cluster.recoveries(0)] == [[0, 1], [1]]
+
+
+def test_two_workers_of_one_rank_are_told_apart_without_a_common_file_system(make_cluster):
+    cluster = make_cluster(num_steps=10, world_size=2, time_outs={"collective_seconds": 2.0})
+    pids = []
+    for stores in ("here", "there"):
+        cluster.start(1, stores=stores)
+        pids.append(cluster.pids[1])
+    codes = []
+
+    def one_has_ended():
+        codes[:] = [cluster.wait_for_exit(pid, 0) for pid in pids]
+        return codes.count(1) == 1
+
+    cluster.wait_until(one_has_ended)
+    assert "RendezvousError: two processes are worker 1" in cluster.logs()
+    cluster.pids[1] = pids[codes.index(None)]
+    cluster.start(0)
+    cluster.finish()
