@@ -6,14 +6,15 @@ CXX := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: help demo test test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny sanitize clean
+.PHONY: help demo test test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, 20 repeats (half an hour)"
 	@echo "make crash-test  every fault at every file-system call of a run, and every power cut (10 minutes or more)"
-	@echo "make bench     every operation against its peers, what saving costs training (an hour); docs/benchmarks.md"
+	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
+	@echo "make reliability  what is left after kills, flipped bits, torn captures, beside peers; docs/reliability.md"
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped: 15 min"
 	@echo "make fuzz      hostile stores through all that reads one, under ASan; FUZZ_SECONDS=600"
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
@@ -45,14 +46,21 @@ fmt: $(VENV)/ready
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX)
 
+# On an idle machine. TMPDIR chooses the disk. Ends with the table of targets.
 bench: build
 	$(BIN)/python bench/run.py
+	$(BIN)/python bench/tracking_overhead.py
+	$(BIN)/python bench/pause.py
 	$(BIN)/python bench/training_overhead.py
-	$(BIN)/python bench/reliability.py
+	$(BIN)/python bench/peers.py
+	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/page.py
 
 bench-tiny: build
 	$(BIN)/python bench/run.py --tiny
+
+reliability: build
+	$(BIN)/python bench/reliability.py
 
 damage-test: build
 	$(BIN)/python -m python_tests.faults.damage

@@ -1,55 +1,61 @@
-"""The top 12.5 % of 4 M scores, against numpy's argpartition and torch's topk.
-
-    pytest bench -o python_files='bench_*.py'      (CPR_BENCH_TINY=1: only that it runs)
+"""The top 12.5 % of 4 M and 40 M scores, against numpy's argpartition and torch's topk.
 
 The peers return the rows in no order and count zeros in; only top_rows sorts them by row id.
 """
 
-import os
+from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import bounds
 import numpy as np
-import pytest
 import torch
+from paired import Comparison, Contender, Settings
 
-from cpr_ext import _C
+from cpr_ext._native import native
 
-TINY = os.environ.get("CPR_BENCH_TINY") == "1"
-NUM_ROWS = 10_000 if TINY else 4_000_000
-K = NUM_ROWS // 8
-
-random = np.random.default_rng(0)
-SCORES = {
-    "zipf_counts": lambda: np.bincount(
-        (random.zipf(1.1, 2 * NUM_ROWS) - 1) % NUM_ROWS, minlength=NUM_ROWS
+NUM_ROWS = 4_000_000
+#: Scores of n rows, by what they are like; those of `COUNTS` are what training counts.
+SCORES: dict[str, Callable[[Any, int], np.ndarray]] = {
+    "zipf_counts": lambda random, n: np.bincount(
+        (random.zipf(1.1, 2 * n) - 1) % n, minlength=n
     ).astype(np.uint32),
-    "poisson_counts": lambda: random.poisson(1.5, NUM_ROWS).astype(np.uint32),
-    "large_counts": lambda: random.integers(0, 2**31, NUM_ROWS).astype(np.uint32),
-    "changes": lambda: np.abs(random.standard_normal(NUM_ROWS)).astype(np.float32),
+    "poisson_counts": lambda random, n: random.poisson(1.5, n).astype(np.uint32),
+    "large_counts": lambda random, n: random.integers(0, 2**31, n).astype(np.uint32),
+    "changes": lambda random, n: np.abs(random.standard_normal(n)).astype(np.float32),
 }
+COUNTS = ("zipf_counts", "poisson_counts", "large_counts")
 
 
-@pytest.fixture(params=SCORES, scope="module")
-def named_scores(request):
-    return request.param, SCORES[request.param]()
+def comparisons(settings: Settings) -> Iterator[Comparison]:
+    num_rows = 10_000 if settings.tiny else NUM_ROWS
+    for name, make in SCORES.items():
+        scores = make(np.random.default_rng(0), num_rows)
+        yield _comparison(name, scores, rounds=12)
+        if name in COUNTS:
+            # Ten times over: the same distribution, without minutes of drawing it.
+            yield _comparison(name, np.tile(scores, 10), rounds=3)
 
 
-@pytest.fixture
-def scores(named_scores, benchmark):
-    name, scores = named_scores
-    benchmark.group = f"top {K} of {NUM_ROWS} {name}"
-    return scores
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_top_rows(benchmark, scores, threads):
-    pool = _C.ThreadPool(num_threads=threads)
-    benchmark(_C.top_rows, scores, K, pool)
-
-
-def test_peer_argpartition(benchmark, scores):
-    benchmark(lambda: np.argpartition(scores, NUM_ROWS - K)[NUM_ROWS - K :])
-
-
-def test_peer_topk(benchmark, scores):
+def _comparison(name: str, scores: np.ndarray, *, rounds: int) -> Comparison:
+    num_rows = len(scores)
+    k = num_rows // 8
     signed = torch.from_numpy(scores if scores.dtype == np.float32 else scores.astype(np.int32))
-    benchmark(torch.topk, signed, K, sorted=False)
+    contenders = []
+    for threads in (1, 2):
+        pool = native.ThreadPool(num_threads=threads)
+        contenders.append(
+            Contender(
+                f"top_rows[{name}-{threads}]",
+                lambda pool=pool: native.top_rows(scores, k, pool),
+                facts={"threads": threads},
+            )
+        )
+    contenders += [
+        Contender("argpartition", lambda: np.argpartition(scores, num_rows - k)[-k:], "peer"),
+        Contender("topk", lambda: torch.topk(signed, k, sorted=False), "peer"),
+        Contender("reading the scores once", lambda: bounds.read(scores), "bound"),
+    ]
+    facts = {"num_rows": num_rows, "scores": name, "is_counts": name in COUNTS}
+    return Comparison(f"top {k} of {num_rows} {name}", contenders, rounds, facts)

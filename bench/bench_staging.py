@@ -1,67 +1,73 @@
-"""Rows in and out of a table: ours against torch, in one run, on the same rows.
+"""Rows in and out of a table: ours against torch and a hand-written loop, on the same rows.
 
-    pytest bench/bench_staging.py -o python_files='bench_*.py'      CPR_BENCH_TINY=1 for seconds
-
-The row ids ascend, as a selection's do, and are spread over the whole table. Both sides write into
-memory that is there already and use the same number of threads.
+The chosen rows are spread over the whole table, in ascending order, as a selection's are, or in
+random order. All write into memory that is there already and use the same number of threads.
 """
 
-import os
+from __future__ import annotations
 
+from collections.abc import Iterator
+
+import bounds
 import numpy as np
-import pytest
 import torch
+from paired import Comparison, Contender, Settings
 
 from cpr_ext._native import native
 
-TINY = os.environ.get("CPR_BENCH_TINY") == "1"
-NUM_CHOSEN = 5_000 if TINY else 500_000
-MAX_ROWS = 40_000 if TINY else 4_000_000
 MAX_BYTES = 1 << 30
-THREADS = torch.get_num_threads()
-ROUNDS = 3 if TINY else 10
+ROW_BYTES = (64, 256, 512)
+ORDERS = ("ascending", "random")
 
 
-@pytest.fixture(scope="module", params=[64, 256, 512], ids=lambda size: f"{size}B")
-def rows(request):
-    """(table, row_ids, packed) with rows of one size."""
-    num_rows = min(MAX_ROWS, MAX_BYTES // request.param)
-    table = torch.ones(num_rows, request.param // 4)
-    random = np.random.default_rng(0)
-    row_ids = torch.from_numpy(np.sort(random.permutation(num_rows)[:NUM_CHOSEN]))
-    return table, row_ids, torch.zeros(NUM_CHOSEN, request.param // 4)
+def make_rows(
+    num_rows: int, row_bytes: int, num_chosen: int, order: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(table, row_ids, packed): the row ids are different, the table is all ones."""
+    chosen = np.random.default_rng(0).permutation(num_rows)[:num_chosen]
+    if order == "ascending":
+        chosen.sort()
+    dim = row_bytes // 4
+    return torch.ones(num_rows, dim), torch.from_numpy(chosen), torch.zeros(num_chosen, dim)
 
 
-@pytest.fixture(scope="module")
-def pool():
-    return native.ThreadPool(num_threads=THREADS)
+def comparisons(settings: Settings) -> Iterator[Comparison]:
+    num_chosen = 5_000 if settings.tiny else 500_000
+    for row_bytes in ROW_BYTES:
+        num_rows = min(8 * num_chosen, MAX_BYTES // row_bytes)
+        for order in ORDERS:
+            rows = make_rows(num_rows, row_bytes, num_chosen, order)
+            suffix = "" if order == "ascending" else f", {order} order"
+            work = f"{num_chosen} rows of {row_bytes} bytes{suffix}"
+            facts = {"row_bytes": row_bytes, "order": order, "bytes": rows[2].nbytes}
+            yield Comparison(f"gather {work}", _gather(*rows), 12, facts)
+            if order == "ascending":  # scatter_rows takes no other: so no two threads meet
+                yield Comparison(f"scatter {work}", _scatter(*rows), 12, facts)
 
 
-def _run(benchmark, rows, group, action):
-    benchmark.group = f"{group} {NUM_CHOSEN} rows of {rows[0].shape[1] * 4} bytes"
-    benchmark.extra_info["bytes"] = rows[2].nbytes
-    benchmark.extra_info["threads"] = THREADS
-    benchmark.pedantic(action, rounds=ROUNDS, warmup_rounds=1)
+def _gather(table: torch.Tensor, row_ids: torch.Tensor, packed: torch.Tensor) -> list[Contender]:
+    threads = torch.get_num_threads()
+    pool = native.ThreadPool(num_threads=threads)
+    return [
+        Contender("gather_cpr_ext", lambda: native.gather_rows(table, row_ids, packed, pool=pool)),
+        Contender(
+            "index_select(out=)", lambda: torch.index_select(table, 0, row_ids, out=packed), "peer"
+        ),
+        Contender(
+            "prefetching loop", lambda: bounds.gather(table, row_ids, packed, threads), "bound"
+        ),
+    ]
 
 
-def test_gather_cpr_ext(benchmark, rows, pool):
-    table, row_ids, packed = rows
-    _run(benchmark, rows, "gather", lambda: native.gather_rows(table, row_ids, packed, pool=pool))
-    assert packed.min() == 1
-
-
-def test_gather_torch_index_select(benchmark, rows):
-    """`torch.index_select(out=)`: no allocation, torch's own threads."""
-    table, row_ids, packed = rows
-    _run(benchmark, rows, "gather", lambda: torch.index_select(table, 0, row_ids, out=packed))
-
-
-def test_scatter_cpr_ext(benchmark, rows, pool):
-    table, row_ids, packed = rows
-    _run(benchmark, rows, "scatter", lambda: native.scatter_rows(packed, row_ids, table, pool=pool))
-
-
-def test_scatter_torch_index_copy(benchmark, rows):
-    """`Tensor.index_copy_`, which like ours writes whole rows in place."""
-    table, row_ids, packed = rows
-    _run(benchmark, rows, "scatter", lambda: table.index_copy_(0, row_ids, packed))
+def _scatter(table: torch.Tensor, row_ids: torch.Tensor, packed: torch.Tensor) -> list[Contender]:
+    threads = torch.get_num_threads()
+    pool = native.ThreadPool(num_threads=threads)
+    return [
+        Contender(
+            "scatter_cpr_ext", lambda: native.scatter_rows(packed, row_ids, table, pool=pool)
+        ),
+        Contender("index_copy_", lambda: table.index_copy_(0, row_ids, packed), "peer"),
+        Contender(
+            "prefetching loop", lambda: bounds.scatter(packed, row_ids, table, threads), "bound"
+        ),
+    ]

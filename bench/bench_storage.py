@@ -1,212 +1,185 @@
-"""A segment to disk and back: ours, with checksums, against raw I/O and against other savers.
-
-    pytest bench/bench_storage.py -o python_files='bench_*.py'      CPR_BENCH_TINY=1 for seconds
-    CPR_BENCH_DIR=/mnt/disk chooses the disk (default: pytest's temporary folder)
+"""A base snapshot of 2 GB to disk and back, checksums on: against raw direct I/O and other savers.
 
 All save the same tensors to the same disk, into a new file each time, and every save ends with the
-data synced: where a library does not sync by itself, the benchmark does it for it.
+data synced: where a library does not sync by itself, the benchmark does it for it. Ours is the
+whole way: a Checkpointer's `save("base")` until it is committed, and `recover(shards=...)`.
 """
+
+from __future__ import annotations
 
 import mmap
 import os
 import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
+from paired import Comparison, Contender, Settings
+from savers import DcpSave, Safetensors, Saver, TorchSave
+from torch import nn
 
+import cpr_ext
 from cpr_ext._native import native
+from cpr_ext.schedules import EverySteps
 
-TINY = os.environ.get("CPR_BENCH_TINY") == "1"
-TOTAL_BYTES = (4 if TINY else 512) << 20
-ROUNDS = 2 if TINY else 7
 DIM = 15  # with the state a row has 64 bytes
-NUM_ROWS = TOTAL_BYTES // (4 * DIM + 4)
-ALIGNMENT = native.ALIGNMENT
-HEADER = bytes(ALIGNMENT)
-BLOCK_BYTES = 4 << 20
-SLOT_BYTES = 4 << 20
-NUM_SLOTS = 4
+NUM_SHARDS = 8
+BLOCK_BYTES = 8 << 20
 
 
-@pytest.fixture(scope="module")
-def tensors():
-    torch.manual_seed(0)
-    return {"weight": torch.randn(NUM_ROWS, DIM), "sum": torch.rand(NUM_ROWS)}
+class Tables:
+    """One table with a state per row, `total_bytes` in all, under a Checkpointer."""
+
+    def __init__(self, total_bytes: int, store: Path, *, num_shards: int) -> None:
+        torch.manual_seed(0)
+        table = nn.EmbeddingBag(total_bytes // (4 * DIM + 4), DIM, sparse=True)
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        optimizer.state[table.weight]["sum"] = torch.rand(table.num_embeddings)
+        self.tensors = {
+            "weight": table.weight.detach(),
+            "sum": optimizer.state[table.weight]["sum"],
+        }
+        self.total_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
+        self.store = store
+        self.checkpointer = cpr_ext.Checkpointer(
+            table, optimizer, store, schedule=EverySteps(1 << 40), num_shards=num_shards
+        )
+
+    def save(self) -> None:
+        self.checkpointer.save("base")
+        self.checkpointer.wait()
+
+    def recover(self, shards: Sequence[int]) -> None:
+        report = self.checkpointer.recover(shards=shards)
+        assert report.rows_missing == 0
+        assert not report.damaged_segments
+
+    def close(self) -> None:
+        self.checkpointer.close()
+        shutil.rmtree(self.store)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    base = os.environ.get("CPR_BENCH_DIR")
-    where = Path(base) / f"cpr_bench.{os.getpid()}" if base else tmp_path / "bench"
-    where.mkdir()
-    yield where
-    shutil.rmtree(where)
+def sync(path: Path) -> None:
+    """What is under ``path``, files and folders, is durable."""
+    for each in [path, *(path.rglob("*") if path.is_dir() else ())]:
+        descriptor = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _run(benchmark, group, folder, action):
-    """Times action(path) on a path that does not exist; the cleaning up is not timed."""
-    benchmark.group = f"{group} {TOTAL_BYTES >> 20} MiB"
-    benchmark.extra_info["bytes"] = TOTAL_BYTES
-
-    def fresh():
-        for old in folder.iterdir():
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
-        os.sync()  # the last round's deletion is not this round's work
-        return (folder / "saved",), {}
-
-    benchmark.pedantic(action, setup=fresh, rounds=ROUNDS, warmup_rounds=1)
-
-
-def _spec(tensors) -> tuple[object, int]:
-    spec = native.SegmentTable(name="table", num_rows=NUM_ROWS)
-    offset = len(HEADER)
-    for name, tensor in tensors.items():
-        spec.add_rows(name, tensor, offset)
-        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    return spec, offset
-
-
-def _save(pipe, tensors, path: Path):
-    spec, file_bytes = _spec(tensors)
-    job = pipe.start(path=str(path), header_bytes=len(HEADER), file_bytes=file_bytes, tables=[spec])
-    while job.state == "capturing":
-        job.capture(step=1, wait_for_slot=True)
-    job.wait("written")
-    chunks = job.chunks()
-    job.finish(HEADER)
-    return chunks
-
-
-def _pipeline():
-    return native.SnapshotPipeline(
-        num_slots=NUM_SLOTS, slot_bytes=SLOT_BYTES, pool=native.ThreadPool(num_threads=1)
-    )
-
-
-def test_save_cpr_ext(benchmark, tensors, folder):
-    """Gather, NaN check, CRC32C and direct writes, double-buffered; syncs by itself."""
-    pipe = _pipeline()
-    _run(benchmark, "save", folder, lambda path: _save(pipe, tensors, path))
-
-
-def test_save_raw_direct_write(benchmark, tensors, folder):
-    """The same number of bytes from one aligned block in memory: what the disk gives. Synced."""
-    block = mmap.mmap(-1, BLOCK_BYTES)
-    block.write(os.urandom(BLOCK_BYTES))
-
-    def write(path):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT
-        descriptor = os.open(path, flags, 0o666)
-        for offset in range(0, TOTAL_BYTES, BLOCK_BYTES):
+def write_raw(path: Path, total_bytes: int) -> None:
+    """So many bytes from one aligned block in memory past the page cache, synced."""
+    with mmap.mmap(-1, BLOCK_BYTES) as block:
+        block.write(os.urandom(1 << 20) * (BLOCK_BYTES >> 20))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o666)
+        os.posix_fallocate(descriptor, 0, total_bytes)
+        for offset in range(0, total_bytes, BLOCK_BYTES):
             assert os.pwrite(descriptor, block, offset) == BLOCK_BYTES
         os.fsync(descriptor)
         os.close(descriptor)
 
-    _run(benchmark, "save", folder, write)
+
+def read_raw(paths: Sequence[Path]) -> None:
+    """Read files into one aligned block in memory past the page cache."""
+    with mmap.mmap(-1, BLOCK_BYTES) as block:
+        for path in paths:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            offset = 0
+            while (count := os.preadv(descriptor, [block], offset)) > 0:
+                offset += count
+            os.close(descriptor)
 
 
-def test_save_safetensors(benchmark, tensors, folder):
-    """`safetensors.torch.save_file`; does not sync, so the benchmark does. No checksums."""
-    safetensors = pytest.importorskip("safetensors.torch")
-
-    def save(path):
-        safetensors.save_file(tensors, path)
-        _sync(path)
-
-    _run(benchmark, "save", folder, save)
+def comparisons(settings: Settings) -> Iterator[Comparison]:
+    total_bytes = (16 << 20) if settings.tiny else 2_000_000_000
+    yield _writing(total_bytes, settings.folder)
+    yield _reading(total_bytes, settings.folder)
+    yield _checksum()
 
 
-def test_save_torch(benchmark, tensors, folder):
-    """`torch.save`; does not sync, so the benchmark does. CRC-32 of its zip records."""
+def _writing(total_bytes: int, folder: Path) -> Comparison:
+    tables = Tables(total_bytes, folder / "store", num_shards=1)
+    peers: dict[str, Saver] = {
+        saver.name: saver(folder / saver.name, tables.tensors, new_paths=False)
+        for saver in (TorchSave, Safetensors, DcpSave)
+    }
 
-    def save(path):
-        torch.save(tensors, path)
-        _sync(path)
+    def settle(make: Path | None = None) -> None:
+        """The last saves of the others are gone, and their deletion is not the next one's work."""
+        for peer in peers.values():
+            shutil.rmtree(peer.folder, ignore_errors=True)
+        (folder / "raw").unlink(missing_ok=True)
+        if make is not None:
+            make.mkdir()
+        os.sync()
 
-    _run(benchmark, "save", folder, save)
+    def saving(peer: Saver) -> Contender:
+        def save() -> None:
+            peer.begin(1)()
+            sync(peer.folder)
 
+        return Contender(peer.name, save, "peer", prepare=lambda: settle(peer.folder))
 
-def test_save_distributed_checkpoint(benchmark, tensors, folder):
-    """`torch.distributed.checkpoint.save`, one process, its file writer's own sync (default on)."""
-    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
-
-    def save(path):
-        checkpoint.save(
-            tensors, storage_writer=checkpoint.FileSystemWriter(path, sync_files=True), no_dist=True
-        )
-
-    _run(benchmark, "save", folder, save)
-
-
-def test_restore_cpr_ext(benchmark, tensors, folder):
-    """Direct reads, CRC32C of every byte, scatter into the tables."""
-    path = folder / "segment"
-    chunks = _save(_pipeline(), tensors, path)
-    targets = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    slots = native.SlotPool(num_slots=NUM_SLOTS, slot_bytes=SLOT_BYTES)
-    benchmark.group = f"restore {TOTAL_BYTES >> 20} MiB"
-    benchmark.extra_info["bytes"] = TOTAL_BYTES
-
-    def restore():
-        result = native.restore_segment(
-            path=str(path),
-            tables=[_spec(targets)[0]],
-            wanted=[(0, NUM_ROWS)],
-            chunks=chunks,
-            slots=slots,
-        )
-        assert result["rows_restored"] == [NUM_ROWS]
-        assert not result["damaged"]
-
-    benchmark.pedantic(restore, rounds=ROUNDS, warmup_rounds=1)
-    assert all(torch.equal(targets[name], tensors[name]) for name in tensors)
-
-
-def test_restore_raw_direct_read(benchmark, folder):
-    """The same number of bytes into one aligned block in memory: what the disk gives."""
-    path = folder / "raw"
-    path.write_bytes(os.urandom(BLOCK_BYTES) * (TOTAL_BYTES // BLOCK_BYTES))
-    _sync(path)
-    block = mmap.mmap(-1, BLOCK_BYTES)
-    benchmark.group = f"restore {TOTAL_BYTES >> 20} MiB"
-    benchmark.extra_info["bytes"] = TOTAL_BYTES
-
-    def read():
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        for offset in range(0, TOTAL_BYTES, BLOCK_BYTES):
-            assert os.preadv(descriptor, [block], offset) == BLOCK_BYTES
-        os.close(descriptor)
-
-    benchmark.pedantic(read, rounds=ROUNDS, warmup_rounds=1)
-
-
-@pytest.fixture(scope="module")
-def block():
-    return np.random.default_rng(0).integers(0, 256, BLOCK_BYTES, np.uint8)
-
-
-@pytest.mark.parametrize("backend", ["best", "portable"])
-def test_checksum_crc32c(benchmark, block, backend):
-    benchmark.group = f"checksum {BLOCK_BYTES >> 20} MiB"
-    benchmark.extra_info["bytes"] = BLOCK_BYTES
-    benchmark.pedantic(
-        lambda: native.crc32c(block, backend=backend), rounds=5 * ROUNDS, warmup_rounds=1
+    raw_bytes = -(-tables.total_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    return Comparison(
+        f"save {total_bytes / 1e6:g} MB",
+        [
+            Contender("save_cpr_ext", tables.save, prepare=settle),
+            Contender(
+                "raw direct writes",
+                lambda: write_raw(folder / "raw", raw_bytes),
+                "bound",
+                prepare=settle,
+            ),
+            *(saving(peer) for peer in peers.values()),
+        ],
+        rounds=5,
+        facts={"bytes": tables.total_bytes},
+        done=lambda: (settle(), tables.close()),
     )
 
 
-def test_checksum_peer_numpy_copy(benchmark, block):
-    """Reading and writing the same bytes: what the memory gives."""
+def _reading(total_bytes: int, folder: Path) -> Comparison:
+    tables = Tables(total_bytes, folder / "store", num_shards=NUM_SHARDS)
+    tables.save()
+    segments = [path for path in tables.store.rglob("*") if path.is_file()]
+    shard = iter(range(1 << 30))
+    return Comparison(
+        f"recover {total_bytes / 1e6:g} MB",
+        [
+            Contender(
+                "recover_cpr_ext", lambda: tables.recover(range(NUM_SHARDS)), prepare=os.sync
+            ),
+            Contender(
+                "recover_one_shard_of_eight",
+                lambda: tables.recover([next(shard) % NUM_SHARDS]),
+                prepare=os.sync,
+            ),
+            Contender("raw direct reads", lambda: read_raw(segments), "bound", prepare=os.sync),
+        ],
+        rounds=7,
+        facts={"bytes": tables.total_bytes},
+        done=tables.close,
+    )
+
+
+def _checksum() -> Comparison:
+    block = np.random.default_rng(0).integers(0, 256, 4 << 20, np.uint8)
     out = np.zeros_like(block)
-    benchmark.group = f"checksum {BLOCK_BYTES >> 20} MiB"
-    benchmark.extra_info["bytes"] = BLOCK_BYTES
-    benchmark.pedantic(lambda: np.copyto(out, block), rounds=5 * ROUNDS, warmup_rounds=1)
+
+    def checksum(backend: str) -> Callable[[], object]:
+        return lambda: native.crc32c(block, backend=backend)
+
+    return Comparison(
+        "checksum 4 MiB",
+        [
+            *(Contender(f"crc32c[{each}]", checksum(each)) for each in ("best", "portable")),
+            # Reading and writing the same bytes: what the memory gives.
+            Contender("numpy.copyto", lambda: np.copyto(out, block), "peer"),
+        ],
+        rounds=20,
+        facts={"bytes": block.nbytes},
+    )

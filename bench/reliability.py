@@ -31,9 +31,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import reliability_savers as savers
+import savers
 import torch
-from reliability_savers import Saver, State, fill, make_state
+from savers import Saver, State, fill, make_state
 from tqdm import tqdm
 
 from cpr_ext.emulation.machine import describe_machine

@@ -1,101 +1,61 @@
 """Run the benchmarks of the operations, print them beside their peers, keep them as JSON.
 
-    python bench/run.py [--tiny] [bench_FILE.py ...]
+    python bench/run.py [--tiny] [--folder DIR] [bench_FILE.py ...]
 
-A test whose name begins with ``test_peer_`` is a peer; the ratio of a row is the median time of the
-fastest peer of its group over its own: above 1 is faster than every peer.
+Each bench_*.py offers comparisons: ours beside peers (what a user would pick) and bounds (the
+simplest code). The ratio of a row is the median, over rounds, of a peer's time over ours: above 1
+is faster.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
+import importlib
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+import paired
+from results import Results, Row, keep, parser_of, standing
 
 from cpr_ext.emulation.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "operations.json"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("files", nargs="*", help="default: all bench_*.py")
-    parser.add_argument("--tiny", action="store_true", help="small sizes, nothing is kept")
     options = parser.parse_args()
-    rows = summarize(run_pytest(options.files, tiny=options.tiny))
-    print_table(rows)
+    names = sorted(Path(file).stem for file in options.files or HERE.glob("bench_*.py"))
+    with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
+        settings = paired.Settings(options.tiny, Path(folder))
+        rows = [row for name in names for row in measure_file(name, settings)]
     if not options.tiny:
-        keep(rows)
+        machine = describe_machine()  # of each row: some may be older
+        rows = [{**row, "machine": machine} for row in rows]
+        keep("operations", with_older(rows) if options.files else rows)
 
 
-def run_pytest(files: list[str], *, tiny: bool) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        # Under pytest-xdist, where a test runs this, the plugin would time nothing.
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
-        environment["CPR_BENCH_TINY"] = "1" if tiny else "0"
-        command = [sys.executable, "-m", "pytest", "-q", "-o", "python_files=bench_*.py"]
-        command += ["--benchmark-disable-gc", "--benchmark-quiet"]
-        if tiny:
-            command += ["--benchmark-max-time=0.01", "--benchmark-min-rounds=2"]
-        else:
-            command += ["--benchmark-warmup=on"]
-        command += [f"--benchmark-json={report}", "-p", "no:cacheprovider", "-o", "timeout=1200"]
-        command += files or [str(HERE)]
-        subprocess.run(command, env=environment, check=True)
-        return json.loads(report.read_text())
+def measure_file(name: str, settings: paired.Settings) -> Iterator[Row]:
+    """Measure what a file compares; each comparison is printed as soon as it is done."""
+    for comparison in importlib.import_module(name).comparisons(settings):
+        rows = paired.measure(comparison, tiny=settings.tiny)
+        print_group(rows)
+        yield from rows
 
 
-def summarize(report: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = [
-        {
-            "group": bench["group"] or Path(bench["fullname"]).stem,
-            "name": bench["name"].removeprefix("test_"),
-            "median_seconds": bench["stats"]["median"],
-            "iqr_seconds": bench["stats"]["iqr"],
-            "rounds": bench["stats"]["rounds"],
-        }
-        for bench in report["benchmarks"]
-    ]
-    for row in rows:
-        peers = [
-            peer["median_seconds"]
-            for peer in rows
-            if peer["group"] == row["group"] and peer["name"].startswith("peer_")
-        ]
-        if peers and not row["name"].startswith("peer_"):
-            row["ratio_to_fastest_peer"] = round(min(peers) / row["median_seconds"], 2)
-    return rows
-
-
-def print_table(rows: list[dict[str, Any]]) -> None:
-    group = None
-    for row in sorted(rows, key=lambda row: (row["group"], row["median_seconds"])):
-        if row["group"] != group:
-            group = row["group"]
-            print(f"\n{group}")
-        ratio = row.get("ratio_to_fastest_peer")
-        text = "peer" if ratio is None else f"{ratio:.2f}x the fastest peer"
+def print_group(rows: Sequence[Row]) -> None:
+    print(f"\n{rows[0]['group']}")
+    for row in sorted(rows, key=lambda row: row["median_seconds"]):
         milliseconds = 1e3 * row["median_seconds"]
-        print(f"  {row['name']:<64}{milliseconds:>10.3f} ms   {text}")
+        print(f"  {row['name']:<44}{milliseconds:>10.3f} ms   {standing(row)}", flush=True)
 
 
-def keep(rows: list[dict[str, Any]]) -> None:
-    """Results of benchmarks run now replace their older ones; the others stay."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    old = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": []}
-    machine = describe_machine()
-    fresh = [{**row, "machine": machine} for row in rows]
+def with_older(rows: Sequence[Row]) -> list[Row]:
+    """These and the results before of groups that were not run now."""
     groups = {row["group"] for row in rows}
-    kept = [row for row in old["rows"] if row["group"] not in groups]
-    RESULTS.write_text(json.dumps({"rows": [*kept, *fresh]}, indent=1) + "\n")
-    print(f"\nkept in {RESULTS.relative_to(HERE.parent)}")
+    older = Results().rows("operations")
+    return [*(row for row in older if row["group"] not in groups), *rows]
 
 
 if __name__ == "__main__":

@@ -1,37 +1,92 @@
-"""The benchmarks run, at tiny sizes, so that they cannot rot."""
+"""The benchmarks run, at tiny sizes, so that they cannot rot; what is made of results is right."""
 
+import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[1]
+BENCH = ROOT / "bench"
 
 
-def test_every_benchmark_runs_at_a_tiny_size_and_compares_with_a_peer() -> None:
+def load(name: str) -> Any:
+    """A module of bench/, whose scripts find each other by being in one folder."""
+    sys.path.insert(0, str(BENCH))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCH))
+
+
+def run(*command: str) -> str:
+    """What a benchmark prints; nothing of it is kept."""
+    kept = {path: path.read_bytes() for path in (BENCH / "results").iterdir()}
     result = subprocess.run(
-        [sys.executable, "bench/run.py", "--tiny"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "x the fastest peer" in result.stdout
-    assert "kept in" not in result.stdout
+    assert {path: path.read_bytes() for path in (BENCH / "results").iterdir()} == kept
+    return result.stdout
+
+
+# --- they run ---
+
+
+def test_every_operation_runs_at_a_tiny_size_and_compares_with_a_peer(tmp_path: Path) -> None:
+    shown = run("bench/run.py", "--tiny", "--folder", str(tmp_path))
+    groups = [group.splitlines() for group in shown.strip().split("\n\n")]
+    names = {group[0].split()[0] for group in groups}
+    assert {"count", "top", "gather", "scatter", "save", "recover", "checksum"} <= names
+    for name, *rows in groups:
+        if name.startswith(("count", "top", "gather", "scatter", "save")):
+            assert any("x the fastest peer" in row for row in rows), name
+            assert any(row.endswith("bound") for row in rows), name
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_saving_costs_training_is_measured_beside_peers(tmp_path: Path) -> None:
-    command = [sys.executable, "bench/training_overhead.py", "--tiny", "--rounds", "1"]
-    command += ["--seconds", "1", "--every", "0.5", "--only", "step", "--folder", str(tmp_path)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    none, step = result.stdout.splitlines()[-2:]
-    assert none.startswith("none")
+    command = ["bench/training_overhead.py", "--tiny", "--rounds", "1", "--every", "0.3"]
+    step = run(*command, "--only", "step", "--folder", str(tmp_path)).splitlines()[-1]
     assert step.startswith("step")
-    assert int(step.split()[3]) >= 1  # saves
+    samples_per_second, without, ratio = map(float, step.split()[1:4])
+    assert ratio == pytest.approx(samples_per_second / without, rel=0.5)
+
+
+def test_what_counting_costs_a_step_is_measured(tmp_path: Path) -> None:
+    shown = run("bench/tracking_overhead.py", "--tiny", "--pairs", "1", "--folder", str(tmp_path))
+    assert [line.split()[1] for line in shown.splitlines()] == ["128", "2048"]
+
+
+def test_pauses_are_measured_beside_a_gather_and_an_asynchronous_save(tmp_path: Path) -> None:
+    shown = run("bench/pause.py", "--tiny", "--rounds", "1", "--folder", str(tmp_path))
+    row, step = (line for line in shown.splitlines() if "longest pause" in line)
+    assert row.startswith("row")
+    assert step.startswith("step")
+
+
+@pytest.mark.parametrize("name", ['cpr_ext, consistency="step"', "torchsnapshot.Snapshot.take"])
+def test_a_save_of_everything_is_measured(name: str, tmp_path: Path) -> None:
+    command = ["bench/peers.py", "--tiny", "--rounds", "1", "--only", name]
+    line = run(*command, "--folder", str(tmp_path)).splitlines()[-1]
+    assert line.startswith(name)
+    assert float(line.split()[-2]) > 0  # megabytes on disk
+
+
+def test_every_stage_is_measured_at_several_sizes(tmp_path: Path) -> None:
+    shown = run("bench/scaling.py", "--tiny", "--folder", str(tmp_path)).splitlines()
+    assert {line.split()[0] for line in shown} == set(load("scaling").STAGES)
 
 
 def test_the_comparison_of_what_is_left_when_things_go_wrong_runs(tmp_path: Path) -> None:
-    command = [sys.executable, "bench/reliability.py", "--tiny", "--folder", str(tmp_path)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    kill, flip, torn = (part.splitlines() for part in result.stdout.split("### ")[1:])
+    shown = run("bench/reliability.py", "--tiny", "--folder", str(tmp_path))
+    kill, flip, torn = (part.splitlines() for part in shown.split("### ")[1:])
     assert "| cpr_ext | 2 | 0 | 0 | 0 |" in kill
     assert "| cpr_ext | 2 | 0 | 0 |" in flip
     assert "| cpr_ext | 2 | 0 | 0 |" in torn
@@ -39,10 +94,131 @@ def test_the_comparison_of_what_is_left_when_things_go_wrong_runs(tmp_path: Path
 
 
 def test_the_time_from_a_kill_to_the_next_step_is_measured_beside_the_usual_restart() -> None:
-    command = [sys.executable, "bench/recovery_time.py", "--tiny"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    table = result.stdout.split("SIGKILL to the next trained step")[1]
-    live, spare, usual = map(float, table.splitlines()[0].split())
-    assert min(live, spare, usual) > 0
-    assert "live: at most 3 s without start-up" in table
+    shown = run("bench/recovery_time.py", "--tiny")
+    totals = shown.split("SIGKILL to the next trained step")[1].splitlines()[0].split()
+    assert len(totals) == 3
+    assert min(map(float, totals)) > 0
+    assert "live: at most 3 s without start-up" in shown
+
+
+# --- what is made of results ---
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time that passes only when told."""
+    time = SimpleNamespace(now=0.0)
+    module = load("paired").time
+    monkeypatch.setattr(module, "perf_counter", lambda: time.now)
+    monkeypatch.setattr(module, "sleep", lambda seconds: None)
+    return time
+
+
+def test_a_machine_that_changes_its_speed_changes_no_ratio(clock: SimpleNamespace) -> None:
+    paired = load("paired")
+    calls = 0
+
+    def taking(seconds: float) -> Any:
+        def call() -> None:
+            nonlocal calls
+            # Twice as slow every other round: of the two contenders, each once.
+            clock.now += seconds * (1 + (calls // 2) % 2)
+            calls += 1
+
+        return call
+
+    contenders = [
+        paired.Contender("ours", taking(1.0)),
+        paired.Contender("peer", taking(3.0), "peer"),
+    ]
+    ours, peer = paired.measure(paired.Comparison("group", contenders, rounds=9))
+    assert ours["ratios"] == {"peer": 3.0}
+    assert ours["ratio_to_fastest_peer"] == 3.0
+    assert "ratios" not in peer
+
+
+def test_a_short_call_is_repeated_and_its_time_is_that_of_one(clock: SimpleNamespace) -> None:
+    paired = load("paired")
+
+    def call() -> None:
+        clock.now += 1e-5
+
+    [row] = paired.measure(paired.Comparison("group", [paired.Contender("ours", call)], rounds=3))
+    assert row["median_seconds"] == pytest.approx(1e-5)
+    assert clock.now > 3 * 0.003
+
+
+def result_row(name: str, seconds: float, role: str = "ours", spread: float = 0.0) -> Any:
+    return {
+        "group": "group",
+        "name": name,
+        "role": role,
+        "median_seconds": seconds,
+        "iqr_seconds": spread * seconds,
+    }
+
+
+slowdowns = st.floats(1.0, 4.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(machine=slowdowns, ours=slowdowns, noise=st.floats(0.0, 0.5))
+def test_what_got_slower_is_told_and_what_the_machine_did_is_not(
+    machine: float, ours: float, noise: float
+) -> None:
+    compare = load("compare")
+    before = [result_row("ours", 1.0, spread=noise), result_row("peer_other[a]", 2.0)]
+    del before[1]["role"]  # as older results tell peers
+    now = [result_row("ours", machine * ours), result_row("other", 2.0 * machine, "peer")]
+    [change] = compare.changes(before, now)
+    assert change.slower == pytest.approx(ours)
+    if abs(ours - 1 - max(noise, compare.LEAST)) > 1e-6:
+        assert change.is_slower == (ours - 1 > max(noise, compare.LEAST))
+
+
+def test_a_row_that_one_side_does_not_have_is_not_compared() -> None:
+    compare = load("compare")
+    assert list(compare.changes([result_row("gone", 1.0)], [result_row("new", 1.0)])) == []
+
+
+def write_results(folder: Path, **files: Any) -> Any:
+    for name, rows in files.items():
+        (folder / f"{name}.json").write_text(json.dumps({"rows": rows}))
+    return load("results").Results(folder)
+
+
+def finding_of(results: Any, measure: str) -> Any:
+    [found] = [line for line in load("targets").findings(results) if measure in line.measure]
+    return found
+
+
+def test_what_was_not_measured_is_neither_met_nor_missed(tmp_path: Path) -> None:
+    for line in load("targets").findings(load("results").Results(tmp_path)):
+        assert (line.measured, line.verdict) == ("not measured", "-")
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.009, "met"), (1.011, "missed: batch 128")])
+def test_a_target_is_met_only_if_its_worst_value_meets_it(
+    tmp_path: Path, ratio: float, verdict: str
+) -> None:
+    rows = [{"batch_size": 128, "ratio": ratio}, {"batch_size": 2048, "ratio": 1.0}]
+    found = finding_of(write_results(tmp_path, tracking_overhead=rows), "step with tracking")
+    assert found.measured == f"{ratio:.3f}x batch 128, 1.000x batch 2048"
+    assert found.verdict == verdict
+
+
+def test_a_target_that_is_missed_tells_the_limit(tmp_path: Path) -> None:
+    facts = {"group": "gather rows", "row_bytes": 256, "order": "random", "iqr_seconds": 0.0}
+    contenders = [
+        ("gather_cpr_ext", "ours", 10.0, {"index_select(out=)": 1.2, "prefetching loop": 0.9}),
+        ("index_select(out=)", "peer", 12.0, None),
+        ("prefetching loop", "bound", 8.0, None),
+    ]
+    rows = [
+        {**facts, "name": name, "role": role, "median_seconds": seconds, "ratios": ratios}
+        for name, role, seconds, ratios in contenders
+    ]
+    results = write_results(tmp_path, operations=rows)
+    found = finding_of(results, "over `index_select")
+    assert found.measured == "1.200x 256 B random"
+    assert found.verdict == "missed; limit 1.500x 256 B random"

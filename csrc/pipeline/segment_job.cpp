@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "core/error.h"
+#include "pipeline/chunk_check.h"
 #include "pipeline/snapshot_pipeline.h"
-#include "staging/find_nan.h"
 #include "staging/row_copy.h"
 
 namespace cpr_ext {
@@ -92,7 +92,7 @@ void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_s
 bool SegmentJob::record(const Chunk& chunk, FilledSlot* filled) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (state_ == JobState::kFailed) return false;
-  filled->chunks.push_back(chunks_.size());
+  filled->indices.push_back(chunks_.size());
   chunks_.push_back(chunk);
   return true;
 }
@@ -144,52 +144,42 @@ void SegmentJob::submit(FilledSlot filled, bool is_last) {
   }
 }
 
-void SegmentJob::check_nan(const Chunk& chunk, const std::byte* data) const {
-  const SegmentTable& table = plan_.tables[chunk.table];
-  if (!table.is_range()) data += align_up(chunk.count * static_cast<int64_t>(sizeof(int64_t)));
-  for (const SegmentArray& array : table.arrays) {
-    const int64_t bytes = chunk.count * array.rows.row_bytes;
-    const int64_t item_bytes = item_size(array.rows.dtype);
-    const int64_t at = item_bytes == 0 ? -1 : find_nan(array.rows.dtype, data, bytes / item_bytes);
-    if (at >= 0) {
-      const int64_t position = chunk.first + at * item_bytes / array.rows.row_bytes;
-      const int64_t row_id =
-          table.is_range() ? table.range_begin + position : plan_.row_ids[chunk.table][position];
-      const bool is_row = array.rows.row_bytes >= item_bytes;  // else bytes of a dense tensor
-      throw NanError("table '" + table.name + "', " +
-                     (is_row ? "row " + std::to_string(row_id)
-                             : "element " + std::to_string(position / item_bytes)) +
-                     ": " + array.name +
-                     " is NaN; the snapshot is given up and earlier ones are kept. " +
-                     "Look for divergence, or save NaN rows with on_nan=\"save\"");
+// Sees to it that the disk does not wait for checksums; an error goes on to write(), which ends the
+// job.
+void SegmentJob::check(FilledSlot* filled) noexcept {
+  try {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (state_ == JobState::kFailed) return;
+      for (const size_t index : filled->indices) filled->chunks.push_back(chunks_[index]);
     }
-    data += align_up(bytes);
+    const std::byte* data = filled->slot.data();
+    for (Chunk& chunk : filled->chunks) {
+      const SegmentTable& table = plan_.tables[chunk.table];
+      const int64_t* row_ids = table.is_range() ? nullptr : plan_.row_ids[chunk.table].data();
+      chunk.checksums = check_captured(table, row_ids, chunk, data, plan_.refuse_nan);
+      data += chunk_bytes(table, chunk.count);
+    }
+  } catch (...) {
+    filled->error = std::current_exception();
   }
 }
 
 void SegmentJob::write_chunks(const FilledSlot& filled) {
-  std::vector<Chunk> chunks;  // copies: chunks_ may grow while this slot is written
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ == JobState::kFailed) return;
-    for (const size_t index : filled.chunks) chunks.push_back(chunks_[index]);
   }
+  if (filled.error) std::rethrow_exception(filled.error);
   std::vector<Piece> pieces;
-  const std::byte* data = filled.slot.data();
-  for (const Chunk& chunk : chunks) {
-    if (plan_.refuse_nan) check_nan(chunk, data);
+  for (const Chunk& chunk : filled.chunks) {
     const auto of_chunk = chunk_pieces(plan_.tables[chunk.table], chunk.first, chunk.count);
-    for (const Piece& piece : of_chunk) data += piece.size_bytes;
     pieces.insert(pieces.end(), of_chunk.begin(), of_chunk.end());
   }
-  const std::vector<uint32_t> checksums = writer_.write(pieces, filled.slot.data());
+  writer_.write(pieces, filled.slot.data());
   std::lock_guard<std::mutex> lock(mutex_);
-  auto checksum = checksums.begin();
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    const auto count =
-        chunk_pieces(plan_.tables[chunks[i].table], chunks[i].first, chunks[i].count).size();
-    chunks_[filled.chunks[i]].checksums.assign(checksum, checksum + count);
-    checksum += count;
+  for (size_t i = 0; i < filled.chunks.size(); ++i) {
+    chunks_[filled.indices[i]].checksums = filled.chunks[i].checksums;
   }
 }
 

@@ -15,15 +15,20 @@ SnapshotPipeline::SnapshotPipeline(int num_slots, int64_t slot_bytes, int64_t ke
     throw UsageError("num_slots is " + std::to_string(num_slots) +
                      "; double buffering needs at least 2");
   }
-  writer_thread_ = std::thread([this] { writer_loop(); });
+  checker_thread_ = std::thread([this] { checker_loop(); });
+  try {
+    writer_thread_ = std::thread([this] { writer_loop(); });
+  } catch (...) {
+    to_check_.close();
+    checker_thread_.join();
+    throw;
+  }
 }
 
 SnapshotPipeline::~SnapshotPipeline() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
-  }
-  wake_.notify_all();
+  to_check_.close();
+  checker_thread_.join();
+  to_write_.close();
   writer_thread_.join();
 }
 
@@ -31,7 +36,7 @@ std::shared_ptr<SegmentJob> SnapshotPipeline::start(CapturePlan plan) {
   return std::shared_ptr<SegmentJob>(new SegmentJob(*this, std::move(plan)), DeleteInCreator());
 }
 
-void SnapshotPipeline::enqueue(Work work) {
+void SnapshotPipeline::Queue::push(Work&& work) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     queue_.push_back(std::move(work));
@@ -39,16 +44,40 @@ void SnapshotPipeline::enqueue(Work work) {
   wake_.notify_one();
 }
 
+bool SnapshotPipeline::Queue::pop(Work* work) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  wake_.wait(lock, [&] { return is_closed_ || !queue_.empty(); });
+  if (queue_.empty()) return false;
+  *work = std::move(queue_.front());
+  queue_.pop_front();
+  return true;
+}
+
+void SnapshotPipeline::Queue::close() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_closed_ = true;
+  }
+  wake_.notify_all();
+}
+
+void SnapshotPipeline::checker_loop() {
+  for (;;) {
+    Work work;  // of each turn its own: the job must not be kept alive while this waits
+    if (!to_check_.pop(&work)) return;
+    work.job->check(&work.filled);
+    try {
+      to_write_.push(std::move(work));
+    } catch (...) {  // no memory for the queue: the slot must end nevertheless
+      work.job->write(std::move(work.filled));
+    }
+  }
+}
+
 void SnapshotPipeline::writer_loop() {
   for (;;) {
     Work work;
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      work = std::move(queue_.front());
-      queue_.pop_front();
-    }
+    if (!to_write_.pop(&work)) return;
     work.job->write(std::move(work.filled));
   }
 }

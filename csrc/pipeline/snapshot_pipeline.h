@@ -1,5 +1,6 @@
-// Joins staging and storage: the training thread fills one slot while the writer's thread writes
-// another. When no slot is free the capture waits or stops; nothing is ever allocated for it.
+// Joins staging and storage: the training thread fills one slot while another is checked and a
+// third is written, each on a thread of its own, in the order in which they were filled. When no
+// slot is free the capture waits or stops; nothing is ever allocated for it.
 #pragma once
 
 #include <atomic>
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/thread_pool.h"
@@ -90,15 +92,17 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
   friend class SnapshotPipeline;
   struct FilledSlot {
     SlotLease slot;
-    std::vector<size_t> chunks;  // indices into chunks_
+    std::vector<size_t> indices;  // of its chunks in chunks_
+    std::vector<Chunk> chunks;    // copies, with checksums once it is checked
+    std::exception_ptr error;     // of the check
   };
   void capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_slot,
                       const std::atomic<bool>* stop, std::vector<Chunk>* captured);
   bool record(const Chunk& chunk, FilledSlot* filled);
   void gather_chunk(const Chunk& chunk, std::byte* out) const;
-  void check_nan(const Chunk& chunk, const std::byte* data) const;
   void submit(FilledSlot filled, bool is_last);
-  void write(FilledSlot filled);  // on the writer's thread
+  void check(FilledSlot* filled) noexcept;  // on the checker's thread
+  void write(FilledSlot filled);            // on the writer's thread
   void write_chunks(const FilledSlot& filled);
   void fail_locked(std::exception_ptr error);
 
@@ -116,7 +120,7 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
   mutable std::condition_variable changed_;
   JobState state_ = JobState::kCapturing;
   std::vector<Chunk> chunks_;
-  int64_t slots_in_flight_ = 0;  // while > 0 the writer's thread owns writer_
+  int64_t slots_in_flight_ = 0;  // checked or written; while > 0 the writer's thread owns writer_
   bool finishing_ = false;       // finish() owns writer_
   bool finished_ = false;
   std::exception_ptr error_;
@@ -144,16 +148,29 @@ class SnapshotPipeline {
     std::shared_ptr<SegmentJob> job;
     SegmentJob::FilledSlot filled;
   };
-  void enqueue(Work work);
+  // Never longer than the number of slots.
+  class Queue {
+   public:
+    void push(Work&& work);  // if it throws, `work` is as it was
+    bool pop(Work* work);    // waits; false if it is closed and empty
+    void close();            // what is in it may still be popped
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::deque<Work> queue_;  // guarded by mutex_
+    bool is_closed_ = false;  // guarded by mutex_
+  };
+  void enqueue(Work work) { to_check_.push(std::move(work)); }
+  void checker_loop();
   void writer_loop();
 
   SlotPool slots_;
   KeepArena keep_arena_;
   const std::shared_ptr<ThreadPool> threads_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Work> queue_;  // guarded by mutex_, never longer than the number of slots
-  bool stopping_ = false;   // guarded by mutex_
+  Queue to_check_;
+  Queue to_write_;
+  std::thread checker_thread_;
   std::thread writer_thread_;
 };
 

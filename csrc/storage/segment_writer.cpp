@@ -7,7 +7,6 @@
 #include <cstring>
 #include <memory>
 
-#include "core/crc32c.h"
 #include "core/error.h"
 
 namespace cpr_ext {
@@ -37,17 +36,13 @@ File& SegmentWriter::file() {
   return *file_;
 }
 
-std::vector<uint32_t> SegmentWriter::write(const std::vector<Piece>& pieces,
-                                           const std::byte* data) {
-  std::vector<uint32_t> checksums;
-  checksums.reserve(pieces.size());
+void SegmentWriter::write(const std::vector<Piece>& pieces, const std::byte* data) {
   int64_t run_offset = 0;
   int64_t run_bytes = 0;
   const std::byte* run_data = data;
   for (const Piece& piece : pieces) {
     assert(piece.file_offset >= header_bytes_ && piece.size_bytes % kAlignment == 0 &&
            piece.file_offset + piece.size_bytes <= file_bytes_);
-    checksums.push_back(crc32c(data, piece.size_bytes));
     if (run_bytes > 0 && piece.file_offset != run_offset + run_bytes) {
       file().write_at(run_offset, run_data, run_bytes);
       run_bytes = 0;
@@ -60,7 +55,6 @@ std::vector<uint32_t> SegmentWriter::write(const std::vector<Piece>& pieces,
     data += piece.size_bytes;
   }
   if (run_bytes > 0) file().write_at(run_offset, run_data, run_bytes);
-  return checksums;
 }
 
 void SegmentWriter::finish(const std::string& header) {

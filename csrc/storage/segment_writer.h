@@ -25,9 +25,9 @@ class SegmentWriter {
   // A segment that is not kept is removed.
   ~SegmentWriter();
 
-  // Writes `pieces`, which lie one after the other in `data` (page-aligned), and returns the CRC32C
-  // of each. Pieces that are also neighbours in the file go out in one call. Throws StorageError.
-  std::vector<uint32_t> write(const std::vector<Piece>& pieces, const std::byte* data);
+  // Writes `pieces`, which lie one after the other in `data` (page-aligned). Pieces that are also
+  // neighbours in the file go out in one call. Throws StorageError.
+  void write(const std::vector<Piece>& pieces, const std::byte* data);
 
   // Writes the header, exactly header_bytes long, syncs and closes the file. No write may follow.
   void finish(const std::string& header);

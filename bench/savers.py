@@ -1,7 +1,8 @@
-"""The savers that ``reliability.py`` compares, each used as its documentation says.
+"""The savers that ours is compared with, each used as its documentation says.
 
 A saver keeps a *state*: named float32 tensors and a step. All elements of a state of step ``s``
-equal ``s``, so that what a load gives back says by itself which save it came from.
+equal ``s``, so that what a load gives back says by itself which save it came from
+(``reliability.py``). Where only the cost of saving is measured, a state is any named tensors.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ def fill(state: State, step: int) -> None:
         tensor.fill_(step)
 
 
+def join_group_of_one() -> None:
+    """This process is a process group, of itself alone."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
 class Saver(ABC):
     """One way to save.
 
@@ -63,7 +72,7 @@ class Saver(ABC):
         return sorted(p for p in self.folder.rglob("*") if p.is_file() and p.stat().st_size)
 
 
-class _Peer(Saver):
+class Peer(Saver):
     """A library that saves to a path.
 
     ``new_paths=False``: always the same path, as in the first example of each documentation.
@@ -111,7 +120,7 @@ class _Peer(Saver):
             tensor.copy_(loaded[name])
 
 
-class TorchSave(_Peer):
+class TorchSave(Peer):
     name = "torch.save"
     suffix = ".pt"
 
@@ -125,7 +134,7 @@ class TorchSave(_Peer):
         return loaded["step"]
 
 
-class Safetensors(_Peer):
+class Safetensors(Peer):
     name = "safetensors"
     suffix = ".safetensors"
 
@@ -143,7 +152,7 @@ class Safetensors(_Peer):
             return int(file.metadata()["step"])
 
 
-class DcpSave(_Peer):
+class DcpSave(Peer):
     name = "torch.distributed.checkpoint.save"
 
     def _begin(self, path: Path, step: int) -> Wait:
@@ -164,18 +173,18 @@ class DcpAsyncSave(DcpSave):
     name = "torch.distributed.checkpoint.async_save"
     is_async = True
 
+    def __init__(self, folder: Path, state: State, *, new_paths: bool) -> None:
+        super().__init__(folder, state, new_paths=new_paths)
+        join_group_of_one()  # async_save asks for a CPU backend
+
     def _begin(self, path: Path, step: int) -> Wait:
-        import torch.distributed as dist
         import torch.distributed.checkpoint as dcp
 
-        if not dist.is_initialized():  # async_save asks for a CPU backend
-            rendezvous = dist.HashStore()
-            dist.init_process_group("gloo", store=rendezvous, rank=0, world_size=1)
         future = dcp.async_save({"state": self.state, "step": step}, checkpoint_id=path)
         return lambda: (future.result(), None)[1]
 
 
-class TorchsnapshotTake(_Peer):
+class TorchsnapshotTake(Peer):
     name = "torchsnapshot.Snapshot.take"
 
     def _begin(self, path: Path, step: int) -> Wait:
@@ -259,7 +268,7 @@ class CprExtSync(CprExt):
     is_async = False
 
 
-PEERS: tuple[type[_Peer], ...] = (
+PEERS: tuple[type[Peer], ...] = (
     TorchSave,
     Safetensors,
     DcpSave,
