@@ -105,9 +105,7 @@ def run_live(settings: dict[str, Any], folder: Path) -> None:
 
     def make_checkpointer(model: Any, optimizers: Any, directory: Path) -> cpr_ext.Checkpointer:
         schedule = cpr_ext.EverySteps(settings["every_steps"])
-        checkpointer = cpr_ext.Checkpointer(
-            model, optimizers, directory, schedule=schedule, num_threads=1
-        )
+        checkpointer = cpr_ext.Checkpointer(model, optimizers, directory, schedule=schedule)
         journal.write("ready", 0)
         return checkpointer
 
