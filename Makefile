@@ -6,11 +6,12 @@ CXX := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: help demo test crash-test damage-test fuzz lint fmt build bench bench-tiny reliability sanitize clean
+.PHONY: help demo test test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
+	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, 20 repeats (half an hour)"
 	@echo "make crash-test  every fault at every file-system call of a run, and every power cut (10 minutes or more)"
 	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
 	@echo "make reliability  what is left after kills, flipped bits, torn captures, beside peers; docs/reliability.md"
@@ -25,6 +26,10 @@ demo: build
 # A test file stays in one process; more than a few share a small machine's memory badly.
 test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+test-distributed: build
+	$(BIN)/python -m pytest python_tests/distributed -m long
+	for i in $$(seq 20); do $(BIN)/python -m pytest -q python_tests/distributed || exit 1; done
 
 crash-test: build
 	$(BIN)/python -m python_tests.faults crash_test
@@ -74,8 +79,9 @@ build: $(VENV)/built
 $(VENV)/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch
-	$(BIN)/python tools/requirements.py build train peers dev > $(VENV)/requirements.txt
+	$(BIN)/python tools/requirements.py build train peers torchrec dev > $(VENV)/requirements.txt
 	$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
+	$(PIP) install -c constraints.txt --no-deps torchrec fbgemm-gpu-cpu
 	touch $@
 
 $(VENV)/built: $(VENV)/ready setup.py CMakeLists.txt $(CXX)

@@ -19,7 +19,14 @@ from torch import nn
 from cpr_ext._native import native
 from cpr_ext.committer import Committer
 from cpr_ext.compactor import Compactor
-from cpr_ext.dense import DensePart, capture_dense, refuse_nan
+from cpr_ext.dense import (
+    DensePart,
+    capture_dense,
+    refuse_nan,
+    restore_dense,
+    shared_optimizers,
+)
+from cpr_ext.dense_tree import read_position
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UsageError
 from cpr_ext.merging import MergeLimits
 from cpr_ext.metrics import Metrics, ScalarWriter
@@ -74,7 +81,9 @@ class Checkpointer:
             with ``"never"``; so are snapshots of one step if an optimizer changes rows that were
             not looked up. ``"always"`` overlaps small tables too, and raises where it cannot.
         num_shards: into how many row ranges to cut every table, each recovered on its own.
-        tables: parameters or modules by name, instead of those found in ``model``.
+        tables: parameters or modules by name, instead of those found in ``model``; or a list of
+            ready-made ``cpr_ext.tables.Table``, which may be empty: then only the dense part is
+            saved.
         extra_state: called for each snapshot; what it returns (plain values and tensors) is saved
             with it and given back as ``RecoveryReport.extra_state``.
         rebase_after: take a base snapshot instead of a partial one once partial snapshots have
@@ -114,7 +123,7 @@ class Checkpointer:
         schedule: Schedule | None = None,
         consistency: Consistency = "row",
         num_shards: int = 1,
-        tables: Mapping[str, torch.Tensor | nn.Module] | None = None,
+        tables: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table] | None = None,
         extra_state: Callable[[], Any] | None = None,
         rebase_after: float | None = 4.0,
         compact_after: float | None = None,
@@ -161,7 +170,7 @@ class Checkpointer:
             if tables is None
             else register_tables(tables, self.optimizers)
         )
-        if not self.tables:
+        if not self.tables and (tables is None or isinstance(tables, Mapping)):
             raise UsageError(
                 "the model has no nn.Embedding or nn.EmbeddingBag; give its tables by name: "
                 'Checkpointer(..., tables={"name": parameter})'
@@ -332,9 +341,10 @@ class Checkpointer:
         *,
         shards: Sequence[int] | None = None,
         mode: RecoveryMode = "partial",
-        from_store: str | os.PathLike[str] | None = None,
+        from_store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         strict: bool = True,
         on_damage: OnDamage = "fall_back",
+        up_to_step: int | None = None,
     ) -> RecoveryReport:
         """Bring back what was lost.
 
@@ -346,7 +356,9 @@ class Checkpointer:
             mode: ``"partial"`` goes on from the newest state of every row; ``"full"`` goes back to
                 the last full-recovery point, a single step at which all rows were saved.
             from_store: where to begin if this store is still empty: another store, of any number
-                of shards, which is only read. Once this store holds a snapshot it is not looked at.
+                of shards, which is only read. A list: the stores of all processes of a job, each
+                with its parts of the tables; they are cut anew as this model's tables are, and the
+                dense part is the newest. Once this store holds a snapshot it is not looked at.
             strict: False takes from ``from_store`` what matches: a table that has grown keeps its
                 old rows; other tables and parameters that differ stay as they are.
                 ``RecoveryReport.differences`` lists them.
@@ -354,6 +366,8 @@ class Checkpointer:
                 report tells what was damaged and which rows are older, by how much, or missing.
                 ``"raise"`` reads and checks all files first (of ``shards``, or of the whole store),
                 and if any is damaged raises before anything is changed.
+            up_to_step: take no snapshot of a later step, and forget those that there are. 0, for a
+                model that begins anew: forget all.
 
         Returns:
             What was restored; ``step`` is where training goes on, 0 if the store is empty.
@@ -379,6 +393,8 @@ class Checkpointer:
                 )
         if shards is not None and from_store is not None:
             raise UsageError('from_store is for all shards; leave out "shards"')
+        if up_to_step is not None and (shards is not None or from_store is not None):
+            raise UsageError("up_to_step goes with neither shards nor from_store")
         if not strict and from_store is None:
             raise UsageError("strict=False needs from_store; a store is written by one model only")
         self._quiesce()
@@ -388,12 +404,12 @@ class Checkpointer:
             self._recoverer.recover_shards(report, on_damage=on_damage)
             self._note_shards(report)
         elif from_store is not None and self.store.is_empty:
-            report = self._recoverer.recover_from(
-                StoreReader(from_store), mode, strict=strict, on_damage=on_damage
-            )
+            report = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
             self._note_all(report, is_own_store=False)
         else:
-            report = self._recoverer.recover_all(mode, steps_done=self._step, on_damage=on_damage)
+            report = self._recoverer.recover_all(
+                mode, steps_done=self._step, on_damage=on_damage, up_to_step=up_to_step
+            )
             self._note_all(report, is_own_store=True)
         report.seconds = time.perf_counter() - started
         self._meter.note_recovery(report.seconds, report.bytes_read, of_shards=shards is not None)
@@ -401,6 +417,41 @@ class Checkpointer:
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
+
+    def shared_part(self) -> DensePart:
+        """What data-parallel workers have in common, as it is now, to hand to :meth:`take_over`.
+
+        Parameters, optimizers (but those of tables alone), generators, position, extra state.
+        """
+        self._require_open()
+        optimizers = shared_optimizers(self.optimizers, self.tables)
+        return capture_dense(self.model, optimizers, self.tables, self._position())
+
+    def take_over(self, part: DensePart, *, generators: bool, samples_lost: int = 0) -> Any:
+        """Go on from where another worker of the same job is; table rows stay as they are.
+
+        A step in flight is given up; a snapshot in flight goes on.
+
+        Args:
+            part: that worker's :meth:`shared_part`.
+            generators: take its random number generators, too.
+            samples_lost: samples of which these rows lost the effect; noted in the metrics.
+
+        Returns:
+            That worker's extra state.
+
+        Raises:
+            StoreError: it trains another model; nothing was changed.
+        """
+        self._require_recovered()
+        self._pause_capture()
+        position = read_position(part.tree())
+        optimizers = shared_optimizers(self.optimizers, self.tables)
+        restore_dense(part, self.model, optimizers, self.tables, generators=generators)
+        self._step, self._num_samples = position.step, position.num_samples
+        self.metrics.samples_lost += samples_lost
+        self._note_lost_samples()
+        return position.extra_state
 
     def record_lookups(self, table: str, indices: torch.Tensor) -> None:
         """Count lookups that no hook sees (``F.embedding`` or ``weight[indices]``)."""
@@ -520,15 +571,17 @@ class Checkpointer:
         return self._in_flight
 
     def _capture_dense(self) -> DensePart:
-        extra = {
+        part = capture_dense(self.model, self.optimizers, self.tables, self._position())
+        if self._write_options.refuse_nan:
+            refuse_nan(part)
+        return part
+
+    def _position(self) -> dict[str, Any]:
+        return {
             "step": self._step,
             "num_samples": self._num_samples,
             "extra_state": self._extra_state() if self._extra_state else None,
         }
-        part = capture_dense(self.model, self.optimizers, self.tables, extra)
-        if self._write_options.refuse_nan:
-            refuse_nan(part)
-        return part
 
     def _pause_capture(self) -> None:
         if self._overlap is not None:
@@ -661,6 +714,24 @@ class Checkpointer:
                 return
             self._in_flight.wait_until_done()
             self._settle()
+
+    def _recover_from(
+        self,
+        from_store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        mode: RecoveryMode,
+        *,
+        strict: bool,
+        on_damage: OnDamage,
+    ) -> RecoveryReport:
+        if isinstance(from_store, str | os.PathLike):
+            return self._recoverer.recover_from(
+                StoreReader(from_store), mode, strict=strict, on_damage=on_damage
+            )
+        if not from_store:
+            raise UsageError("from_store is an empty list; needed: the stores of all processes")
+        return self._recoverer.recover_from_parts(
+            [StoreReader(path) for path in from_store], mode, strict=strict, on_damage=on_damage
+        )
 
     def _note_shards(self, report: RecoveryReport) -> None:
         """Some shards of the live model were restored."""

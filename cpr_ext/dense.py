@@ -81,11 +81,13 @@ def restore_dense(
     tables: Sequence[Table],
     *,
     strict: bool = True,
+    generators: bool = True,
 ) -> Any:
     """Put a captured dense part back, in place; returns what was captured as ``extra``.
 
     Args:
         strict: False restores the parameters, and the optimizers' state of them, that match.
+        generators: put random number generators back, too.
 
     Raises:
         StoreError: the model or the optimizers are not those of the snapshot; nothing was changed.
@@ -110,8 +112,17 @@ def restore_dense(
                 _restore_optimizer(
                     optimizer, saved if strict else _fitting(optimizer, saved), tables
                 )
-    _restore_rng(tree["rng"])
+    if generators:
+        _restore_rng(tree["rng"])
     return tree["extra"]
+
+
+def shared_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Table]
+) -> list[torch.optim.Optimizer]:
+    """The optimizers that update anything beside tables: those that workers have in common."""
+    weights = {id(table.weight) for table in tables}
+    return [o for o in optimizers if any(id(value) not in weights for value in _parameters(o))]
 
 
 def dense_differences(

@@ -49,3 +49,11 @@ class SnapshotError(CprError):
 
 class SnapshotFailedWarning(UserWarning):
     """Training goes on, but a snapshot was given up; ``wait()`` and ``close()`` raise the error."""
+
+
+class PeerLostError(CprError):
+    """A peer died, hung or cannot be reached; the workers meet again and go on."""
+
+
+class RendezvousError(CprError):
+    """The workers of a job could not meet within the time they were given."""

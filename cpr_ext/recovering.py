@@ -19,12 +19,14 @@ from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.manifest import SegmentRecord
 from cpr_ext.recovery import newest_readable_dense, restore_shard
 from cpr_ext.recovery_report import RecoveryReport
+from cpr_ext.regrouping import PartsPlan, newest_of_all
 from cpr_ext.row_updates import unsaved_updates
 from cpr_ext.store import Store
 from cpr_ext.store_reader import StoredTable, StoreReader
 from cpr_ext.tables import Table, shard_row_range
 from cpr_ext.tracking import LookupRecorder
 from cpr_ext.transplant import (
+    TableTarget,
     match_tables,
     newest_undamaged,
     refuse_differences,
@@ -96,11 +98,17 @@ class Recoverer:
                 report.row_updates_lost += lost
 
     def recover_all(
-        self, mode: RecoveryMode, *, steps_done: int, on_damage: OnDamage
+        self,
+        mode: RecoveryMode,
+        *,
+        steps_done: int,
+        on_damage: OnDamage,
+        up_to_step: int | None = None,
     ) -> RecoveryReport:
         """Restore every shard and the dense part, and roll the store back to them.
 
         Args:
+            up_to_step: what was saved at a later step is as if it were not there.
             steps_done: steps that the live model was trained; with some, an empty store is refused.
 
         Returns:
@@ -114,7 +122,7 @@ class Recoverer:
             shards = dict(enumerate(self._store.shards))
             refuse_damage(self._store.dense, shards, self._stored(), len(shards))
         report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
-        found = self._newest_dense(mode, report)
+        found = self._newest_dense(mode, up_to_step, report)
         if found is None and steps_done > 0:
             raise StoreError(
                 f"'{self._store.directory}' holds nothing to go back to: no snapshot was committed "
@@ -162,13 +170,49 @@ class Recoverer:
         report.differences = differences
         self._restore_dense(part, report, strict=strict)
         ranges = {name: (0, reader.table(name).num_embeddings) for name in match.names}
-        transplant_rows(
-            reader, record.snapshot, self._by_name, ranges, report, direct_io=self._direct_io
-        )
+        targets = {name: TableTarget(self._by_name[name]) for name in match.names}
+        transplant_rows(reader, record.snapshot, targets, ranges, report, direct_io=self._direct_io)
+        self._begin_anew()
+        return report
+
+    def recover_from_parts(
+        self,
+        readers: Sequence[StoreReader],
+        mode: RecoveryMode,
+        *,
+        strict: bool,
+        on_damage: OnDamage,
+    ) -> RecoveryReport:
+        """Restore everything from the stores of processes that each held parts of the tables.
+
+        Raises:
+            StoreError: together they do not hold what the model needs, or hold no such snapshot.
+            DamageError: as :meth:`recover_all`.
+        """
+        if on_damage == "raise":
+            for reader in readers:
+                shards = dict(enumerate(reader.shards))
+                refuse_damage(reader.dense, shards, reader.tables, len(shards))
+        report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
+        stores, part = newest_of_all(readers, full=mode == "full", report=report)
+        plan = PartsPlan(stores, self._tables)
+        differences = [
+            *plan.differences,
+            *dense_differences(part, self._model, self._optimizers, self._tables),
+        ]
+        if strict:
+            refuse_differences(readers[0], differences)
+        report.differences = differences
+        self._restore_dense(part, report, strict=strict)
+        plan.copy(report, direct_io=self._direct_io)
+        self._begin_anew()
+        return report
+
+    def _begin_anew(self) -> None:
+        """This store holds nothing yet of what was taken from another one."""
         self._store.roll_back(0)
         for table in self._tables:
             self._trackers[table.name].take_range(0, table.num_embeddings, weight=table.weight)
-        return report
 
     def _restore_dense(
         self, part: DensePart, report: RecoveryReport, *, strict: bool = True
@@ -180,15 +224,20 @@ class Recoverer:
         report.extra_state = position.extra_state
 
     def _newest_dense(
-        self, mode: RecoveryMode, report: RecoveryReport
+        self, mode: RecoveryMode, up_to_step: int | None, report: RecoveryReport
     ) -> tuple[SegmentRecord, DensePart] | None:
         dense = self._store.dense
-        candidates = [r for r in dense.segments if r.is_complete or mode == "partial"]
+        candidates = [
+            record
+            for record in dense.segments
+            if (record.is_complete or mode == "partial")
+            and (up_to_step is None or record.last_step <= up_to_step)
+        ]
         found = newest_readable_dense(dense, candidates, report)
         if found is None and candidates:
             damaged = report.damaged_segments[0]
             raise DamageError(f"no undamaged dense part is left: {damaged.reason}")
-        if found is None and dense.segments:
+        if found is None and dense.segments and up_to_step != 0:
             raise StoreError(
                 "the store holds no full-recovery point: no snapshot saved every row at one step. "
                 'Use AllRows(), or consistency="step" for base snapshots, or recover partially'

@@ -44,6 +44,7 @@ class TargetPLS(Schedule):
             formula says; without, the job is taken as long. With ``total_samples`` the running PLS
             in the checkpointer's metrics is that of the whole job, else that of the samples so far.
         shards_per_failure: shards that one failure takes.
+        num_shards: of the whole job, if each worker's checkpointer holds one of them.
         reschedule_hours: to replace failed nodes; counts in the comparison with full recovery.
 
     Attributes:
@@ -64,6 +65,7 @@ class TargetPLS(Schedule):
         total_hours: float | None = None,
         shards_per_failure: int = 1,
         reschedule_hours: float = 0.0,
+        num_shards: int | None = None,
     ) -> None:
         if not 0 < target_pls <= 1:
             raise UsageError(f"target_pls is {target_pls}; it is a share: above 0, at most 1")
@@ -79,12 +81,15 @@ class TargetPLS(Schedule):
                 f"shards_per_failure is {shards_per_failure} and reschedule_hours "
                 f"{reschedule_hours}; needed: at least 1, and not negative"
             )
+        if num_shards is not None and num_shards < 1:
+            raise UsageError(f"num_shards is {num_shards}; it must be at least 1, or None")
         self.target_pls = target_pls
         self.failures = failures or ExponentialFailures(mtbf_hours or 0.0)
         self.total_samples = total_samples
         self.total_hours = total_hours
         self.shards_per_failure = shards_per_failure
         self.reschedule_hours = reschedule_hours
+        self.num_shards = num_shards
         self.interval_hours: float | None = None
         self.plan: Plan | None = None
         self._planned_with: tuple[float, ...] | None = None
@@ -131,7 +136,7 @@ class TargetPLS(Schedule):
             total_hours = self.total_samples / costs.samples_per_hour
         if total_hours is None:
             total_hours = _MANY_FAILURES * self.failures.mean_hours
-        return Job(total_hours, costs.num_shards, self.shards_per_failure)
+        return Job(total_hours, self.num_shards or costs.num_shards, self.shards_per_failure)
 
     def _planner(self, job: Job, costs: RunCosts) -> Planner:
         save_hours = costs.save_hours or 1e-9

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -27,3 +28,12 @@ def pytest_report_header() -> str:
     from cpr_ext._native import native
 
     return f"native core: {native.__file__}"
+
+
+@pytest.fixture(scope="session")
+def real_movietweetings() -> Path:
+    """The full data set, where the checkout has it beside it."""
+    folder = Path(__file__).parents[2] / "shared" / "data" / "movietweetings"
+    if not folder.is_dir():
+        pytest.skip("the MovieTweetings data set is not at ../shared/data/movietweetings")
+    return folder

@@ -93,6 +93,14 @@ def test_the_comparison_of_what_is_left_when_things_go_wrong_runs(tmp_path: Path
     assert "| torch.save | 0 | 0 | 2 |" in flip
 
 
+def test_the_time_from_a_kill_to_the_next_step_is_measured_beside_the_usual_restart() -> None:
+    shown = run("bench/recovery_time.py", "--tiny")
+    totals = shown.split("SIGKILL to the next trained step")[1].splitlines()[0].split()
+    assert len(totals) == 3
+    assert min(map(float, totals)) > 0
+    assert "live: at most 3 s without start-up" in shown
+
+
 # --- what is made of results ---
 
 

@@ -164,3 +164,13 @@ def test_what_cannot_be_is_refused_with_its_value(options, why):
 def test_more_shards_per_failure_than_there_are_is_refused():
     with pytest.raises(UsageError, match="at most all 8 shards"):
         observed(TargetPLS(0.02, mtbf_hours=28, shards_per_failure=9), START)
+
+
+def test_a_worker_that_holds_one_of_many_shards_plans_for_all_of_them() -> None:
+    """As one checkpointer that holds them all: the interval follows from the job's shards."""
+    whole, worker = (TargetPLS(0.1, mtbf_hours=10), TargetPLS(0.1, mtbf_hours=10, num_shards=8))
+    for schedule, num_shards in ((whole, 8), (worker, 1)):
+        schedule.observe(RunCosts(num_shards=num_shards, fraction=0.125))
+    assert worker.interval_hours == whole.interval_hours
+    with pytest.raises(UsageError, match="num_shards is 0"):
+        TargetPLS(0.1, mtbf_hours=10, num_shards=0)

@@ -62,12 +62,3 @@ def movietweetings_folder(tmp_path: Path) -> Path:
     ]
     (folder / "ratings.dat").write_text("".join(ratings))
     return folder
-
-
-@pytest.fixture(scope="session")
-def real_movietweetings() -> Path:
-    """The full data set, where the checkout has it beside it."""
-    folder = Path(__file__).parents[3] / "shared" / "data" / "movietweetings"
-    if not folder.is_dir():
-        pytest.skip("the MovieTweetings data set is not at ../shared/data/movietweetings")
-    return folder

@@ -1,0 +1,245 @@
+"""From SIGKILL to the next trained step: live partial recovery, and the usual restart.
+
+    python bench/recovery_time.py [--gigabytes 2] [--workers 4] [--kills 3] [--only WAY] [--tiny]
+
+All ways train the same model, its rows sharded over the workers, on this machine over loopback,
+and lose the same worker as often. ``live``: under ``cpr launch``, partial snapshots; ``spare``: the
+same with ``--spares 1``; ``usual``: torchrun restarts all workers, and all load a
+torch.distributed.checkpoint. Prints the parts of each loss; keeps
+bench/results/recovery_time.json (``--only`` measures one way anew) and a picture in docs/images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from cpr_ext.distributed.launcher import Launcher
+from cpr_ext.emulation.machine import describe_machine
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "recovery_time.json"
+PICTURE = HERE.parent / "docs" / "images" / "recovery_time.png"
+WORKER = HERE / "recovery_worker.py"
+STEPS_BETWEEN_KILLS = 120
+WAYS = {
+    "live": "live partial recovery (cpr launch)",
+    "spare": "live partial recovery (cpr launch --spares 1)",
+    "usual": "all restart and load (torchrun, torch.distributed.checkpoint)",
+}
+PARTS = {
+    "detection": "until the last survivor noticed",
+    "supervisor": "until the replacement, or all, began",
+    "start_up": "start-up: Python, imports, building the model",
+    "rendezvous": "rendezvous",
+    "load": "load, and the dense part",
+    "first_step": "first step",
+    "total": "SIGKILL to the next trained step",
+    "without_start_up": "the same without start-up",
+}
+
+
+def run(way: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """One job, killed ``settings["kills"]`` times; what happened when."""
+    kind = "usual" if way == "usual" else "live"
+    command = [str(WORKER), kind, json.dumps(settings), str(folder)]
+    begun = time.time()
+    killer = threading.Thread(target=kill_again_and_again, args=(settings, folder), daemon=True)
+    killer.start()
+    if way == "usual":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        torchrun += [f"--nproc-per-node={settings['workers']}"]
+        torchrun += [f"--max-restarts={settings['kills']}", *command]
+        with (folder / "log").open("wb") as log:
+            # Without the last, torch 2.13's second attempt finds the addresses of the first.
+            environment = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            }
+            code = subprocess.call(torchrun, env=environment, stdout=log, stderr=log)
+    else:
+        spares = 1 if way == "spare" else 0
+        program = [sys.executable, *command]
+        code = Launcher(program, settings["workers"], spares=spares, tell=note).run()
+    if code != 0:
+        raise SystemExit(f"{way}: the job ended with code {code}")
+    killer.join()
+    kills = json.loads((folder / "kills").read_text())
+    events = [read_journal(folder / f"journal-{rank}") for rank in range(settings["workers"])]
+    return {
+        "kills": [kill["time"] - begun for kill in kills],
+        "losses": [describe_loss(way, kill, events) for kill in kills],
+        "steps": [round(e["time"] - begun, 3) for e in events[0] if e["event"] == "step"],
+    }
+
+
+def note(text: str) -> None:
+    print(f"  {text}", file=sys.stderr)
+
+
+def kill_again_and_again(settings: dict[str, Any], folder: Path) -> None:
+    """Kill the second last worker each time that the job has trained some more steps."""
+    rank, kills = settings["workers"] - 2, []
+    journal = folder / f"journal-{rank}"
+    for _ in range(settings["kills"]):
+        since = kills[-1]["time"] if kills else 0.0
+        wanted = settings["steps_between_kills"]
+        while True:
+            steps = [e for e in read_journal(journal) if e["event"] == "step"]
+            steps = [e for e in steps if e["time"] > since]
+            if len(steps) >= wanted:
+                break
+            time.sleep(0.05)
+        kills.append({"time": time.time(), "pid": steps[-1]["pid"], "rank": rank})
+        os.kill(steps[-1]["pid"], signal.SIGKILL)
+    (folder / "kills").write_text(json.dumps(kills))
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def describe_loss(way: str, kill: dict[str, Any], events: list[list[dict[str, Any]]]) -> Any:
+    """Seconds from the kill to the next step of all workers, and its parts.
+
+    ``start_up`` is that of the replaced process, or of the slowest, until its model is built.
+    """
+    at = kill["time"]
+
+    def first(rank: int, kind: str) -> float:
+        times = [e["time"] for e in events[rank] if e["event"] == kind and e["time"] > at]
+        return min(times)
+
+    ranks = range(len(events))
+    replaced = list(ranks) if way == "usual" else [kill["rank"]]
+    started = min(first(rank, "started") for rank in replaced)
+    ready = max(first(rank, "ready") for rank in replaced)
+    recovered = max(first(rank, "recovered") for rank in ranks)
+    # Of all: nobody trains before the slowest does.
+    stepped = max(
+        min(e["time"] for e in events[r] if e["event"] == "step" and e["time"] > recovered)
+        for r in ranks
+    )
+    loss = {"total": stepped - at, "start_up": ready - started, "first_step": stepped - recovered}
+    if way != "usual":
+        others = [rank for rank in ranks if rank != kill["rank"]]
+        joined = max(first(rank, "joined") for rank in ranks)
+        loss["detection"] = max(first(rank, "peer_lost") for rank in others) - at
+        loss["supervisor"] = started - at
+        loss["rendezvous"] = joined - ready
+        loss["load"] = recovered - joined
+    else:
+        loss["supervisor"] = started - at
+        loss["load"] = recovered - ready
+    loss["without_start_up"] = loss["total"] - loss["start_up"]
+    return loss
+
+
+def medians(losses: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(loss[name] for loss in losses) for name in losses[0]}
+
+
+def print_table(results: dict[str, Any]) -> None:
+    found = {way: medians(results[way]["losses"]) for way in WAYS if way in results}
+    size = results["settings"]["table_bytes"] / 1e9
+    workers, kills = results["settings"]["workers"], results["settings"]["kills"]
+    print(f"\n{workers} workers, {size:g} GB of tables, medians of {kills} kills, seconds\n")
+    print(f"{'':<46}" + "".join(f"{way:>8}" for way in found))
+    for part, text in PARTS.items():
+        cells = [f"{way[part]:>8.2f}" if part in way else f"{'-':>8}" for way in found.values()]
+        print(f"{text:<46}{''.join(cells)}")
+    print("\ntargets")
+    for way in ("live", "spare"):
+        if way in found:
+            took = found[way]["without_start_up"]
+            is_met = "met" if took <= 3 else "missed"
+            print(f"  {way}: at most 3 s without start-up: {took:.2f} s, {is_met}")
+        if way in found and "usual" in found:
+            ratio = found["usual"]["total"] / found[way]["total"]
+            is_met = "met" if ratio >= 5 else "missed"
+            print(f"  {way}: the usual restart at least 5x slower: {ratio:.1f}x, {is_met}")
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Throughput over time, the kills marked."""
+    import matplotlib.pyplot as plt
+
+    ways = [way for way in WAYS if way in results]
+    figure, axes = plt.subplots(
+        len(ways), 1, sharex=True, squeeze=False, figsize=(9, 2.2 * len(ways)), layout="constrained"
+    )
+    for axis, way in zip(axes[:, 0], ways, strict=True):
+        steps = results[way]["steps"]
+        seconds = range(int(steps[-1]) + 2)
+        rates = [sum(second <= step < second + 1 for step in steps) for second in seconds]
+        axis.fill_between(seconds, rates, step="post", color="#4878a8", alpha=0.8)
+        for number, kill in enumerate(results[way]["kills"]):
+            label = "SIGKILL of one worker" if number == 0 else None
+            axis.axvline(kill, color="#c03028", linewidth=1.2, label=label)
+        axis.set_title(WAYS[way], loc="left", fontsize=10)
+        axis.set_ylabel("steps per second")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), fontsize=9)
+    axes[-1, 0].set_xlabel("seconds since the start")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="tables, of all workers")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--only", choices=WAYS, help="measure this way anew, keep the others")
+    parser.add_argument("--folder", type=Path, help="where to save (default: a temporary folder)")
+    parser.add_argument("--tiny", action="store_true", help="small and quick; keeps nothing")
+    options = parser.parse_args()
+    if options.tiny:
+        options.gigabytes, options.workers, options.kills = 0.001, 2, 1
+    between = 20 if options.tiny else STEPS_BETWEEN_KILLS
+    settings = {
+        "table_bytes": int(options.gigabytes * 1e9),
+        "workers": options.workers,
+        "batch_size": 128,
+        "kills": options.kills,
+        "steps_between_kills": between,
+        "checkpoint_step": between // 2,
+        "every_steps": between // 4,
+        "num_steps": between * (options.kills + 1),
+    }
+    results: dict[str, Any] = {}
+    if options.only and RESULTS.exists() and not options.tiny:
+        results = json.loads(RESULTS.read_text())
+        if results["settings"] != settings:
+            results = {}
+    results["settings"] = settings
+    for way in [options.only] if options.only else WAYS:
+        folder = Path(tempfile.mkdtemp(prefix=f"recovery-{way}-", dir=options.folder))
+        try:
+            results[way] = run(way, settings, folder)
+        finally:
+            shutil.rmtree(folder)
+    print_table(results)
+    if not options.tiny:
+        results["machine"] = describe_machine()
+        RESULTS.write_text(json.dumps(results) + "\n")
+        draw(results, PICTURE)
+        print(f"\nkept in {RESULTS.relative_to(HERE.parent)}; picture: {PICTURE.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""A worker of the jobs that ``recovery_time.py`` kills: ours, and one that restarts the usual way.
+
+Journals its steps and what lies between a loss and the next step, one JSON line each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+STARTED = time.time()  # before torch is imported
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import cpr_ext  # noqa: E402
+from cpr_ext.distributed import Event, Job, Worker  # noqa: E402
+from cpr_ext.distributed.identity import SPARE  # noqa: E402
+from cpr_ext.dlrm import row_sharded  # noqa: E402
+from cpr_ext.dlrm.batch import Batch  # noqa: E402
+from cpr_ext.dlrm.hyperparameters import Hyperparameters  # noqa: E402
+from cpr_ext.dlrm.model import DLRM  # noqa: E402
+from cpr_ext.dlrm.optimizers import build_optimizers  # noqa: E402
+from cpr_ext.tables import find_tables  # noqa: E402
+
+NUM_TABLES, DIM, NUM_DENSE, NUM_BATCHES = 4, 16, 13, 16
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1)
+
+    def write(self, event: str, step: int, at: float | None = None) -> None:
+        line = {"event": event, "step": step, "pid": os.getpid(), "time": at or time.time()}
+        self._file.write(json.dumps(line) + "\n")
+
+
+class Training:
+    """The model of one worker and its steps; the same for both ways."""
+
+    def __init__(self, table_bytes: int, batch_size: int) -> None:
+        self._table_bytes = table_bytes
+        self._batch_size = batch_size
+        self._batches: list[Batch] = []
+
+    def build(self, group: Any) -> tuple[DLRM, tuple[torch.optim.Optimizer, ...]]:
+        rows = self._table_bytes // (4 * DIM * NUM_TABLES * group.size())
+        names = [f"table{number}" for number in range(NUM_TABLES)]
+        model = DLRM(
+            table_names=names,
+            num_embeddings=[rows] * NUM_TABLES,
+            embedding_dim=DIM,
+            num_dense=NUM_DENSE,
+            bottom_mlp=(64, DIM),
+            top_mlp=(64, 1),
+        )
+        for name in names:
+            shard = row_sharded.RowShard(model.tables[name], rows * group.rank(), group)
+            model.tables[name] = shard
+        self._batches = [self._batch(number, rows * group.size()) for number in range(NUM_BATCHES)]
+        return model, build_optimizers(model, Hyperparameters())
+
+    def _batch(self, seed: int, rows: int) -> Batch:
+        generator = torch.Generator().manual_seed(seed)
+
+        def rand(*shape: int) -> torch.Tensor:
+            return torch.rand(*shape, generator=generator)
+
+        offsets = torch.arange(self._batch_size)
+        skewed = [(rand(self._batch_size) ** 4 * rows).long() for _ in range(NUM_TABLES)]
+        labels = (rand(self._batch_size) < 0.3).float()
+        return Batch(rand(self._batch_size, NUM_DENSE), skewed, [offsets] * NUM_TABLES, labels)
+
+    def step(self, model: DLRM, optimizers: Any, group: Any, number: int) -> int:
+        part = row_sharded.own_part(self._batches[number % NUM_BATCHES], group)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        logits = model(part)
+        loss = functional.binary_cross_entropy_with_logits(logits, part.labels, reduction="sum")
+        (loss / self._batch_size).backward()
+        row_sharded.sum_gradients(optimizers[1].param_groups[0]["params"], group)
+        for optimizer in optimizers:
+            optimizer.step()
+        return self._batch_size
+
+
+def run_live(settings: dict[str, Any], folder: Path) -> None:
+    """Workers that outlive each other."""
+    is_spare = SPARE in os.environ
+    worker = Worker.from_environment(folder / "stores", observe=lambda event: observe(event))
+    training = Training(settings["table_bytes"], settings["batch_size"])
+    journal = Journal(folder / f"journal-{worker.identity.rank}")
+    # A spare has done its imports before: here begins what is left of its start-up.
+    journal.write("started", 0, time.time() if is_spare else STARTED)
+
+    def observe(event: Event) -> None:
+        journal.write(event.kind, event.step, event.unix_seconds)
+
+    def make_checkpointer(model: Any, optimizers: Any, directory: Path) -> cpr_ext.Checkpointer:
+        schedule = cpr_ext.EverySteps(settings["every_steps"])
+        checkpointer = cpr_ext.Checkpointer(model, optimizers, directory, schedule=schedule)
+        journal.write("ready", 0)
+        return checkpointer
+
+    def train_step(job: Job, number: int) -> int:
+        return training.step(job.model, job.optimizers, job.group, number)
+
+    worker.run(
+        training.build,
+        train_step,
+        num_steps=settings["num_steps"],
+        make_checkpointer=make_checkpointer,
+    )
+
+
+def run_usual(settings: dict[str, Any], folder: Path) -> None:
+    """All processes restart and load a checkpoint of torch.distributed.checkpoint."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    group = dist.group.WORLD
+    journal = Journal(folder / f"journal-{dist.get_rank()}")
+    journal.write("started", 0, STARTED)
+    training = Training(settings["table_bytes"], settings["batch_size"])
+    model, optimizers = training.build(group)
+    journal.write("ready", 0)
+    checkpoint = folder / "checkpoint"
+    begin = 0
+    if (checkpoint / ".metadata").exists():
+        begin = settings["checkpoint_step"]
+        dcp.load(state_of(model, optimizers), checkpoint_id=checkpoint)
+        journal.write("recovered", begin)
+    for number in range(begin, settings["num_steps"]):
+        training.step(model, optimizers, group, number)
+        if number + 1 == settings["checkpoint_step"] and begin == 0:
+            dcp.save(state_of(model, optimizers), checkpoint_id=checkpoint)
+        journal.write("step", number + 1)
+    dist.destroy_process_group()
+
+
+def state_of(model: DLRM, optimizers: Any) -> dict[str, Any]:
+    """Views of this worker's rows and, the same for all, of the dense part."""
+    rank = dist.get_rank()
+    tables = find_tables(model, optimizers)
+    table_ids = {id(table.weight) for table in tables}
+    state: dict[str, Any] = {
+        f"rank{rank}.{table.name}.{name}": values
+        for table in tables
+        for name, values in table.arrays().items()
+    }
+    for name, values in model.state_dict(keep_vars=True).items():
+        if id(values) not in table_ids:
+            state[f"dense.{name}"] = values.detach()
+    for number, parameter in enumerate(optimizers[1].param_groups[0]["params"]):
+        state[f"dense.sum.{number}"] = optimizers[1].state[parameter]["sum"]
+    return state
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"live": run_live, "usual": run_usual}[sys.argv[1]](json.loads(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,45 @@
+"""Live partial recovery: workers of one job that outlive each other.
+
+>>> worker = Worker.from_environment(store="ckpts")
+>>> worker.run(build, train_step, num_steps=10_000)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cpr_ext.distributed.group import ReformableGroup
+    from cpr_ext.distributed.identity import Identity, TimeOuts, worker_directory
+    from cpr_ext.distributed.job import Event, Job, Recovery
+    from cpr_ext.distributed.worker import Worker
+
+__all__ = [
+    "Event",
+    "Identity",
+    "Job",
+    "Recovery",
+    "ReformableGroup",
+    "TimeOuts",
+    "Worker",
+    "worker_directory",
+]
+
+# Imported when first asked for: the launcher needs none of torch.
+_MODULES = {
+    "Event": "job",
+    "Identity": "identity",
+    "Job": "job",
+    "Recovery": "job",
+    "ReformableGroup": "group",
+    "TimeOuts": "identity",
+    "Worker": "worker",
+    "worker_directory": "identity",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'cpr_ext.distributed' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"cpr_ext.distributed.{_MODULES[name]}"), name)

@@ -1,0 +1,92 @@
+"""What a worker works with, and what it tells of its life."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from cpr_ext.checkpointer import Checkpointer
+from cpr_ext.distributed.agreement import Choice
+from cpr_ext.distributed.group import ReformableGroup
+from cpr_ext.errors import CprError
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happened in a worker's life.
+
+    Attributes:
+        kind: ``joined`` (all workers are there), ``recovered`` (all have what they need),
+            ``step`` (one was trained), ``peer_lost``, ``finished``.
+        step: training steps completed.
+        unix_seconds: when.
+    """
+
+    kind: Literal["joined", "recovered", "step", "peer_lost", "finished"]
+    step: int
+    unix_seconds: float
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What the workers did when they had met.
+
+    Attributes:
+        recovery: ``"partial"`` or ``"full"``, see :class:`Worker`.
+        step: training went on behind this one.
+        lost: the workers whose state was gone; at the start of a job, all.
+        source: the worker whose dense part and position all took.
+        samples_lost: by rank, samples of which its rows lost the effect.
+        bytes_read, rows_restored: by rank, from its store.
+        load_seconds: by rank, what reading took.
+    """
+
+    recovery: Choice
+    step: int
+    lost: tuple[int, ...]
+    source: int
+    samples_lost: tuple[int, ...]
+    bytes_read: tuple[int, ...]
+    rows_restored: tuple[int, ...]
+    load_seconds: tuple[float, ...]
+
+
+@dataclass
+class Job:
+    """What a training step works with.
+
+    Attributes:
+        model, optimizers: what ``build`` made; ``optimizers`` as it returned them.
+        group: the process group, the default one of ``torch.distributed``.
+        checkpointer: of this worker's shards.
+        extra_state: of the worker whose position was taken at the last recovery
+            (``Checkpointer(extra_state=...)``).
+    """
+
+    model: nn.Module
+    optimizers: Any
+    group: ReformableGroup
+    checkpointer: Checkpointer
+    extra_state: Any = None
+
+    @property
+    def rank(self) -> int:
+        """This worker."""
+        return self.group.rank()
+
+    @property
+    def world_size(self) -> int:
+        """How many workers there are."""
+        return self.group.size()
+
+    @property
+    def step(self) -> int:
+        """Training steps completed, those before a restart counted in."""
+        return self.checkpointer.step_count
+
+    def release(self) -> None:
+        """Give the store back as it is, without capturing anything more, and forget the model."""
+        self.checkpointer.__exit__(CprError, None, None)
+        self.model, self.optimizers = nn.Module(), []

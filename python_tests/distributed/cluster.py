@@ -1,0 +1,151 @@
+"""A job of several real processes, to be killed, stopped and started again by a test."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from python_tests.distributed.sharded_job import Settings, journal_of
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = {
+    "collective_seconds": 5.0,
+    "join_seconds": 30.0,
+    "heartbeat_seconds": 0.5,
+    "identity_seconds": 10.0,
+}
+
+
+class Nursery:
+    """A process that forks others; see ``nursery.py``."""
+
+    def __init__(self, prefix=()):
+        self._process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "python_tests.distributed.nursery"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, *command):
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, "the nursery died"
+        return json.loads(line)
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Cluster:
+    """Workers of one job, and the process that hosts their rendezvous.
+
+    Args:
+        nurseries: of these the ranks are forked in turn; the first forks the rendezvous' host.
+    """
+
+    def __init__(self, nurseries, directory, **settings):
+        directory.mkdir(parents=True, exist_ok=True)
+        time_outs = {**QUICK, **settings.pop("time_outs", {})}
+        self.settings = Settings(str(directory), port=free_port(), time_outs=time_outs, **settings)
+        self._nurseries = nurseries
+        self._nursery_of, self.pids, self._lives = {}, {}, {}
+        self.start_host()
+
+    @property
+    def ranks(self):
+        return range(self.settings.world_size)
+
+    def start(self, *ranks, **changed):
+        """Start these workers, or all; again if they were started before."""
+        for rank in ranks or self.ranks:
+            life = self._lives[rank] = self._lives.get(rank, 0) + 1
+            settings = asdict(replace(self.settings, **changed))
+            nursery = self._nurseries[rank % len(self._nurseries)]
+            self.pids[rank] = self._fork(nursery, "worker", settings, rank, life)
+
+    def _fork(self, nursery, *command):
+        pid = nursery.ask(*command)
+        self._nursery_of[pid] = nursery
+        return pid
+
+    def wait_for_exit(self, pid, seconds):
+        return self._nursery_of[pid].ask("wait", pid, seconds)
+
+    def kill(self, *ranks, with_signal=signal.SIGKILL):
+        for rank in ranks:
+            os.kill(self.pids[rank], with_signal)
+
+    def kill_host(self):
+        os.kill(self._host, signal.SIGKILL)
+        self.wait_for_exit(self._host, 5)
+
+    def start_host(self):
+        self._host = self._fork(self._nurseries[0], "host", self.settings.port)
+
+    def wait_for_death(self, *ranks):
+        for rank in ranks:
+            assert self.wait_for_exit(self.pids[rank], 30) == -signal.SIGKILL
+
+    def exit_code(self, rank, seconds=30):
+        return self.wait_for_exit(self.pids[rank], seconds)
+
+    def exit_codes(self, seconds=60):
+        deadline = time.monotonic() + seconds
+        codes = {}
+        for rank, pid in self.pids.items():
+            codes[rank] = self.wait_for_exit(pid, max(0, deadline - time.monotonic()))
+        return codes
+
+    def finish(self, seconds=60):
+        codes = self.exit_codes(seconds)
+        assert codes == dict.fromkeys(self.ranks, 0), self.logs()
+        for rank in self.ranks:
+            assert self.events(rank)[-1]["step"] in (self.settings.num_steps, None)
+
+    def events(self, rank, kind=None):
+        found = journal_of(self.settings, rank).read()
+        return [event for event in found if kind in (None, event["event"])]
+
+    def recoveries(self, rank):
+        return self.events(rank, "recovered")
+
+    def wait_until(self, condition, seconds=30):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.02)
+
+    def wait_for_step(self, step, *ranks):
+        """Until these workers, or all, have trained so many steps in their present lives."""
+        for rank in ranks or self.ranks:
+            self.wait_until(lambda rank=rank: self.step(rank) >= step)
+
+    def step(self, rank):
+        steps = [e["step"] for e in self.events(rank, "step") if e["pid"] == self.pids[rank]]
+        return max(steps, default=-1)
+
+    def logs(self):
+        logs = sorted(Path(self.settings.directory).glob("log-*"))
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
+
+    def close(self):
+        for pid in self._nursery_of:
+            if self.wait_for_exit(pid, 0) is None:
+                os.kill(pid, signal.SIGKILL)
+                self.wait_for_exit(pid, 10)

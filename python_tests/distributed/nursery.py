@@ -1,0 +1,70 @@
+"""Forks workers, so that none spends seconds importing torch; never starts a thread itself.
+
+One JSON command per line on stdin, one JSON answer per line on stdout.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+
+import torch._dynamo
+import torch._refs  # noqa: F401 - imported here once, not in every worker
+
+from python_tests.distributed import sharded_job
+
+ended = {}
+
+
+def fork(function, *arguments):
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.close(0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        function(*arguments)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wait_for(pid, seconds):
+    """The exit status as ``os.waitstatus_to_exitcode`` gives it, None while it runs."""
+    deadline = time.monotonic() + seconds
+    while pid not in ended:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            ended[pid] = os.waitstatus_to_exitcode(status)
+        elif time.monotonic() >= deadline:
+            return None
+        else:
+            time.sleep(0.01)
+    return ended[pid]
+
+
+COMMANDS = {
+    "worker": lambda *arguments: fork(sharded_job.run_worker, *arguments),
+    "host": lambda port: fork(sharded_job.serve, port),
+    "call": lambda module, name, *arguments: fork(
+        getattr(importlib.import_module(module), name), *arguments
+    ),
+    "wait": wait_for,
+}
+
+
+def main():
+    for line in sys.stdin:
+        command, *arguments = json.loads(line)
+        print(json.dumps(COMMANDS[command](*arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""The job that the tests of live recovery run and hurt: a small DLRM, rows sharded over workers.
+
+Every worker journals what happens, with digests of its tables, one line per event.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import cpr_ext
+from cpr_ext.distributed import Identity, TimeOuts, Worker
+from cpr_ext.dlrm import row_sharded
+from cpr_ext.dlrm.model import DLRM
+from cpr_ext.dlrm.movietweetings import MovieTweetings
+from cpr_ext.dlrm.optimizers import build_optimizers
+from cpr_ext.dlrm.presets import find_preset
+from cpr_ext.dlrm.synthetic import Synthetic
+from cpr_ext.retention import Retention
+from cpr_ext.tables import shard_row_range
+
+
+@dataclass
+class Settings:
+    """One job; plain values, as they cross a pipe."""
+
+    directory: str
+    port: int
+    host: str = "127.0.0.1"
+    addresses: dict = field(default_factory=dict)
+    stores: str = "stores"
+    world_size: int = 4
+    num_steps: int = 60
+    movietweetings: str | None = None  # a folder of it; None: synthetic data
+    digests: bool = True
+    batch_size: int = 32
+    step_seconds: float = 0.0
+    load_seconds: float = 0.0
+    every_steps: int = 5
+    recovery: str = "partial"
+    priority: str = "MostFrequentlyUsed"
+    consistency: str = "row"
+    time_outs: dict = field(default_factory=dict)
+    # rank -> what it does to itself in which life: ["training" | "saving" | "recovering", step]
+    suicides: dict = field(default_factory=dict)
+
+
+SEED = 1
+
+
+def make_source(settings):
+    if settings.movietweetings is not None:
+        return MovieTweetings(Path(settings.movietweetings))
+    return Synthetic([300, 2000], num_samples=settings.batch_size * settings.num_steps)
+
+
+class Journal:
+    def __init__(self, path):
+        self.path = Path(path)
+
+    def write(self, event, **values):
+        line = json.dumps({"event": event, "pid": os.getpid(), "time": time.time(), **values})
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(descriptor, (line + "\n").encode())
+        os.close(descriptor)
+
+    def read(self):
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+
+def journal_of(settings, rank):
+    return Journal(Path(settings.directory) / f"journal-{rank}")
+
+
+def digest(tables):
+    hashed = hashlib.sha256()
+    for table in tables:
+        for _, values in sorted(table.arrays().items()):
+            hashed.update(values.numpy().tobytes())
+    return hashed.hexdigest()
+
+
+class RecoversSlowly(cpr_ext.Checkpointer):
+    seconds = 0.0
+
+    def recover(self, **options):
+        time.sleep(self.seconds)
+        return super().recover(**options)
+
+
+class RecoversAndDies(cpr_ext.Checkpointer):
+    def recover(self, **options):
+        super().recover(**options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ShardedJob:
+    """The functions that a Worker asks for."""
+
+    def __init__(self, settings, rank, life):
+        self.settings, self.rank, self.life = settings, rank, life
+        self.journal = journal_of(settings, rank)
+        self.source = make_source(settings)
+        self.suicide = settings.suicides.get(str(rank), {}).get(str(life))
+        self.job_tables = []
+        self.batches, self.next_step = None, -1
+
+    def build(self, group):
+        model = DLRM.from_preset(find_preset("tiny"), self.source, seed=SEED)
+        ranges = [
+            shard_row_range(rows, group.rank(), group.size()) for rows in self.source.num_embeddings
+        ]
+        row_sharded.shard_rows(model, ranges, group)
+        return model, build_optimizers(model, self.source.recommended)
+
+    def make_checkpointer(self, model, optimizers, directory):
+        settings = self.settings
+        kind = RecoversAndDies if self.suicide == ["recovering", 0] else RecoversSlowly
+        RecoversSlowly.seconds = settings.load_seconds
+        checkpointer = kind(
+            model,
+            optimizers,
+            directory,
+            priority=getattr(cpr_ext, settings.priority)(),
+            schedule=cpr_ext.EverySteps(settings.every_steps),
+            consistency=settings.consistency,
+            when_busy="wait",
+            retention=Retention(full_recovery_points=2),
+            extra_state=lambda: {"step": self.next_step},
+        )
+        self.job_tables = checkpointer.tables
+        return checkpointer
+
+    def batch(self, step):
+        if step != self.next_step:
+            self.batches = self.source.train_batches(
+                self.settings.batch_size, first_batch=step, seed=SEED
+            )
+        self.next_step = step + 1
+        return next(self.batches)
+
+    def train_step(self, job, step):
+        batch = self.batch(step)
+        part = row_sharded.own_part(batch, job.group)
+        for optimizer in job.optimizers:
+            optimizer.zero_grad()
+        logits = job.model(part)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            logits, part.labels, reduction="sum"
+        )
+        (loss / batch.batch_size).backward()
+        dense = job.optimizers[1].param_groups[0]["params"]
+        row_sharded.sum_gradients(dense, job.group)
+        for optimizer in job.optimizers:
+            optimizer.step()
+        time.sleep(self.settings.step_seconds)
+        if self.suicide in (["saving", step], ["training", step]):
+            if self.suicide[0] == "saving":
+                job.checkpointer.save("base")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch.batch_size
+
+    def observe(self, event):
+        values = {"step": event.step}
+        if self.settings.digests:
+            values["tables"] = digest(self.job_tables)
+        if event.kind == "recovered":
+            last = self.worker.recoveries[-1]
+            values["recovery"] = vars(last)
+        self.journal.write(event.kind, **values)
+
+    def run(self):
+        settings = self.settings
+        torch.set_num_threads(1)
+        # From the settings: the processes that are forked have their parent's environment.
+        address = settings.addresses.get(str(self.rank), "127.0.0.1")
+        identity = Identity(
+            self.rank, settings.world_size, settings.host, settings.port, address=address
+        )
+        self.journal.write("started", life=self.life)
+        self.worker = Worker(
+            identity,
+            Path(settings.directory) / settings.stores,
+            recovery=settings.recovery,
+            time_outs=TimeOuts(**settings.time_outs),
+            observe=self.observe,
+        )
+        job = self.worker.run(
+            self.build,
+            self.train_step,
+            num_steps=settings.num_steps,
+            make_checkpointer=self.make_checkpointer,
+        )
+        if job is not None:
+            state = {name: value.numpy() for name, value in job.model.state_dict().items()}
+            np.savez(Path(settings.directory) / f"model-{self.rank}.npz", **state)
+        self.journal.write("ended", step=job.step if job else None)
+
+
+def serve(port):
+    """Host the rendezvous until killed."""
+    store = torch.distributed.TCPStore(
+        "0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+    )
+    assert store.port == port
+    signal.pause()
+
+
+def run_worker(plain, rank, life):
+    settings = Settings(**plain)
+    log = Path(settings.directory) / f"log-{rank}-{life}"
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+    ShardedJob(settings, rank, life).run()

@@ -1,0 +1,183 @@
+"""The process group that is formed again while modules hold it; members are forked processes."""
+
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from cpr_ext.distributed.group import Round, init_group
+from cpr_ext.errors import UsageError
+from python_tests.distributed.cluster import free_port
+
+WORLD_SIZE = 3
+
+
+@pytest.fixture
+def members(nursery, tmp_path):
+    """Run ``scenario(rank, group, meet)`` in forked processes; ``meet(number)`` forms a round.
+
+    What they return, by rank; None for one that was killed.
+    """
+
+    def run(scenario):
+        port = free_port()
+        host = nursery.ask("host", port)
+        pids = [
+            nursery.ask("call", __name__, "run_member", scenario, rank, str(tmp_path), port)
+            for rank in range(WORLD_SIZE)
+        ]
+        codes = [nursery.ask("wait", pid, 30) for pid in pids]
+        for pid in (host, *pids):
+            if nursery.ask("wait", pid, 0) is None:
+                os.kill(pid, 9)
+                nursery.ask("wait", pid, 5)
+        assert set(codes) <= {0, -9}, codes
+        files = [tmp_path / str(rank) for rank in range(WORLD_SIZE)]
+        return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+    return run
+
+
+def run_member(scenario, rank, folder, port):
+    torch.set_num_threads(1)
+    time_out = timedelta(seconds=10)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    group = init_group(rank, WORLD_SIZE)
+
+    def meet(number):
+        group.reform(Round(PrefixStore(f"round {number}", store), time_out, "127.0.0.1"))
+
+    said = globals()[scenario](rank, group, meet)
+    Path(folder, str(rank)).write_text(json.dumps(said))
+
+
+def collectives(rank, group, meet):
+    """Every kind that torch's own modules and TorchRec use, in a round and in the next."""
+    said = []
+    for number in range(2):
+        meet(number)
+        said.append(one_of_each(rank, group))
+    return said
+
+
+def one_of_each(rank, group):
+    size = WORLD_SIZE
+    said = {}
+    summed = torch.tensor([1.0 + rank])
+    dist.all_reduce(summed)
+    said["all_reduce"] = summed.tolist()
+    own = torch.arange(size) + 10 * rank
+    out = torch.empty_like(own)
+    dist.all_to_all_single(out, own, group=group, async_op=True).wait()
+    said["all_to_all_single"] = out.tolist()
+    sizes = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(sizes, torch.tensor([rank]), group=group)
+    said["all_gather"] = torch.cat(sizes).tolist()
+    gathered = torch.empty(size, dtype=torch.int64)
+    dist.all_gather_into_tensor(gathered, torch.tensor([rank * rank]))
+    said["all_gather_into_tensor"] = gathered.tolist()
+    scattered = torch.empty(1)
+    dist.reduce_scatter_tensor(scattered, torch.arange(size) + 0.0)
+    said["reduce_scatter_tensor"] = scattered.tolist()
+    value = torch.tensor([float(rank)])
+    dist.broadcast(value, 2)
+    said["broadcast"] = value.tolist()
+    if rank == 0:
+        dist.send(torch.tensor([7]), 1)
+    if rank == 1:
+        dist.recv(received := torch.empty(1, dtype=torch.int64), 0)
+        said["recv"] = received.tolist()
+    from torch.distributed import _functional_collectives as functional
+
+    said["functional"] = functional.all_reduce(torch.ones(1), "sum", group).tolist()
+    dist.barrier()
+    return said
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_every_collective_does_what_torch_says_in_every_round(members):
+    for rank, rounds in enumerate(members("collectives")):
+        assert rounds[0] == rounds[1]
+        said = rounds[0]
+        assert said["all_reduce"] == [6.0]
+        assert said["all_to_all_single"] == [rank, rank + 10, rank + 20]
+        assert said["all_gather"] == [0, 1, 2]
+        assert said["all_gather_into_tensor"] == [0, 1, 4]
+        assert said["reduce_scatter_tensor"] == [3.0 * rank]
+        assert said["broadcast"] == [2.0]
+        assert said["functional"] == [3.0]
+        assert said.get("recv") == ([7] if rank == 1 else None)
+
+
+def data_parallel(rank, group, meet):
+    """DistributedDataParallel is made alone, loses a member in its backward pass, and goes on."""
+    torch.manual_seed(rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    subgroup = dist.new_group([0, 1])
+    meet(0)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, 0)
+    before = step(model, rank)
+    if rank == 2:
+        os.kill(os.getpid(), 9)
+    with pytest.raises(RuntimeError):
+        train(model, rank)
+    assert group.has_lost_peer()
+    group.dissolve()
+    assert not group.has_lost_peer()
+    return before, subgroup.size() if rank < 2 else None
+
+
+def train(model, rank):
+    for _ in range(100):
+        step(model, rank)
+
+
+def step(model, rank):
+    model.zero_grad()
+    model(torch.tensor([[1.0 + rank, 1.0]])).sum().backward()
+    return model.module.weight.grad.tolist()
+
+
+def test_a_data_parallel_module_is_made_alone_and_notices_a_lost_member(members):
+    said = members("data_parallel")
+    assert said[2] is None
+    # The mean over the members of 1 + rank.
+    assert said[0] == said[1] == [[[2.0, 1.0]], 2]
+
+
+def alone(rank, group, meet):
+    """What a process hears before the others are there."""
+    heard = [torch.empty(1) for _ in range(WORLD_SIZE)]
+    dist.all_gather(heard, torch.tensor([5.0]))
+    dist.broadcast(value := torch.tensor([rank]), 0)
+    dist.barrier()
+    with pytest.raises(UsageError, match="build\\(\\) runs while other workers train"):
+        dist.all_reduce(torch.ones(1))
+    return torch.cat(heard).tolist(), value.tolist()
+
+
+def test_a_process_that_is_alone_hears_itself_and_may_not_exchange_data(members):
+    said = members("alone")
+    assert said == [[[5.0, 5.0, 5.0], [rank]] for rank in range(WORLD_SIZE)]
+
+
+def subgroups(rank, group, meet):
+    """A group of some of the ranks is formed anew with the whole."""
+    pair = dist.new_group([0, 2])
+    sums = []
+    for number in range(2):
+        meet(number)
+        if rank != 1:
+            dist.all_reduce(value := torch.tensor([1.0 + rank]), group=pair)
+            sums.append(value.item())
+    return sums
+
+
+def test_a_group_of_some_ranks_is_formed_again_with_the_whole(members):
+    assert members("subgroups") == [[4.0, 4.0], [], [4.0, 4.0]]

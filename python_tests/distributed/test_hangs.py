@@ -1,0 +1,114 @@
+"""Workers that are silent, places that are taken, a rendezvous that dies, peers that never come."""
+
+import signal
+import time
+
+
+def test_a_worker_that_is_stopped_for_less_than_the_time_out_is_waited_for(make_cluster):
+    cluster = make_cluster(num_steps=40, world_size=2, step_seconds=0.02)
+    cluster.start()
+    cluster.wait_for_step(10)
+    cluster.kill(1, with_signal=signal.SIGSTOP)
+    time.sleep(0.5)  # until worker 0 waits for it
+    stopped_at = cluster.step(0)
+    time.sleep(0.5)
+    assert cluster.step(0) == stopped_at < 40
+    cluster.kill(1, with_signal=signal.SIGCONT)
+    cluster.finish()
+    assert all(cluster.events(rank, "peer_lost") == [] for rank in cluster.ranks)
+
+
+def test_a_worker_that_was_stopped_for_longer_rejoins_with_its_tables(make_cluster):
+    cluster = make_cluster(
+        num_steps=40, world_size=2, step_seconds=0.02,
+        time_outs={"collective_seconds": 1.0, "identity_seconds": 0.5},
+    )  # fmt: skip
+    cluster.start()
+    cluster.wait_for_step(10)
+    stopped = cluster.pids[1]
+    cluster.kill(1, with_signal=signal.SIGSTOP)
+    cluster.wait_until(lambda: cluster.events(0, "peer_lost"))
+    # While it is there, stopped or not, nobody takes its place.
+    cluster.start(1)
+    assert cluster.exit_code(1) == 1
+    assert f"worker 1 is still process {stopped} after 0.5 s" in cluster.logs()
+    cluster.pids[1] = stopped
+    cluster.kill(1, with_signal=signal.SIGCONT)
+    cluster.finish()
+    for rank in cluster.ranks:
+        first, last = cluster.recoveries(rank)[0], cluster.recoveries(rank)[-1]
+        assert first["pid"] == last["pid"]
+        assert last["recovery"]["lost"] == []
+        assert last["recovery"]["bytes_read"] == [0, 0]
+
+
+def test_a_replacement_that_never_comes_is_named_and_ends_the_job(make_cluster):
+    cluster = make_cluster(
+        num_steps=1000, world_size=2, step_seconds=0.01, time_outs={"join_seconds": 3.0}
+    )
+    cluster.start()
+    cluster.wait_for_step(10)
+    cluster.kill(1)
+    cluster.wait_for_death(1)
+    assert cluster.exit_code(0) == 1
+    assert "waited 3 s at 127.0.0.1:" in cluster.logs()
+    assert "for workers 1, which did not come" in cluster.logs()
+
+
+def test_training_outlives_the_rendezvous_and_needs_it_again_when_a_worker_is_lost(make_cluster):
+    cluster = make_cluster(num_steps=90, world_size=2, step_seconds=0.02)
+    cluster.start()
+    cluster.wait_for_step(10)
+    cluster.kill_host()
+    cluster.wait_for_step(30)
+    assert all(cluster.events(rank, "peer_lost") == [] for rank in cluster.ranks)
+    cluster.kill(0)
+    cluster.wait_for_death(0)
+    cluster.start_host()
+    cluster.start(0)
+    cluster.finish()
+    assert [r["recovery"]["lost"] for r in cluster.recoveries(1)] == [[0, 1], [0]]
+
+
+def test_an_error_of_the_training_step_is_no_lost_peer(make_cluster):
+    cluster = make_cluster(
+        num_steps=100, world_size=2, step_seconds=0.01, time_outs={"join_seconds": 2.0}
+    )
+    cluster.start(0)
+    cluster.start(1, batch_size=31)
+    codes = cluster.exit_codes(40)
+    assert codes == {0: 1, 1: 1}
+    assert "UsageError: a batch of 31 cannot be shared by 2 workers" in cluster.logs()
+
+
+def test_loading_may_take_longer_than_a_collective(make_cluster):
+    cluster = make_cluster(
+        num_steps=30, world_size=2, step_seconds=0.01, load_seconds=2.5,
+        time_outs={"collective_seconds": 1.0},
+    )  # fmt: skip
+    cluster.start()
+    cluster.wait_for_step(10)
+    cluster.kill(1)
+    cluster.wait_for_death(1)
+    cluster.start(1)
+    cluster.finish()
+    assert [r["recovery"]["lost"] for r in cluster.recoveries(0)] == [[0, 1], [1]]
+
+
+def test_two_workers_of_one_rank_are_told_apart_without_a_common_file_system(make_cluster):
+    cluster = make_cluster(num_steps=10, world_size=2, time_outs={"collective_seconds": 2.0})
+    pids = []
+    for stores in ("here", "there"):
+        cluster.start(1, stores=stores)
+        pids.append(cluster.pids[1])
+    codes = []
+
+    def one_has_ended():
+        codes[:] = [cluster.wait_for_exit(pid, 0) for pid in pids]
+        return codes.count(1) == 1
+
+    cluster.wait_until(one_has_ended)
+    assert "RendezvousError: two processes are worker 1" in cluster.logs()
+    cluster.pids[1] = pids[codes.index(None)]
+    cluster.start(0)
+    cluster.finish()

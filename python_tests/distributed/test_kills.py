@@ -1,0 +1,186 @@
+"""Workers are killed: the others keep their memory and go on, replacements load their shards."""
+
+from pathlib import Path
+
+from cpr_ext.distributed import worker_directory
+
+BATCH_SIZE = 32
+# Every row of a snapshot is of one step, so that a replacement's tables can be compared.
+EXACT = {"step_seconds": 0.01, "priority": "AllRows", "consistency": "step", "every_steps": 4}
+
+
+def survive(cluster, *victims, ruin=False):
+    """Kill ``victims`` in the middle of training, start them again, and see that all is as it was.
+
+    Args:
+        ruin: overwrite the segments of all survivors' stores meanwhile: nobody may read them.
+    """
+    survivors = [rank for rank in cluster.ranks if rank not in victims]
+    begun = max(cluster.step(rank) for rank in cluster.ranks) + 10
+    cluster.wait_for_step(begun)
+    before = {rank: len(cluster.recoveries(rank)) for rank in cluster.ranks}
+    pids = dict(cluster.pids)
+    cluster.kill(*victims)
+    cluster.wait_for_death(*victims)
+    if ruin:
+        for rank in survivors:
+            cluster.wait_until(lambda rank=rank: cluster.events(rank)[-1]["event"] == "peer_lost")
+            ruin_segments(store_of(cluster, rank))
+    cluster.start(*victims)
+    for rank in cluster.ranks:
+        cluster.wait_until(lambda rank=rank: len(cluster.recoveries(rank)) > before[rank])
+    for rank in survivors:
+        lost, joined, recovered = cluster.events(rank)[-3:] if ruin else last_three(cluster, rank)
+        assert recovered["pid"] == pids[rank]
+        assert lost["tables"] == joined["tables"] == recovered["tables"]
+    for rank in victims:
+        check_replacement(cluster, rank, pids[rank], victims)
+
+
+def last_three(cluster, rank):
+    """The events of the last loss that this worker outlived."""
+    events = [e for e in cluster.events(rank) if e["event"] != "step"]
+    number = max(i for i, e in enumerate(events) if e["event"] == "recovered")
+    return events[number - 2 : number + 1]
+
+
+def check_replacement(cluster, rank, old_pid, victims):
+    """Its tables are those its predecessor had when they were last saved; the account says when."""
+    event = cluster.recoveries(rank)[-1]
+    recovery = event["recovery"]
+    assert recovery["lost"] == sorted(victims)
+    assert recovery["source"] not in victims
+    for other in cluster.ranks:
+        is_victim = other in victims
+        assert (recovery["bytes_read"][other] > 0) == is_victim
+        assert is_victim or recovery["samples_lost"][other] <= BATCH_SIZE
+    saved_step = recovery["step"] - recovery["samples_lost"][rank] // BATCH_SIZE
+    steps = [e for e in cluster.events(rank) if e["event"] in ("step", "recovered")]
+    saved = [e for e in steps if e["step"] == saved_step and e["pid"] != event["pid"]]
+    assert saved, f"worker {rank} says its rows are of step {saved_step}"
+    assert event["tables"] in [e["tables"] for e in saved]
+
+
+def store_of(cluster, rank):
+    stores = Path(cluster.settings.directory) / "stores"
+    return worker_directory(stores, rank, cluster.settings.world_size)
+
+
+def ruin_segments(store):
+    files = list(store.glob("shard-*/*.safetensors"))
+    assert files
+    for file in files:
+        file.write_bytes(b"\0" * file.stat().st_size)
+
+
+def test_survivors_go_on_in_their_processes_whoever_is_killed(make_cluster):
+    """One of four; two at once, the lowest rank among them; the same worker again and again."""
+    cluster = make_cluster(num_steps=10_000, **EXACT)
+    cluster.start()
+    survive(cluster, 2)
+    survive(cluster, 0, 3)
+    for _ in range(3):
+        survive(cluster, 1)
+
+
+def test_a_replacement_reads_its_own_store_and_nobody_reads_another(make_cluster):
+    cluster = make_cluster(num_steps=10_000, **EXACT)
+    cluster.start()
+    survive(cluster, 2, ruin=True)
+
+
+def test_a_worker_killed_while_it_saves_and_one_while_it_recovers_come_back(make_cluster):
+    cluster = make_cluster(
+        num_steps=60,
+        step_seconds=0.01,
+        suicides={"1": {"1": ["saving", 15]}, "2": {"2": ["recovering", 0]}},
+    )
+    cluster.start()
+    cluster.wait_for_death(1)
+    cluster.start(1)
+    cluster.wait_for_step(25)
+    cluster.kill(2)
+    cluster.wait_for_death(2)
+    cluster.start(2)
+    cluster.wait_for_death(2)
+    cluster.start(2)
+    cluster.finish()
+    # Every step was trained behind the one before it, by all; none was left out.
+    for rank in cluster.ranks:
+        check_steps_follow(cluster, rank)
+    assert [r["recovery"]["lost"] for r in cluster.recoveries(0)] == [[0, 1, 2, 3], [1], [2]]
+
+
+def check_steps_follow(cluster, rank):
+    position = 0
+    for event in cluster.events(rank):
+        if event["event"] == "recovered":
+            position = event["step"]
+        if event["event"] == "step":
+            assert event["step"] == position + 1
+            position += 1
+
+
+def test_all_four_are_killed_and_the_job_goes_on_from_the_stores(make_cluster):
+    cluster = make_cluster(num_steps=40, step_seconds=0.01)
+    cluster.start()
+    cluster.wait_for_step(20)
+    cluster.kill(*cluster.ranks)
+    cluster.wait_for_death(*cluster.ranks)
+    cluster.start()
+    cluster.finish()
+    [recovery] = [e["recovery"] for e in cluster.recoveries(0) if e["pid"] == cluster.pids[0]]
+    assert recovery["lost"] == [0, 1, 2, 3]
+    assert min(recovery["bytes_read"]) > 0
+    # From the newest step that any of them saved.
+    assert 10 <= recovery["step"] <= 21
+    assert cluster.recoveries(0)[0]["recovery"]["bytes_read"] == [0, 0, 0, 0]
+
+
+def test_full_recovery_ends_in_the_very_state_of_a_job_without_failures(make_cluster):
+    exact = {
+        "num_steps": 40, "recovery": "full", "priority": "AllRows", "consistency": "step",
+        "world_size": 2,
+    }  # fmt: skip
+    ends = []
+    for name, victim in (("untouched", None), ("killed", 1)):
+        cluster = make_cluster(name, step_seconds=0.01 if victim else 0.0, **exact)
+        cluster.start()
+        if victim is not None:
+            cluster.wait_for_step(18)
+            cluster.kill(victim)
+            cluster.wait_for_death(victim)
+            cluster.start(victim)
+        cluster.finish()
+        ends.append([cluster.events(rank, "finished")[0]["tables"] for rank in cluster.ranks])
+    assert ends[0] == ends[1]
+    last = cluster.recoveries(0)[-1]["recovery"]
+    assert (last["recovery"], last["samples_lost"]) == ("full", [0, 0])
+    # A survivor went back, too, and to a step that was saved.
+    assert last["step"] % 5 in (0, 1)
+    assert cluster.events(0, "peer_lost")[0]["step"] > last["step"]
+
+
+def test_without_a_point_that_all_have_full_recovery_begins_anew(make_cluster):
+    cluster = make_cluster(
+        num_steps=20, world_size=2, recovery="full", suicides={"1": {"1": ["training", 0]}}
+    )
+    cluster.start()
+    cluster.wait_for_death(1)
+    cluster.start(1)
+    cluster.finish()
+    survivor = cluster.events(0)
+    assert "peer_lost" in [event["event"] for event in survivor]
+    first, last = cluster.recoveries(0)
+    assert (last["recovery"]["recovery"], last["step"]) == ("full", 0)
+    # From the values that it began with, in the same process.
+    assert (last["tables"], last["pid"]) == (first["tables"], first["pid"])
+
+
+def test_a_worker_started_behind_the_end_finds_that_the_job_is_finished(make_cluster):
+    cluster = make_cluster(num_steps=3, world_size=2)
+    cluster.start()
+    cluster.finish()
+    cluster.start(1)
+    assert cluster.exit_code(1) == 0
+    assert [event["event"] for event in cluster.events(1)[-2:]] == ["started", "ended"]

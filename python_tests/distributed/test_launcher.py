@@ -1,0 +1,187 @@
+"""`cpr launch`: processes are started, watched, started again and ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cpr_ext.distributed.launcher import Launcher
+from cpr_ext.errors import UsageError
+
+# Stands in for a worker: does what a file says it does in this life.
+CHILD = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+rank = os.environ["CPR_RANK"]
+lives = folder / f"lives-{rank}"
+life = len(lives.read_text()) if lives.exists() else 0
+with lives.open("a") as file:
+    file.write("x")
+(folder / f"pid-{rank}-{life}").write_text(str(os.getpid()))
+plan = (folder / f"plan-{rank}").read_text().split()
+what = plan[min(life, len(plan) - 1)]
+if what == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == "fail":
+    sys.exit(3)
+if what == "sleep":
+    time.sleep(1.5)
+if what == "hang":
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Run a plan, e.g. {0: "die done"}; without a rendezvous of its own, which takes seconds."""
+    (tmp_path / "child.py").write_text(CHILD)
+
+    def run(plan, **options):
+        for rank, lives in plan.items():
+            (tmp_path / f"plan-{rank}").write_text(lives)
+        said = []
+        launcher = Launcher(
+            [sys.executable, str(tmp_path / "child.py"), str(tmp_path)],
+            len(plan),
+            rendezvous="127.0.0.1:1",
+            tell=said.append,
+            **options,
+        )
+        return launcher.run(), said
+
+    return run
+
+
+def lives(tmp_path, rank):
+    return len((tmp_path / f"lives-{rank}").read_text())
+
+
+def test_all_workers_are_run_once_if_nothing_happens(launch, tmp_path):
+    assert launch({0: "done", 1: "done"}) == (0, [])
+    assert [lives(tmp_path, rank) for rank in range(2)] == [1, 1]
+
+
+def test_only_the_worker_that_died_is_started_again(launch, tmp_path):
+    code, said = launch({0: "done", 1: "die fail done"})
+    assert code == 0
+    assert [lives(tmp_path, rank) for rank in range(2)] == [1, 3]
+    assert "worker 1 (process " in said[0]
+    assert "was killed by SIGKILL; started again (1 of 10)" in said[0]
+    assert "ended with code 3; started again (2 of 10)" in said[1]
+
+
+def test_a_worker_that_always_dies_ends_the_others_too(launch, tmp_path):
+    code, said = launch({0: "hang", 1: "die"}, max_restarts=2)
+    assert code == 1
+    assert lives(tmp_path, 1) == 3
+    assert "started again 2 times already; ending all workers" in said[-1]
+    assert not alive(int((tmp_path / "pid-0-0").read_text()))
+
+
+def test_a_silent_worker_is_killed_and_started_again(launch, tmp_path):
+    code, said = launch({0: "hang done"}, hang_seconds=0.5)
+    assert code == 0
+    assert "has been silent for" in said[0]
+    assert lives(tmp_path, 0) == 2
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_sigterm_ends_all_workers_and_says_so(tmp_path):
+    (tmp_path / "child.py").write_text(CHILD)
+    for rank in range(2):
+        (tmp_path / f"plan-{rank}").write_text("hang")
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "cpr_ext.cli", "launch", "--nproc", "2"),
+            *("--rendezvous", "127.0.0.1:1", str(tmp_path / "child.py"), str(tmp_path)),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pids = [tmp_path / f"pid-{rank}-0" for rank in range(2)]
+    while not all(path.exists() and path.read_text() for path in pids):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM: ending all workers" in said
+    assert not any(alive(int(path.read_text())) for path in pids)
+
+
+def test_a_spare_that_has_done_its_imports_takes_the_place_of_the_dead(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "from cpr_ext.distributed.identity import Identity, show_alive\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "pathlib.Path(folder, f'imported-{os.getpid()}').touch()\n"
+        "rank = Identity.from_environment().rank\n"
+        "show_alive()\n"
+        "with (folder / f'lives-{rank}').open('a') as file:\n"
+        "    print(os.getpid(), file=file)\n"
+        "if rank == 1 and len((folder / 'lives-1').read_text().split()) == 1:\n"
+        "    while len(list(folder.glob('imported-*'))) < 3:\n"
+        "        time.sleep(0.01)\n"
+        "    names = [path.name for path in folder.glob('imported-*')]\n"
+        "    (folder / 'imported').write_text(' '.join(names))\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    said = []
+    command = [sys.executable, str(script), str(tmp_path)]
+    launcher = Launcher(command, 2, rendezvous="127.0.0.1:1", spares=1, tell=said.append)
+    assert launcher.run() == 0
+    first, second = (tmp_path / "lives-1").read_text().split()
+    # It was there, and had imported, before worker 1 died.
+    assert {f"imported-{pid}" for pid in (first, second)} < set(
+        (tmp_path / "imported").read_text().split()
+    )
+    assert len(said) == 1
+    pids = [int(path.name.removeprefix("imported-")) for path in tmp_path.glob("imported-*")]
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_spares_that_end_by_themselves_are_told_of_and_not_started_for_ever(launch, tmp_path):
+    code, said = launch({0: "sleep"}, spares=1, max_restarts=2)
+    assert code == 0
+    assert said == ["a spare worker ended with code 1"] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": 0}, "0 workers"),
+        ({"num_workers": 2, "first_rank": 1, "world_size": 2, "rendezvous": "h:1"}, "do not fit"),
+        ({"num_workers": 2, "world_size": 4}, "need a rendezvous that all reach"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        Launcher(["true"], **options)
+
+
+def test_the_rendezvous_is_hosted_by_a_process_that_ends_with_the_launcher(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import os, pathlib, socket, sys, time\n"
+        "host, _, port = os.environ['CPR_RENDEZVOUS'].rpartition(':')\n"
+        "socket.create_connection((host, int(port)), 5).close()\n"
+        "assert os.environ['CPR_WORLD_SIZE'] == '2'\n"
+        "pathlib.Path(sys.argv[1], os.environ['CPR_RANK']).write_text(port)\n"
+    )
+    said = []
+    command = [sys.executable, str(script), str(tmp_path)]
+    assert Launcher(command, 2, max_restarts=0, tell=said.append).run() == 0
+    assert said == []
+    ports = {(tmp_path / str(rank)).read_text() for rank in range(2)}
+    assert len(ports) == 1
