@@ -19,7 +19,10 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousStoreInfo,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousError as TorchRendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
@@ -170,9 +173,15 @@ class Rendezvous:
     def _make_handler(self, number: int) -> DynamicRendezvousHandler:
         run_id, world_size = f"{self._identity.job}.{number}", self._identity.world_size
         limit = timedelta(seconds=max(1.0, self._time_outs.join_seconds))
+        store = self._connect()
+        # The handler waits for the round's first to say where a store of its own is. Nobody here
+        # needs it, and whoever completes the round would wait a second for it.
+        said = PrefixStore(f"torch.rendezvous.{run_id}.0", store)
+        said.set(RendezvousStoreInfo.MASTER_ADDR_KEY, "unused")
+        said.set(RendezvousStoreInfo.MASTER_PORT_KEY, "0")
         handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             run_id,
-            self._connect(),
+            store,
             C10dRendezvousBackend(self._connect(), run_id),
             min_nodes=world_size,
             max_nodes=world_size,
