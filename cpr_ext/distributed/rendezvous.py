@@ -194,12 +194,25 @@ class Rendezvous:
         return handler
 
     def _connect(self) -> TCPStore:
-        return TCPStore(
-            self._identity.host,
-            self._identity.port,
-            is_master=False,
-            timeout=timedelta(seconds=_STORE_SECONDS),
-        )
+        """A connection of its own to the host; its time-out does not cover the host's greeting."""
+        made: list[TCPStore | Exception] = []
+
+        def connect() -> None:
+            limit = timedelta(seconds=_STORE_SECONDS)
+            place = (self._identity.host, self._identity.port)
+            try:
+                made.append(TCPStore(*place, is_master=False, timeout=limit))
+            except Exception as error:
+                made.append(error)
+
+        thread = threading.Thread(target=connect, name="cpr_ext-connect", daemon=True)
+        thread.start()
+        thread.join(_STORE_SECONDS + _GRACE_SECONDS)
+        if not made:
+            raise dist.DistNetworkError(f"{self._place()} does not answer")
+        if isinstance(made[0], Exception):
+            raise made[0]
+        return made[0]
 
     def _give_up(self, error: Exception | None) -> RendezvousError:
         return RendezvousError(
