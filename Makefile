@@ -79,8 +79,9 @@ build: $(VENV)/built
 $(VENV)/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch
-	$(BIN)/python tools/requirements.py build train peers dev > $(VENV)/requirements.txt
+	$(BIN)/python tools/requirements.py build train peers torchrec dev > $(VENV)/requirements.txt
 	$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
+	$(PIP) install -c constraints.txt --no-deps torchrec fbgemm-gpu-cpu
 	touch $@
 
 $(VENV)/built: $(VENV)/ready setup.py CMakeLists.txt $(CXX)

@@ -42,9 +42,15 @@ class Tables:
         }
         self.total_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
         self.store = store
-        self.checkpointer = cpr_ext.Checkpointer(
+        self._make = lambda: cpr_ext.Checkpointer(
             table, optimizer, store, schedule=EverySteps(1 << 40), num_shards=num_shards
         )
+        self.checkpointer = self._make()
+
+    def begin_anew(self) -> None:
+        """An empty store: removing the last base is no part of saving one."""
+        self.close()
+        self.checkpointer = self._make()
 
     def save(self) -> None:
         self.checkpointer.save("base")
@@ -108,7 +114,8 @@ def _writing(total_bytes: int, folder: Path) -> Comparison:
     }
 
     def settle(make: Path | None = None) -> None:
-        """The last saves of the others are gone, and their deletion is not the next one's work."""
+        """The last saves are gone, and their deletion is not the next one's work."""
+        tables.begin_anew()
         for peer in peers.values():
             shutil.rmtree(peer.folder, ignore_errors=True)
         (folder / "raw").unlink(missing_ok=True)

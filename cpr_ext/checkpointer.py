@@ -81,7 +81,9 @@ class Checkpointer:
             with ``"never"``; so are snapshots of one step if an optimizer changes rows that were
             not looked up. ``"always"`` overlaps small tables too, and raises where it cannot.
         num_shards: into how many row ranges to cut every table, each recovered on its own.
-        tables: parameters or modules by name, instead of those found in ``model``.
+        tables: parameters or modules by name, instead of those found in ``model``; or a list of
+            ready-made ``cpr_ext.tables.Table``, which may be empty: then only the dense part is
+            saved.
         extra_state: called for each snapshot; what it returns (plain values and tensors) is saved
             with it and given back as ``RecoveryReport.extra_state``.
         rebase_after: take a base snapshot instead of a partial one once partial snapshots have
@@ -121,7 +123,7 @@ class Checkpointer:
         schedule: Schedule | None = None,
         consistency: Consistency = "row",
         num_shards: int = 1,
-        tables: Mapping[str, torch.Tensor | nn.Module] | None = None,
+        tables: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table] | None = None,
         extra_state: Callable[[], Any] | None = None,
         rebase_after: float | None = 4.0,
         compact_after: float | None = None,
@@ -168,7 +170,7 @@ class Checkpointer:
             if tables is None
             else register_tables(tables, self.optimizers)
         )
-        if not self.tables:
+        if not self.tables and (tables is None or isinstance(tables, Mapping)):
             raise UsageError(
                 "the model has no nn.Embedding or nn.EmbeddingBag; give its tables by name: "
                 'Checkpointer(..., tables={"name": parameter})'
@@ -339,7 +341,7 @@ class Checkpointer:
         *,
         shards: Sequence[int] | None = None,
         mode: RecoveryMode = "partial",
-        from_store: str | os.PathLike[str] | None = None,
+        from_store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         strict: bool = True,
         on_damage: OnDamage = "fall_back",
         up_to_step: int | None = None,
@@ -354,7 +356,9 @@ class Checkpointer:
             mode: ``"partial"`` goes on from the newest state of every row; ``"full"`` goes back to
                 the last full-recovery point, a single step at which all rows were saved.
             from_store: where to begin if this store is still empty: another store, of any number
-                of shards, which is only read. Once this store holds a snapshot it is not looked at.
+                of shards, which is only read. A list: the stores of all processes of a job, each
+                with its parts of the tables; they are cut anew as this model's tables are, and the
+                dense part is the newest. Once this store holds a snapshot it is not looked at.
             strict: False takes from ``from_store`` what matches: a table that has grown keeps its
                 old rows; other tables and parameters that differ stay as they are.
                 ``RecoveryReport.differences`` lists them.
@@ -400,9 +404,7 @@ class Checkpointer:
             self._recoverer.recover_shards(report, on_damage=on_damage)
             self._note_shards(report)
         elif from_store is not None and self.store.is_empty:
-            report = self._recoverer.recover_from(
-                StoreReader(from_store), mode, strict=strict, on_damage=on_damage
-            )
+            report = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
             self._note_all(report, is_own_store=False)
         else:
             report = self._recoverer.recover_all(
@@ -712,6 +714,24 @@ class Checkpointer:
                 return
             self._in_flight.wait_until_done()
             self._settle()
+
+    def _recover_from(
+        self,
+        from_store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        mode: RecoveryMode,
+        *,
+        strict: bool,
+        on_damage: OnDamage,
+    ) -> RecoveryReport:
+        if isinstance(from_store, str | os.PathLike):
+            return self._recoverer.recover_from(
+                StoreReader(from_store), mode, strict=strict, on_damage=on_damage
+            )
+        if not from_store:
+            raise UsageError("from_store is an empty list; needed: the stores of all processes")
+        return self._recoverer.recover_from_parts(
+            [StoreReader(path) for path in from_store], mode, strict=strict, on_damage=on_damage
+        )
 
     def _note_shards(self, report: RecoveryReport) -> None:
         """Some shards of the live model were restored."""

@@ -19,12 +19,14 @@ from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.manifest import SegmentRecord
 from cpr_ext.recovery import newest_readable_dense, restore_shard
 from cpr_ext.recovery_report import RecoveryReport
+from cpr_ext.regrouping import PartsPlan, newest_of_all
 from cpr_ext.row_updates import unsaved_updates
 from cpr_ext.store import Store
 from cpr_ext.store_reader import StoredTable, StoreReader
 from cpr_ext.tables import Table, shard_row_range
 from cpr_ext.tracking import LookupRecorder
 from cpr_ext.transplant import (
+    TableTarget,
     match_tables,
     newest_undamaged,
     refuse_differences,
@@ -168,13 +170,49 @@ class Recoverer:
         report.differences = differences
         self._restore_dense(part, report, strict=strict)
         ranges = {name: (0, reader.table(name).num_embeddings) for name in match.names}
-        transplant_rows(
-            reader, record.snapshot, self._by_name, ranges, report, direct_io=self._direct_io
-        )
+        targets = {name: TableTarget(self._by_name[name]) for name in match.names}
+        transplant_rows(reader, record.snapshot, targets, ranges, report, direct_io=self._direct_io)
+        self._begin_anew()
+        return report
+
+    def recover_from_parts(
+        self,
+        readers: Sequence[StoreReader],
+        mode: RecoveryMode,
+        *,
+        strict: bool,
+        on_damage: OnDamage,
+    ) -> RecoveryReport:
+        """Restore everything from the stores of processes that each held parts of the tables.
+
+        Raises:
+            StoreError: together they do not hold what the model needs, or hold no such snapshot.
+            DamageError: as :meth:`recover_all`.
+        """
+        if on_damage == "raise":
+            for reader in readers:
+                shards = dict(enumerate(reader.shards))
+                refuse_damage(reader.dense, shards, reader.tables, len(shards))
+        report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
+        stores, part = newest_of_all(readers, full=mode == "full", report=report)
+        plan = PartsPlan(stores, self._tables)
+        differences = [
+            *plan.differences,
+            *dense_differences(part, self._model, self._optimizers, self._tables),
+        ]
+        if strict:
+            refuse_differences(readers[0], differences)
+        report.differences = differences
+        self._restore_dense(part, report, strict=strict)
+        plan.copy(report, direct_io=self._direct_io)
+        self._begin_anew()
+        return report
+
+    def _begin_anew(self) -> None:
+        """This store holds nothing yet of what was taken from another one."""
         self._store.roll_back(0)
         for table in self._tables:
             self._trackers[table.name].take_range(0, table.num_embeddings, weight=table.weight)
-        return report
 
     def _restore_dense(
         self, part: DensePart, report: RecoveryReport, *, strict: bool = True

@@ -123,9 +123,10 @@ class Snapshot:
         """Choose rows of the next table of a shard; after its last, start the shard's segment."""
         shard, selector = self._shards_chosen, self._selector
         choose = selector.base if self.kind == "base" else selector.partial
-        self._choosing.append(choose(len(self._choosing), shard))
         if len(self._choosing) < selector.num_tables:
-            return
+            self._choosing.append(choose(len(self._choosing), shard))
+            if len(self._choosing) < selector.num_tables:
+                return
         chosen, self._choosing = self._choosing, []
         self._shards_chosen += 1
         self._chosen += chosen

@@ -231,15 +231,17 @@ def describe_model(tables: Sequence[Table], num_shards: int) -> dict[str, Any]:
     """What STORE.json keeps of a model."""
     return {
         "num_shards": num_shards,
-        "tables": {
-            table.name: {
-                "num_embeddings": table.num_embeddings,
-                "embedding_dim": table.embedding_dim,
-                "dtype": DTYPE_NAMES[table.weight.dtype],
-            }
-            for table in tables
-        },
+        "tables": {table.name: _describe_table(table) for table in tables},
     }
+
+
+def _describe_table(table: Table) -> dict[str, Any]:
+    described = {
+        "num_embeddings": table.num_embeddings,
+        "embedding_dim": table.embedding_dim,
+        "dtype": DTYPE_NAMES[table.weight.dtype],
+    }
+    return described | ({"part": table.part.to_json()} if table.part is not None else {})
 
 
 def list_differences(recorded: dict[str, Any], model: dict[str, Any]) -> list[str]:
@@ -253,8 +255,9 @@ def list_differences(recorded: dict[str, Any], model: dict[str, Any]) -> list[st
             f"table '{name}' is not in the store" for name in new_tables.keys() - old_tables
         ]
         for name in sorted(old_tables.keys() & new_tables.keys()):
-            for key, old in old_tables[name].items():
-                if (new := new_tables[name].get(key)) != old:
+            stored, live = old_tables[name], new_tables[name]
+            for key in sorted(stored.keys() | live.keys()):
+                if (new := live.get(key)) != (old := stored.get(key)):
                     differences.append(f"table '{name}' has {key} {old}, the model {new}")
         if recorded["num_shards"] != model["num_shards"]:
             differences.append(f"it has {recorded['num_shards']} shards, not {model['num_shards']}")

@@ -21,6 +21,7 @@ from cpr_ext.segment import DTYPES, Segment
 from cpr_ext.segment_header import read_segment
 from cpr_ext.signed_json import read_signed
 from cpr_ext.store import STORE_FILE
+from cpr_ext.table_parts import TablePart
 from cpr_ext.tables import shard_row_range
 from cpr_ext.witness import is_torn
 
@@ -31,12 +32,16 @@ _SHARD_DIRECTORY = re.compile(r"shard-(\d{5,})", re.ASCII)
 
 @dataclass(frozen=True)
 class StoredTable:
-    """What STORE.json says of a table: weight (num_embeddings, embedding_dim) of ``dtype``."""
+    """What STORE.json says of a table: weight (num_embeddings, embedding_dim) of ``dtype``.
+
+    ``part`` is what of a larger table it is, if other stores hold the rest.
+    """
 
     name: str
     num_embeddings: int
     embedding_dim: int
     dtype: torch.dtype
+    part: TablePart | None = None
 
 
 class StoreReader:
@@ -209,18 +214,18 @@ def read_identity(directory: Path) -> tuple[int, Mapping[str, StoredTable]]:
         raise StoreError(f"'{directory}' is not a cpr_ext store (it has no {STORE_FILE})")
     try:
         num_shards = _count(content["num_shards"])
-        tables = {
-            str(name): StoredTable(
-                str(name),
-                _count(table["num_embeddings"]),
-                _count(table["embedding_dim"]),
-                DTYPES[table["dtype"]],
-            )
-            for name, table in content["tables"].items()
-        }
+        tables = {str(name): _stored(str(name), t) for name, t in content["tables"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamageError(f"{path}: lacks what a store needs ({error!r})") from error
     return num_shards, tables
+
+
+def _stored(name: str, table: Any) -> StoredTable:
+    shape = (_count(table["num_embeddings"]), _count(table["embedding_dim"]))
+    part = TablePart.from_json(table["part"]) if "part" in table else None
+    if part is not None and part.shape != shape:
+        raise ValueError(f"table {name!r:.100} of shape {shape} is a part of shape {part.shape}")
+    return StoredTable(name, *shape, DTYPES[table["dtype"]], part)
 
 
 def _count(value: Any) -> int:

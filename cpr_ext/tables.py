@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from cpr_ext.errors import UsageError
 from cpr_ext.segment import DTYPE_NAMES, list_dtypes
+from cpr_ext.table_parts import TablePart
 
 WEIGHT = "weight"
 # Tables that hold this share of all rows are prioritised; the small rest is saved whole.
 PRIORITIZED_SHARE = 0.99
+
+
+class LookupSource(Protocol):
+    """Tells which rows of one or several tables training looks up, where modules' inputs do not."""
+
+    def attach(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
+        """Call ``note(table, indices)`` for every lookup that training may change rows by.
+
+        Args:
+            note: ``indices`` have any shape, int32 or int64, and may be kept until the next step.
+
+        Returns:
+            Handles; their ``remove()`` ends it.
+        """
 
 
 @dataclass(eq=False)
@@ -25,12 +41,16 @@ class Table:
         weight: parameter, shape (num_embeddings, embedding_dim).
         optimizer: the optimizer that updates ``weight``, if any.
         modules: the ``nn.Embedding`` / ``nn.EmbeddingBag`` modules that look rows up in it.
+        lookups: tells of lookups, beside ``modules``; several tables may have the same one.
+        part: what of a larger table this is, if other processes hold the rest.
     """
 
     name: str
     weight: torch.Tensor
     optimizer: torch.optim.Optimizer | None = None
     modules: list[nn.Module] = field(default_factory=list)
+    lookups: LookupSource | None = None
+    part: TablePart | None = None
 
     def __post_init__(self) -> None:
         shape = tuple(self.weight.shape)
@@ -45,6 +65,8 @@ class Table:
             )
         if not self.weight.is_contiguous():
             raise UsageError(f"table {self.name!r} is not contiguous; call .contiguous() on it")
+        if self.part is not None and self.part.shape != shape:
+            raise UsageError(f"table {self.name!r} has shape {shape}, its part {self.part.shape}")
         self._form = (self.weight.shape, self.weight.dtype)
 
     @property
@@ -168,9 +190,12 @@ def find_tables(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = 
 
 
 def register_tables(
-    named: Mapping[str, torch.Tensor | nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+    named: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table],
+    optimizers: Iterable[torch.optim.Optimizer],
 ) -> list[Table]:
-    """Tables given by name: parameters, or modules with a ``weight``."""
+    """Tables given by name: parameters, or modules with a ``weight``; or ready-made."""
+    if not isinstance(named, Mapping):
+        return list(named)
     owners = optimizers_by_parameter(optimizers)
     tables = []
     for name, given in named.items():

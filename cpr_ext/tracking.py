@@ -44,7 +44,7 @@ class LookupRecorder:
         self._id = _register(self)
 
     def attach(self) -> None:
-        """Place a hook on every module that looks rows up."""
+        """Place a hook on every module that looks rows up, and listen to other sources."""
         if self._handles:
             return
         self._is_noting = True
@@ -53,6 +53,9 @@ class LookupRecorder:
                 hook = self._make_hook(index)
                 handle = module.register_forward_pre_hook(hook, with_kwargs=True)
                 self._handles.append(handle)
+        sources = {id(t.lookups): t.lookups for t in self._tables if t.lookups is not None}
+        for source in sources.values():
+            self._handles.extend(source.attach(self._note_of))
 
     def detach(self) -> None:
         """Take the hooks away: the model runs as if this object did not exist."""
@@ -107,6 +110,10 @@ class LookupRecorder:
     def forget(self) -> None:
         """Drop what was noted and not yet counted."""
         self._pending, self._pending_lookups = [], 0
+
+    def _note_of(self, table: Table, indices: torch.Tensor) -> None:
+        if self._is_noting:
+            self._note(self._index[table.name], indices)
 
     def _note(self, index: int, indices: torch.Tensor) -> None:
         if indices.is_nested or not indices.is_contiguous():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -65,10 +66,35 @@ def match_tables(reader: StoreReader, tables: Sequence[Table]) -> TableMatch:
     return TableMatch(tuple(names), tuple(differences))
 
 
+class Target(Protocol):
+    """What takes rows of one table of a store."""
+
+    def takes(self, array: ArraySpec, skipped: dict[str, None]) -> bool:
+        """True if it has a place for such an array; else why not is added to ``skipped``."""
+
+    def put(self, array: str, row_ids: torch.Tensor, values: torch.Tensor) -> None:
+        """Take rows ``row_ids`` (n,), as numbered in the store: ``values`` (n, ...)."""
+
+
+class TableTarget:
+    """A live table that takes rows as they are numbered in the store."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def takes(self, array: ArraySpec, skipped: dict[str, None]) -> bool:
+        """See :class:`Target`."""
+        return _fits(array, self._table, skipped)
+
+    def put(self, array: str, row_ids: torch.Tensor, values: torch.Tensor) -> None:
+        """See :class:`Target`."""
+        self._table.arrays()[array][row_ids] = values
+
+
 def transplant_rows(
     reader: StoreReader,
     snapshot: int,
-    tables: Mapping[str, Table],
+    targets: Mapping[str, Target],
     ranges: Ranges,
     report: RecoveryReport,
     *,
@@ -77,6 +103,7 @@ def transplant_rows(
     """Copy rows of a store's snapshot into live tables.
 
     Args:
+        targets: by name of the store's table.
         snapshot: the number of the snapshot, one that the store committed as a whole.
         ranges: rows [begin, end) to take of each table; those the store lacks stay as they are.
         report: counts are added to it. Where something is damaged, rows fall back to their older
@@ -100,7 +127,7 @@ def transplant_rows(
         segments = [source.rows for source in sources if source.rows is not None]
         for name, (begin, end) in wanted.items():
             rows = ShardRows(name, segments, on_damage=_Damages(report, sources))
-            _copy(rows, tables[name], begin, end, report, skipped)
+            _copy(rows, targets[name], begin, end, report, skipped)
         if needs_account(sources):
             account(wanted, sources, report)
         report.segments_read += len(segments)
@@ -145,21 +172,20 @@ def _open_sources(
 
 def _copy(
     rows: ShardRows,
-    table: Table,
+    target: Target,
     begin: int,
     end: int,
     report: RecoveryReport,
     skipped: dict[str, None],
 ) -> None:
-    taken = [array.name for array in rows.arrays if _fits(array, table, skipped)]
+    taken = [array.name for array in rows.arrays if target.takes(array, skipped)]
     block_rows = max(1, BLOCK_BYTES // max(1, sum(array.row_bytes for array in rows.arrays)))
-    live = table.arrays()
     for first in range(begin, end, block_rows):
         block = rows.range(first, min(first + block_rows, end))
         held = block.steps >= 0
         report.rows_restored += int(held.sum())
         for name in taken:
-            live[name][block.row_ids[held]] = block.arrays[name][held]
+            target.put(name, block.row_ids[held], block.arrays[name][held])
 
 
 def _fits(array: ArraySpec, table: Table, skipped: dict[str, None]) -> bool:
@@ -178,23 +204,31 @@ def _fits(array: ArraySpec, table: Table, skipped: dict[str, None]) -> bool:
     return stored == wanted
 
 
+def stored_arrays(reader: StoreReader, snapshot: int) -> dict[str, dict[str, ArraySpec]]:
+    """The weight and per-row states that a store's readable segments hold, by table and name."""
+    found: dict[str, dict[str, ArraySpec]] = {}
+    for shard in range(reader.num_shards):
+        sources = _open_sources(reader, shard, snapshot, RecoveryReport(), False)
+        for rows in (source.rows for source in sources if source.rows is not None):
+            for spec in rows.segment.layout.tables:
+                if spec.name in reader.tables:
+                    arrays = found.setdefault(spec.name, {})
+                    arrays.update({array.name: array for array in spec.arrays})
+    return found
+
+
 def row_state_differences(
     reader: StoreReader, snapshot: int, tables: Mapping[str, Table]
 ) -> list[str]:
     """Per-row states of the store that do not fit the model's; changes nothing."""
     found: dict[str, None] = {}
-    for shard in range(reader.num_shards):
-        ranges = {name: reader.row_range(name, shard) for name in reader.tables}
-        sources = _open_sources(reader, shard, snapshot, RecoveryReport(), False)
-        for rows in (source.rows for source in sources if source.rows is not None):
-            for spec in rows.segment.layout.tables:
-                table = tables.get(spec.name)
-                if table is None or spec.name not in ranges:
-                    continue
-                live = table.arrays()
-                for array in spec.arrays:
-                    if table.optimizer is None or array.name in live:
-                        _fits(array, table, found)
+    for name, arrays in stored_arrays(reader, snapshot).items():
+        if (table := tables.get(name)) is None:
+            continue
+        live = table.arrays()
+        for array in arrays.values():
+            if table.optimizer is None or array.name in live:
+                _fits(array, table, found)
     return list(found)
 
 

@@ -12,7 +12,7 @@ from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.recovery import RecoveryReport
 from cpr_ext.store_reader import StoreReader
 from cpr_ext.tables import shard_row_range
-from cpr_ext.transplant import transplant_rows
+from cpr_ext.transplant import TableTarget, transplant_rows
 from python_tests.helpers import Trained, assert_same, copy_rows, flip, same_bits
 from python_tests.maintenance.stores import TABLES, recovered, trained_store
 
@@ -82,7 +82,8 @@ def test_any_cut_of_rows_gets_these_rows_and_no_other(stores, tmp_path, data):
         cut = data.draw(st.tuples(*[st.integers(0, table.num_embeddings)] * 2))
         if data.draw(st.booleans()):
             ranges[name] = (min(cut), max(cut))
-    transplant_rows(reader, reader.newest().snapshot, trained.tables, ranges, RecoveryReport())
+    snapshot = reader.newest().snapshot
+    transplant_rows(reader, snapshot, _targets(trained), ranges, RecoveryReport())
     for name, table in trained.tables.items():
         begin, end = ranges.get(name, (0, 0))
         weight = table.arrays()["weight"]
@@ -110,13 +111,17 @@ class _Live:
         self.tables = {t.name: t for t in find_tables(self.model, self.optimizers)}
 
 
+def _targets(live):
+    return {name: TableTarget(table) for name, table in live.tables.items()}
+
+
 def test_only_the_segments_and_chunks_whose_rows_are_needed_are_read(stores):
     reader = StoreReader(stores[8])
     snapshot = reader.newest().snapshot
 
     def read(ranges):
         report = RecoveryReport()
-        transplant_rows(reader, snapshot, _Live().tables, ranges, report)
+        transplant_rows(reader, snapshot, _targets(_Live()), ranges, report)
         return report
 
     everything = read({f"tables.{name}": (0, rows) for name, (rows, _) in TABLES.items()})

@@ -3,6 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/instruction_set.h"
+
+#if CPR_EXT_HAS_AVX512
+#include <immintrin.h>
+#endif
+
 namespace cpr_ext {
 
 namespace {
@@ -45,9 +51,38 @@ void gather_block(const RowArray& source, const int64_t* row_ids, int64_t begin,
   }
 }
 
+#if CPR_EXT_HAS_AVX512
+
+// Whole cache lines go to memory without being read from it first.
+// REQUIRES: can_stream(target).
+CPR_EXT_AVX512 void stream_block(const std::byte* packed, const int64_t* row_ids, int64_t begin,
+                                 int64_t end, const RowArray& target) {
+  const int64_t row_bytes = target.row_bytes;
+  for (int64_t i = begin; i < end; ++i) {
+    const std::byte* from = packed + i * row_bytes;
+    std::byte* to = target.row(row_ids[i]);
+    for (int64_t offset = 0; offset < row_bytes; offset += kCacheLine) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to + offset),
+                          _mm512_loadu_si512(from + offset));
+    }
+  }
+  _mm_sfence();  // before whoever is told that the rows are there
+}
+
+bool can_stream(const RowArray& target) {
+  const auto address = reinterpret_cast<uintptr_t>(target.data);
+  return instruction_set() == InstructionSet::kAvx512 && address % kCacheLine == 0 &&
+         target.row_bytes % kCacheLine == 0 && target.row_stride_bytes % kCacheLine == 0;
+}
+
+#endif
+
 template <int64_t kRowBytes>
 void scatter_block(const std::byte* packed, const int64_t* row_ids, int64_t begin, int64_t end,
                    const RowArray& target) {
+#if CPR_EXT_HAS_AVX512
+  if (can_stream(target)) return stream_block(packed, row_ids, begin, end, target);
+#endif
   const int64_t ahead = prefetch_rows(target.row_bytes);
   for (int64_t i = begin; i < end; ++i) {
     if (i + ahead < end) {

@@ -2,11 +2,11 @@
 
 #include <cassert>
 #include <cstdlib>
-#include <new>
 #include <string>
 #include <utility>
 
 #include "core/error.h"
+#include "core/huge_pages.h"
 
 namespace cpr_ext {
 
@@ -43,8 +43,7 @@ SlotPool::SlotPool(int num_slots, int64_t slot_bytes) : slot_bytes_(slot_bytes) 
                      "; it must be a positive multiple of " + std::to_string(kPageBytes));
   }
   for (int i = 0; i < num_slots; ++i) {
-    auto* data = static_cast<std::byte*>(std::aligned_alloc(kPageBytes, slot_bytes));
-    if (data == nullptr) throw std::bad_alloc();
+    auto* data = static_cast<std::byte*>(allocate_huge(slot_bytes, kPageBytes));
     slots_.emplace_back(data);
     free_.push_back(data);
   }

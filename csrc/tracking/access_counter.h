@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/huge_pages.h"
 #include "tracking/row_tracker.h"
 
 namespace cpr_ext {
@@ -29,7 +30,7 @@ class AccessCounter final : public RowTracker {
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;
 
-  std::vector<uint32_t> counts_;
+  std::vector<uint32_t, HugePageAllocator<uint32_t>> counts_;
   int64_t headroom_ = UINT32_MAX;  // Invariant: no count can saturate within this many lookups
 };
 

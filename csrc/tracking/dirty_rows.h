@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/huge_pages.h"
 #include "tracking/row_tracker.h"
 
 namespace cpr_ext {
@@ -38,7 +39,7 @@ class DirtyRows final : public RowTracker {
   template <class Body>
   void for_each_word(RowRange range, Body&& body) const;
 
-  std::vector<uint64_t> words_;
+  std::vector<uint64_t, HugePageAllocator<uint64_t>> words_;
 };
 
 }  // namespace cpr_ext

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext._native import native
 from cpr_ext.errors import RowIndexError, UsageError
+
+pytestmark = pytest.mark.usefixtures("every_instruction_set")
 
 POOLS = {threads: native.ThreadPool(num_threads=threads) for threads in (1, 2, 3, 4)}
 DTYPES = [np.uint8, np.bool_, np.float16, np.float32, np.int64, np.float64, np.complex64]
@@ -24,8 +27,16 @@ def _pool(num_threads):
 
 
 def _table(num_rows: int, row_bytes: int, gap: int, seed: int) -> np.ndarray:
-    """(num_rows, row_bytes) uint8 whose rows lie `gap` bytes apart in memory."""
-    base = np.random.default_rng(seed).integers(0, 256, (num_rows, row_bytes + gap), np.uint8)
+    """(num_rows, row_bytes) uint8 whose rows lie `gap` bytes apart in memory.
+
+    With an even seed the first begins at a cache line, as torch's do, else 16 bytes behind one.
+    """
+    shape = (num_rows, row_bytes + gap)
+    shift = 16 * (seed % 2)
+    memory = torch.empty(max(1, shape[0]) * shape[1] + shift, dtype=torch.uint8).numpy()
+    assert memory.ctypes.data % 64 == 0
+    base = memory[shift:][: shape[0] * shape[1]].reshape(shape)
+    base[:] = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     return base[:, :row_bytes]
 
 
@@ -57,7 +68,7 @@ def test_scatter_is_numpy_assignment_and_touches_no_other_byte(
     num_rows, row_bytes, gap, share, num_threads, seed
 ):
     table = _table(num_rows, row_bytes, gap, seed)
-    whole = table if gap == 0 else table.base
+    whole = np.lib.stride_tricks.as_strided(table, (num_rows, row_bytes + gap))
     expected = whole.copy()
     row_ids = np.flatnonzero(np.random.default_rng(seed + 2).random(num_rows) < share)
     packed = _table(len(row_ids), row_bytes, 0, seed + 3)

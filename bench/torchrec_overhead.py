@@ -1,0 +1,180 @@
+"""What tracking and partial snapshots cost a TorchRec job: steps per second with and without.
+
+    python bench/torchrec_overhead.py [--workers 4] [--rounds 10] [--steps 25] [--tiny]
+
+Trains the DLRM of examples/torchrec_dlrm.py (DistributedModelParallel, tables cut by rows, gloo) in
+one job, in blocks of steps that take turns, so that each ratio is of neighbours in time: without
+anything, with a Checkpointer that takes one partial snapshot (12.5 % of the rows) in each block and
+has it durable at its end, and with TorchRec's own ModelDeltaTracker, which is asked for the changed
+ids once per block and saves nothing. Keeps bench/results/torchrec_overhead.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "torchrec_overhead.json"
+TARGET = 0.97
+WAYS = {
+    "none": "neither tracking nor saving",
+    "cpr_ext": "lookups counted; a partial snapshot per block, durable",
+    "tracking": "lookups counted, nothing saved",
+    "ModelDeltaTracker": "TorchRec's tracker, ids only, asked once per block; nothing saved",
+}
+Block = Callable[[int], None]
+
+
+def train(options: argparse.Namespace) -> None:
+    """One worker; rank 0 prints the seconds of every block."""
+    import torch
+    import torch.distributed as dist
+
+    sys.path.insert(0, str(HERE.parent / "examples"))
+    import torchrec_dlrm as example
+
+    torch.set_num_threads(1)
+    example.options, example.BATCH = options, options.batch_size
+    dist.init_process_group("gloo")
+    group, rank = dist.group.WORLD, dist.get_rank()
+    model, optimizer = example.build(group)
+    quiet = argparse.Namespace(rank=lambda: rank, size=group.size)
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    number = 1  # the example prints every 50th step
+    with example.checkpointer_of(model, optimizer, Path(options.folder) / str(rank)) as ckpt:
+
+        def step() -> int:
+            nonlocal number
+            number += 1 + (number % 50 == 49)
+            return int(example.train_step(model, optimizer, number, quiet))
+
+        blocks = blocks_of(model, ckpt, step, options.steps)
+        for way in WAYS:  # counts to select by, a base, and what is made at a first use
+            blocks[way](options.steps)
+        for _ in range(options.rounds):
+            for way in WAYS:
+                dist.barrier()
+                began = time.perf_counter()
+                blocks[way](options.steps)
+                dist.barrier()
+                seconds[way].append(time.perf_counter() - began)
+        snapshots = ckpt.metrics.partial_snapshots
+    if rank == 0:
+        print(json.dumps({"seconds": seconds, "snapshots": snapshots}))
+    dist.destroy_process_group()
+
+
+def blocks_of(model: Any, ckpt: Any, step: Callable[[], int], length: int) -> dict[str, Block]:
+    """What each way does in a block of that many steps."""
+    from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+
+    tracker = ModelDeltaTrackerTrec(model)
+    modules = list(tracker.tracked_modules.values())
+
+    def none(num_steps: int) -> None:
+        for _ in range(num_steps):
+            step()
+
+    def tracking(num_steps: int) -> None:
+        ckpt._recorder.attach()
+        for _ in range(num_steps):
+            ckpt.step(step())
+        ckpt._recorder.detach()
+
+    def saving(num_steps: int) -> None:
+        tracking(num_steps - num_steps // 2)
+        ckpt.save("partial")
+        tracking(num_steps // 2)
+        ckpt.wait()
+
+    def delta_tracker(num_steps: int) -> None:
+        watch(tracker.record_lookup)
+        for _ in range(num_steps):
+            step()
+            tracker.step()
+        tracker.get_unique()
+        watch(None)
+
+    def watch(record: Any) -> None:
+        for module in modules:
+            module.post_lookup_tracker_fn = record
+
+    watch(None)
+    ckpt._recorder.detach()
+    return dict(zip(WAYS, (none, saving, tracking, delta_tracker), strict=True))
+
+
+def summarize(seconds: dict[str, list[float]], steps: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "way": way,
+            "what": WAYS[way],
+            "steps_per_second": round(steps / statistics.median(of_way), 2),
+            "ratio_to_none": round(
+                statistics.median(
+                    none / mine for none, mine in zip(seconds["none"], of_way, strict=True)
+                ),
+                3,
+            ),
+            "milliseconds_per_step_over_none": round(
+                1e3 * statistics.median(
+                    mine - none for none, mine in zip(seconds["none"], of_way, strict=True)
+                ) / steps,
+                2,
+            ),
+        }
+        for way, of_way in seconds.items()
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=25, help="of a block")
+    parser.add_argument("--rows", type=int, default=500_000, help="of each of 8 tables")
+    parser.add_argument("--batch-size", type=int, default=2048, help="of each worker")
+    parser.add_argument("--tiny", action="store_true", help="a small model, nothing is kept")
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.save_every = 10**9  # blocks say when
+    if options.folder:
+        train(options)
+        return
+    if options.tiny:
+        options.workers, options.rounds, options.steps, options.rows = 2, 1, 4, 1000
+    given = [f"--{name}={getattr(options, name)}" for name in ("rounds", "steps", "rows")]
+    with tempfile.TemporaryDirectory(prefix="cpr_bench.") as folder:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(options.workers), __file__, *given]
+        command += [f"--batch-size={options.batch_size}", "--folder", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
+    measured = json.loads(done.stdout.splitlines()[-1])
+    rows = summarize(measured["seconds"], options.steps)
+    print(f"{'':<20}{'steps/s':>10}{'of none':>10}{'ms per step':>14}")
+    for row in rows:
+        over = row["milliseconds_per_step_over_none"]
+        print(f"{row['way']:<20}{row['steps_per_second']:>10}{row['ratio_to_none']:>10}{over:>14}")
+    if not options.tiny:
+        from cpr_ext.emulation.machine import describe_machine
+
+        kept = ("workers", "rounds", "steps", "rows", "batch_size")
+        settings = {key: getattr(options, key) for key in kept} | {"target": TARGET}
+        result = {"machine": describe_machine(), "settings": settings, "rows": rows}
+        RESULTS.write_text(json.dumps(result | measured, indent=1) + "\n")
+        print(f"kept in {RESULTS.relative_to(HERE.parent)}")
+
+
+if __name__ == "__main__":
+    main()

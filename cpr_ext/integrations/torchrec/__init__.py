@@ -1,0 +1,27 @@
+"""TorchRec: sharded embedding tables whose optimizer is fused into their backward pass.
+
+>>> model = DistributedModelParallel(...)
+>>> ckpt = make_checkpointer(model, optimizer, f"stores/rank-{rank}")
+>>> report = ckpt.recover()
+
+Each rank has a store of its own, with the parts of the tables that the plan gave it, and saves
+without waiting for others.
+"""
+
+try:
+    import fbgemm_gpu  # noqa: F401
+    import torchrec  # noqa: F401
+except ImportError as error:
+    from cpr_ext.errors import UsageError
+
+    raise UsageError(
+        f"TorchRec cannot be imported ({error}). Install it beside torch 2.13 with: pip install "
+        "--no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 && pip install torchmetrics==1.0.3 "
+        "tensordict tqdm pyre-extensions iopath"
+    ) from error
+
+from cpr_ext.integrations.torchrec.checkpointing import make_checkpointer
+from cpr_ext.integrations.torchrec.environment import sharding_env
+from cpr_ext.integrations.torchrec.sharded_tables import find_sharded_tables
+
+__all__ = ["find_sharded_tables", "make_checkpointer", "sharding_env"]

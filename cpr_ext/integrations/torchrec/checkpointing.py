@@ -1,0 +1,57 @@
+"""A Checkpointer for one rank of a job that trains a TorchRec model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cpr_ext.checkpointer import Checkpointer
+from cpr_ext.integrations.torchrec.dense_part import DenseModule, dense_optimizers
+from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
+
+_MOST_THREADS = 4
+
+
+def make_checkpointer(
+    model: nn.Module,
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    directory: str | os.PathLike[str],
+    **options: Any,
+) -> Checkpointer:
+    """A Checkpointer of what this rank holds: its parts of the tables, and the dense part.
+
+    No rank waits for another: neither here, nor in any call of the Checkpointer.
+
+    Args:
+        model: a ``DistributedModelParallel``, or any module with sharded
+            ``EmbeddingBagCollection`` and ``EmbeddingCollection`` in it.
+        optimizers: of the dense parameters; a ``CombinedOptimizer`` with the model's fused
+            optimizers in it may be given as it is.
+        directory: the store of this rank.
+        options: see :class:`cpr_ext.Checkpointer`. ``num_threads`` is that of torch unless given,
+            at most 4.
+
+    Returns:
+        It watches lookups as they arrive at this rank, so those of the whole job's batch in the
+        rows it holds. ``recover()`` restores in place. After a change of the plan or the number of
+        ranks: new directories, and ``recover(from_store=[...])`` with those of all old ranks.
+
+    Raises:
+        UsageError: a table is sharded in a way that cannot be saved (named), or as Checkpointer.
+    """
+    given = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+    kernels = find_kernels(model)
+    tables = sharded_tables(kernels)
+    # Several ranks share a machine: as many threads as torch is allowed here, not one per core.
+    options.setdefault("num_threads", min(_MOST_THREADS, torch.get_num_threads()))
+    return Checkpointer(
+        DenseModule(model, kernels, tables),
+        [dense for optimizer in given for dense in dense_optimizers(optimizer)],
+        directory,
+        tables=tables,
+        **options,
+    )

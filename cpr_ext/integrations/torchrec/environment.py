@@ -1,0 +1,22 @@
+"""The environment in which TorchRec shards a model on a worker that others do not wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torchrec.distributed import ShardingEnv, collective_utils
+
+
+def sharding_env(group: dist.ProcessGroup) -> Any:
+    """The ``env`` of a ``DistributedModelParallel`` that is built while other ranks train.
+
+    ``ShardingEnv.from_process_group(group)``, and the one thing settled here that TorchRec would
+    have rank 0 tell the others: whether collectives are validated. The environment variable
+    ``TORCHREC_VALIDATE_COLLECTIVES`` must be the same on all ranks.
+    """
+    if not collective_utils._INITIALIZED:
+        enabled = collective_utils._resolve_enablement_on_leader()
+        collective_utils._USE_COLLECTIVE_VALIDATION = enabled
+        collective_utils._INITIALIZED = True
+    return ShardingEnv.from_process_group(group)

@@ -1,0 +1,65 @@
+"""Lookups as they arrive at this rank, after the input distribution, with multiplicity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+
+from cpr_ext.tables import Table
+
+
+class KernelLookups:
+    """What one batched operator of FBGEMM looks up; a :class:`cpr_ext.tables.LookupSource`.
+
+    Counted is every lookup with gradients, in eval mode too: the fused optimizer changes rows in
+    any backward pass.
+
+    Attributes:
+        tables: by position in the operator; those without rows on this rank are left out.
+    """
+
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+        self.tables: dict[int, Table] = {}
+
+    def attach(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
+        """See :class:`cpr_ext.tables.LookupSource`."""
+
+        def note_lookups(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not torch.is_grad_enabled():
+                return
+            given = dict(zip(("indices", "offsets"), args, strict=False)) | kwargs
+            batch_sizes = given.get("batch_size_per_feature_per_rank")
+            for table, indices in self._split(given["indices"], given["offsets"], batch_sizes):
+                note(table, indices)
+
+        return [self._operator.register_forward_pre_hook(note_lookups, with_kwargs=True)]
+
+    def _split(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        batch_sizes: Sequence[Sequence[int]] | None,
+    ) -> Iterator[tuple[Table, torch.Tensor]]:
+        """Indices (n,) of all features, one after the other, by table.
+
+        Args:
+            offsets: (bags + 1,), where the bags of all features begin.
+            batch_sizes: bags of each feature from each rank; None: the same of every feature.
+        """
+        features = self._operator.feature_table_map
+        if batch_sizes is None:
+            num_bags = (offsets.numel() - 1) // len(features)
+            bounds = offsets[:: max(1, num_bags)].tolist()
+        else:
+            firsts = accumulate((sum(sizes) for sizes in batch_sizes), initial=0)
+            bounds = offsets[list(firsts)].tolist()
+        for feature, position in enumerate(features):
+            begin, end = bounds[feature], bounds[feature + 1]
+            table = self.tables.get(position)
+            if table is not None and begin < end:
+                yield table, indices[begin:end]

@@ -1,0 +1,196 @@
+"""The parts of sharded tables that this rank holds, as views of FBGEMM's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding_types import ShardedEmbeddingModule
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.model_parallel import get_unwrapped_module
+
+from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.integrations.torchrec.lookups import KernelLookups
+from cpr_ext.table_parts import TablePart
+from cpr_ext.tables import WEIGHT, Table
+
+# What the tables of a sharded module are called in its state_dict().
+_PREFIXES = {
+    ShardedEmbeddingBagCollection: "embedding_bags",
+    ShardedEmbeddingCollection: "embeddings",
+}
+# Fused optimizers that change, in backward, only rows that the forward pass looked up.
+_CHANGE_LOOKED_UP_ROWS = {
+    EmbOptimType.EXACT_SGD,
+    EmbOptimType.EXACT_ADAGRAD,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    EmbOptimType.ADAM,
+    EmbOptimType.PARTIAL_ROWWISE_ADAM,
+    EmbOptimType.LAMB,
+    EmbOptimType.PARTIAL_ROWWISE_LAMB,
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The tables, or parts of tables, that one batched operator of FBGEMM looks up and updates.
+
+    Attributes:
+        module: the operator, with the memory of all of them.
+        parts: of each of its tables, in its order; None for one that has no rows on this rank.
+        fused: TorchRec's optimizer of these tables, which holds the learning rate.
+    """
+
+    module: SplitTableBatchedEmbeddingBagsCodegen
+    parts: tuple[TablePart | None, ...]
+    fused: torch.optim.Optimizer
+
+
+class ShardedTable(Table):
+    """A part of a table in an operator's memory, with the state of the fused optimizer."""
+
+    def __init__(self, part: TablePart, kernel: Kernel, index: int, lookups: KernelLookups) -> None:
+        self._operator = kernel.module
+        self._memory = kernel.module.weights_host.data_ptr()
+        self._states = _fused_states(kernel.module, index)
+        weight = kernel.module.split_embedding_weights()[index]
+        super().__init__(part.name, weight, lookups=lookups, part=part)
+
+    def row_states(self) -> dict[str, torch.Tensor]:
+        """The fused optimizer's state of these rows, by its name in FBGEMM; views."""
+        return dict(self._states)
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """The weight and every per-row state, each (num_embeddings, ...); views.
+
+        Raises:
+            UsageError: the operator has other memory than when the Checkpointer was made.
+        """
+        if self._operator.weights_host.data_ptr() != self._memory:
+            raise UsageError(
+                f"table {self.name!r} was moved to other memory (model.to() or reshard()); make a "
+                "new Checkpointer after such a change"
+            )
+        return {WEIGHT: self.weight, **self._states}
+
+    def array_names(self) -> list[str]:
+        """Sorted names of the weight and its per-row states."""
+        return sorted([WEIGHT, *self._states])
+
+    def keep_row_states(self, names: Collection[str]) -> None:
+        """Set every per-row state but these to zero, as the fused optimizer begins."""
+        for name in self._states.keys() - set(names):
+            self._states[name].zero_()
+
+    def make_row_state(self, name: str, row_shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Raise StoreError: a fused optimizer has all its state from the start."""
+        raise StoreError(
+            f"table {self.name!r}: the store holds optimizer state {name!r}, which the fused "
+            f"optimizer {self._operator.optimizer} does not have; use the one it was made with"
+        )
+
+    def untouched_rows_keep_still(self) -> bool:
+        """True if a step changes only rows that were looked up since the last one."""
+        return self._operator.optimizer in _CHANGE_LOOKED_UP_ROWS
+
+
+def find_sharded_tables(model: nn.Module) -> list[ShardedTable]:
+    """The parts of the model's tables that this rank holds; there may be none.
+
+    Raises:
+        UsageError: a table is sharded in a way that cannot be saved (named).
+    """
+    return sharded_tables(find_kernels(model))
+
+
+def sharded_tables(kernels: Sequence[Kernel]) -> list[ShardedTable]:
+    """The tables of these operators."""
+    tables = []
+    for kernel in kernels:
+        lookups = KernelLookups(kernel.module)
+        for index, part in enumerate(kernel.parts):
+            if part is not None:
+                table = ShardedTable(part, kernel, index, lookups)
+                lookups.tables[index] = table
+                tables.append(table)
+    return tables
+
+
+def find_kernels(model: nn.Module) -> list[Kernel]:
+    """The operators that hold the rows of this rank, in the order of the model's modules.
+
+    Tables that the plan replicates (data parallel) are not among them: they are dense parameters.
+
+    Raises:
+        UsageError: a table is sharded in a way that cannot be saved (named).
+    """
+    kernels = []
+    for name, module in get_unwrapped_module(model).named_modules():
+        if isinstance(module, ShardedEmbeddingModule) and getattr(module, "_lookups", None):
+            kernels += list(_kernels_of(name, module))
+    return kernels
+
+
+def _kernels_of(name: str, module: Any) -> Iterator[Kernel]:
+    prefix = next((p for kind, p in _PREFIXES.items() if isinstance(module, kind)), None)
+    if prefix is None:
+        raise UsageError(
+            f"'{name}' is a {type(module).__name__}; can be saved: EmbeddingBagCollection and "
+            "EmbeddingCollection"
+        )
+    for lookup in module._lookups:
+        if isinstance(lookup, DistributedDataParallel):
+            continue
+        for inner in lookup._emb_modules:
+            tables = inner.config.embedding_tables
+            names = [".".join(filter(None, (name, prefix, table.name))) for table in tables]
+            _require_savable(names, inner)
+            parts = tuple(map(_part, names, tables))
+            yield Kernel(inner.emb_module, parts, inner.fused_optimizer)
+
+
+def _require_savable(names: Sequence[str], inner: Any) -> None:
+    operator, kernel = inner.emb_module, inner.config.compute_kernel.value
+    listed = ", ".join(f"'{name}'" for name in names)
+    if not isinstance(operator, SplitTableBatchedEmbeddingBagsCodegen):
+        raise UsageError(
+            f"{listed}: compute kernel '{kernel}' cannot be saved; needed: 'fused'. Give the "
+            "tables an optimizer with apply_optimizer_in_backward(), or change the plan"
+        )
+    if operator.weights_host.numel() == 0 and operator.weights_dev.numel() + (
+        operator.weights_uvm.numel()
+    ):
+        raise UsageError(f"{listed}: in the memory of a GPU; can be saved: tables of the CPU")
+    if operator.optimizer == EmbOptimType.LARS_SGD or operator.optimizer == EmbOptimType.NONE:
+        raise UsageError(f"{listed}: fused optimizer {operator.optimizer} tells no state by row")
+
+
+def _part(name: str, table: Any) -> TablePart | None:
+    num_rows, num_columns = table.local_rows, table.local_cols
+    if num_rows == 0 or num_columns == 0:
+        return None
+    row, column = table.local_metadata.shard_offsets if table.local_metadata else (0, 0)
+    return TablePart(
+        name,
+        (row, row + num_rows),
+        (column, column + num_columns),
+        table.num_embeddings,
+        table.embedding_dim,
+    )
+
+
+def _fused_states(operator: Any, index: int) -> dict[str, torch.Tensor]:
+    if operator.optimizer == EmbOptimType.EXACT_SGD:  # has none, and no way to say so
+        return {}
+    states = operator.get_optimizer_state()[index]
+    # "iter" counts steps of all tables; it is no row's.
+    return {name: state for name, state in states.items() if name != "iter"}

@@ -1,0 +1,40 @@
+// Memory for large arrays that are accessed at random: of pages of 2 MB where the system gives
+// them, since with small ones every access costs a translation of its address as well.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+namespace cpr_ext {
+
+// Aligned to `alignment`, a power of two, and to more where that gives large pages; free with
+// std::free. Throws std::bad_alloc.
+void* allocate_huge(size_t bytes, size_t alignment);
+
+// For containers.
+template <class T>
+struct HugePageAllocator {
+  using value_type = T;
+
+  HugePageAllocator() = default;
+  template <class Other>
+  HugePageAllocator(const HugePageAllocator<Other>&) {}
+
+  T* allocate(size_t count) {
+    if (count > static_cast<size_t>(-1) / sizeof(T)) throw std::bad_alloc();
+    return static_cast<T*>(allocate_huge(count * sizeof(T), alignof(std::max_align_t)));
+  }
+  void deallocate(T* data, size_t) noexcept { std::free(data); }
+
+  template <class Other>
+  bool operator==(const HugePageAllocator<Other>&) const {
+    return true;
+  }
+  template <class Other>
+  bool operator!=(const HugePageAllocator<Other>&) const {
+    return false;
+  }
+};
+
+}  // namespace cpr_ext

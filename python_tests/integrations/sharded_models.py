@@ -1,0 +1,204 @@
+"""A small TorchRec model, cut by any plan, for tests that train it on one rank or two."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+torch.set_num_threads(1)
+
+# table -> (rows, dim, features)
+POOLED = {
+    "a": (20, 8, ("a0", "a1")),
+    "b": (23, 16, ("b0",)),
+    "c": (31, 8, ("c0",)),
+    "d": (2, 8, ("d0",)),
+}
+SEQUENCE = {"s": (29, 8, ("s0",))}
+TABLES = {**POOLED, **SEQUENCE}
+NAMES = {
+    **{name: f"bags.embedding_bags.{name}" for name in POOLED},
+    **{name: f"sequences.embeddings.{name}" for name in SEQUENCE},
+}
+PLANS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "mixed", "first_rank")
+FUSED = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rowwise_adagrad": RowWiseAdagrad}
+LEARNING_RATE = 0.1
+SAMPLES = 4
+
+
+class SmallDlrm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bags = EmbeddingBagCollection(tables=_configs(EmbeddingBagConfig, POOLED))
+        self.sequences = EmbeddingCollection(tables=_configs(EmbeddingConfig, SEQUENCE))
+        width = sum(dim * len(features) for _, dim, features in POOLED.values())
+        self.linear = torch.nn.Linear(width, 1)
+
+    def forward(self, pooled, sequences):
+        rows = self.sequences(sequences)["s0"].values()
+        return self.linear(self.bags(pooled).values()).sin().mean() + rows.sin().sum()
+
+
+def _configs(kind, tables):
+    return [
+        kind(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=list(features))
+        for name, (rows, dim, features) in tables.items()
+    ]
+
+
+def join(path, rank=0, world_size=1):
+    """Make the process group of all ranks, which meet at the file ``path``."""
+    os.environ |= {"LOCAL_WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
+
+
+def sharded(plan, fused="adagrad", *, seed=0, replicated=(), model=None):
+    """The model on all ranks of the group, its tables cut by ``plan``, and its optimizer.
+
+    Args:
+        replicated: names of tables that every rank holds whole (data parallel).
+    """
+    torch.manual_seed(seed)
+    model = model or SmallDlrm()
+    for name, parameter in model.named_parameters():
+        if "embedding" in name and name.split(".")[-2] not in replicated and fused:
+            options = {"lr": LEARNING_RATE} | ({} if fused == "sgd" else {"eps": 1e-3})
+            apply_optimizer_in_backward(FUSED[fused], [parameter], options)
+    sharders = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+    modules = zip(("bags", "sequences"), (POOLED, SEQUENCE), sharders, strict=True)
+    plans = {
+        name: construct_module_sharding_plan(
+            getattr(model, name),
+            {t: data_parallel() if t in replicated else _cut(plan, t) for t in tables},
+            sharder=sharder,
+            world_size=dist.get_world_size(),
+            local_size=dist.get_world_size(),
+            device_type="cpu",
+        )
+        for name, tables, sharder in modules
+    }
+    parallel = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=ShardingPlan(plan=plans),
+        sharders=sharders,
+    )
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(parallel.named_parameters())),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    )
+    return parallel, CombinedOptimizer([parallel.fused_optimizer, dense])
+
+
+def _cut(plan, table):
+    number, last = list(TABLES).index(table), dist.get_world_size() - 1
+    if plan == "mixed":
+        plan = ("table_row_wise", "column_wise", "table_wise", "table_wise", "row_wise")[number]
+    if table in SEQUENCE and plan == "table_row_wise":
+        plan = "row_wise"  # TorchRec cuts an EmbeddingCollection in no such way
+    return {
+        "table_wise": lambda: table_wise(rank=number % (last + 1)),
+        "first_rank": lambda: table_wise(rank=0),  # the others have no tables
+        "row_wise": row_wise,
+        "column_wise": lambda: column_wise(ranks=[0, last]),
+        "table_row_wise": lambda: table_row_wise(host_index=0),
+    }[plan]()
+
+
+def make_batch(step, rank=0):
+    """(pooled, sequences) of one rank's samples of a step, and the row ids by table."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    looked_up, inputs = {}, []
+    for tables in (POOLED, SEQUENCE):
+        keys, values, lengths = [], [], []
+        for name, (rows, _, features) in tables.items():
+            for feature in features:
+                bags = torch.randint(0, 4, (SAMPLES,), generator=generator)
+                draws = torch.rand(int(bags.sum()), generator=generator) ** 2
+                keys.append(feature)
+                values.append((draws * rows).long())
+                lengths.append(bags)
+                looked_up.setdefault(name, []).append(values[-1])
+        inputs.append(KeyedJaggedTensor(keys, torch.cat(values), lengths=torch.cat(lengths)))
+    return inputs, {name: torch.cat(ids) for name, ids in looked_up.items()}
+
+
+def train(parallel, optimizer, checkpointer, num_steps):
+    """Steps whose lookups depend on their number and rank alone."""
+    for _ in range(num_steps):
+        step = checkpointer.step_count if checkpointer is not None else 0
+        inputs, _ = make_batch(step, dist.get_rank())
+        optimizer.zero_grad()
+        parallel(*inputs).backward()
+        optimizer.step()
+        if checkpointer is not None:
+            checkpointer.step(SAMPLES)
+
+
+def lookups_of(steps, world_size):
+    """How often each row of each table is looked up in these steps by all ranks together."""
+    counts = {name: torch.zeros(rows, dtype=torch.int64) for name, (rows, *_) in TABLES.items()}
+    for step in steps:
+        for rank in range(world_size):
+            for name, ids in make_batch(step, rank)[1].items():
+                counts[name] += torch.bincount(ids, minlength=len(counts[name]))
+    return counts
+
+
+def copy_parts(tables):
+    """What a rank holds: part and copied arrays of each table."""
+    return [(t.part, {name: a.clone() for name, a in t.arrays().items()}) for t in tables]
+
+
+def whole_tables(parts):
+    """The tables laid together from the parts of all ranks, by name and array.
+
+    State of one value per row appears once for each range of columns: ``sum[0:4]``.
+    """
+    tables = {}
+    for part, arrays in parts:
+        whole = tables.setdefault(part.table, {})
+        rows = slice(*part.rows)
+        for name, array in arrays.items():
+            if array.dim() == 2:
+                shape = (part.num_embeddings, part.embedding_dim)
+                target = whole.setdefault(name, torch.full(shape, float("nan")))
+                target[rows, slice(*part.columns)] = array
+            else:
+                name = f"{name}[{part.columns[0]}:{part.columns[1]}]"
+                target = whole.setdefault(name, torch.full((part.num_embeddings,), float("nan")))
+                target[rows] = array
+    return tables
+
+
+def same_tables(first, second):
+    """True if two results of ``whole_tables`` are the same in every bit, and complete."""
+    return first.keys() == second.keys() and all(
+        first[table].keys() == second[table].keys()
+        and all(torch.equal(first[table][name], second[table][name]) for name in first[table])
+        for table in first
+    )

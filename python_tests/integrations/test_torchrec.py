@@ -1,0 +1,355 @@
+"""A TorchRec model on one rank: what is found, counted, saved, brought back and refused."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
+
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.optim.warmup import WarmupOptimizer
+
+import cpr_ext
+from cpr_ext.errors import RowIndexError, StoreError, UsageError
+from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer
+from cpr_ext.integrations.torchrec.lookups import KernelLookups
+from cpr_ext.row_updates import native_trackers
+from cpr_ext.tables import Table
+from python_tests.helpers import run_python
+from python_tests.integrations.sharded_models import (
+    FUSED,
+    NAMES,
+    PLANS,
+    TABLES,
+    copy_parts,
+    lookups_of,
+    make_batch,
+    same_tables,
+    sharded,
+    train,
+    whole_tables,
+)
+
+pytestmark = [
+    pytest.mark.usefixtures("alone"),
+    pytest.mark.filterwarnings("ignore"),  # TorchRec's and FBGEMM's own, by the dozen
+]
+ALL_ROWS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
+
+
+def kernels_of(parallel):
+    return [
+        inner.emb_module
+        for module in parallel.modules()
+        if hasattr(module, "_lookups")
+        for lookup in module._lookups
+        for inner in getattr(lookup, "module", lookup)._emb_modules
+    ]
+
+
+def held(checkpointer):
+    return whole_tables(copy_parts(checkpointer.tables))
+
+
+def counts_of(checkpointer):
+    return {
+        table.name: torch.tensor(
+            native_trackers(checkpointer._trackers[table.name])[-1].counts()
+        ).long()
+        for table in checkpointer.tables
+    }
+
+
+@pytest.mark.parametrize("fused", FUSED)
+@pytest.mark.parametrize("plan", PLANS)
+def test_tables_and_their_state_are_views_of_the_operators_memory(plan, fused):
+    parallel, _ = sharded(plan, fused)
+    tables = find_sharded_tables(parallel)
+    assert {table.part.table for table in tables} == set(NAMES.values())
+    for name, (rows, dim, _) in TABLES.items():
+        parts = [table.part for table in tables if table.part.table == NAMES[name]]
+        assert sum(part.shape[0] * part.shape[1] for part in parts) == rows * dim
+    memory = [
+        tensor.untyped_storage().data_ptr()
+        for kernel in kernels_of(parallel)
+        for tensor in (kernel.weights_host, kernel.momentum1_host)
+    ]
+    for table in tables:
+        assert table.array_names() == (["weight"] if fused == "sgd" else ["sum", "weight"])
+        for array in table.arrays().values():
+            assert array.untyped_storage().data_ptr() in memory
+            assert not array.requires_grad
+
+
+def test_a_table_without_a_row_on_this_rank_is_passed_over():
+    """TorchRec makes one where ranks outnumber rows; FBGEMM cannot train it on a CPU."""
+    parallel, _ = sharded("row_wise")
+    for module in (parallel.module.bags, parallel.module.sequences):
+        for lookup in module._lookups:
+            lookup._emb_modules[0].config.embedding_tables[0].local_rows = 0
+    found = {table.part.table for table in find_sharded_tables(parallel)}
+    assert found == set(NAMES.values()) - {NAMES["a"], NAMES["s"]}
+
+
+@given(data=st.data())
+@settings(max_examples=8)
+def test_what_was_saved_is_brought_back_bit_for_bit(tmp_path_factory, data):
+    plan, fused = data.draw(st.sampled_from(PLANS)), data.draw(st.sampled_from(sorted(FUSED)))
+    store = tmp_path_factory.mktemp("store") / "rank-0"
+    num_shards = data.draw(st.integers(1, 3))
+    parallel, optimizer = sharded(plan, fused)
+    options = {**ALL_ROWS, "num_shards": num_shards}
+    with make_checkpointer(parallel, optimizer, store, **options) as checkpointer:
+        for steps in data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)):
+            train(parallel, optimizer, checkpointer, steps)
+            checkpointer.save(data.draw(st.sampled_from(["partial", "base"])))
+            checkpointer.wait()
+            saved, step = held(checkpointer), checkpointer.step_count
+        linear = [p.detach().clone() for p in parallel.module.linear.parameters()]
+        moments = str(optimizer.optimizers[-1][1].state_dict())
+        train(parallel, optimizer, checkpointer, data.draw(st.integers(0, 2)))
+
+    parallel, optimizer = sharded(plan, fused, seed=1)
+    with make_checkpointer(parallel, optimizer, store, **options) as checkpointer:
+        train(parallel, optimizer, None, data.draw(st.integers(0, 1)))  # in place of any state
+        assert checkpointer.recover().step == step
+        assert same_tables(held(checkpointer), saved)
+        for live, before in zip(parallel.module.linear.parameters(), linear, strict=True):
+            assert torch.equal(live, before)
+        assert str(optimizer.optimizers[-1][1].state_dict()) == moments
+
+
+def test_lookups_are_counted_with_multiplicity(tmp_path):
+    parallel, optimizer = sharded("mixed")
+    with make_checkpointer(
+        parallel, optimizer, tmp_path, count_row_updates=True, **ALL_ROWS
+    ) as checkpointer:
+        train(parallel, optimizer, checkpointer, 1)
+        checkpointer.wait()  # the base of the first step took its lookups
+        train(parallel, optimizer, checkpointer, 4)
+        counted, expected = counts_of(checkpointer), lookups_of(range(1, 5), world_size=1)
+        for table in checkpointer.tables:
+            (name,) = (name for name, path in NAMES.items() if path == table.part.table)
+            assert torch.equal(counted[table.name], expected[name])
+
+
+def test_only_passes_that_can_change_rows_are_counted(tmp_path):
+    parallel, optimizer = sharded("row_wise")
+    inputs, looked_up = make_batch(step=7)
+    num_lookups = sum(len(ids) for ids in looked_up.values())
+    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+
+        def counted(run):
+            before = checkpointer.metrics.row_updates
+            run()
+            checkpointer.step()
+            return checkpointer.metrics.row_updates - before
+
+        assert counted(lambda: parallel(*inputs)) == num_lookups
+        with torch.no_grad():
+            assert counted(lambda: parallel(*inputs)) == 0
+        with checkpointer.tracking_paused():
+            assert counted(lambda: parallel(*inputs)) == 0
+        parallel.eval()  # a backward pass changes rows in eval mode too
+        before = held(checkpointer)
+        assert counted(lambda: parallel(*inputs).backward()) == num_lookups
+        assert not same_tables(before, held(checkpointer))
+    assert not any(kernel._forward_pre_hooks for kernel in kernels_of(parallel))
+
+
+@given(data=st.data())
+@settings(max_examples=20)
+def test_indices_of_an_operator_are_told_apart_by_table(data):
+    """Several features of one table and batches of variable size included."""
+    feature_tables = sorted([0, 1, 2, *data.draw(st.lists(st.integers(0, 2), max_size=2))])
+    variable = data.draw(st.booleans())
+    sizes = st.lists(st.integers(1, 3), min_size=2, max_size=2)
+    per_rank = [data.draw(sizes) for _ in feature_tables]
+    if not variable:
+        per_rank = [per_rank[0]] * len(feature_tables)
+    bags = [
+        [data.draw(st.lists(st.integers(0, 9), max_size=3)) for _ in range(sum(of_ranks))]
+        for of_ranks in per_rank
+    ]
+    operator = SplitTableBatchedEmbeddingBagsCodegen(
+        [(10, 4, EmbeddingLocation.HOST, ComputeDevice.CPU)] * 3,
+        feature_table_map=feature_tables,
+        optimizer=EmbOptimType.EXACT_SGD,
+    )
+    weights = operator.split_embedding_weights()
+    lookups = KernelLookups(operator)
+    lookups.tables.update({i: Table(f"t{i}", weights[i]) for i in (0, 2)})  # t1 is not here
+    noted = {"t0": [], "t2": []}
+    (handle,) = lookups.attach(lambda table, indices: noted[table.name].extend(indices.tolist()))
+    lengths = torch.tensor([0] + [len(bag) for feature in bags for bag in feature])
+    operator(
+        torch.tensor([row for feature in bags for bag in feature for row in bag]).long(),
+        lengths.cumsum(0),
+        **({"batch_size_per_feature_per_rank": per_rank} if variable else {}),
+    )
+    handle.remove()
+    for number in (0, 2):
+        expected = [
+            row
+            for feature, table in zip(bags, feature_tables, strict=True)
+            for bag in feature
+            for row in bag
+            if table == number
+        ]
+        assert noted[f"t{number}"] == expected
+
+
+def test_a_lost_row_range_of_a_live_rank_is_recovered_alone(tmp_path):
+    parallel, optimizer = sharded("row_wise")
+    with make_checkpointer(parallel, optimizer, tmp_path, num_shards=4, **ALL_ROWS) as checkpointer:
+        train(parallel, optimizer, checkpointer, 2)
+        checkpointer.save("base").wait_until_done()
+        saved = copy_parts(checkpointer.tables)
+        train(parallel, optimizer, checkpointer, 2)
+        now = copy_parts(checkpointer.tables)
+        report = checkpointer.recover(shards=[1])
+        for (part, then), (_, before), table in zip(saved, now, checkpointer.tables, strict=True):
+            begin, end = part.shape[0] // 4, part.shape[0] * 2 // 4
+            for name, array in table.arrays().items():
+                assert torch.equal(array[begin:end], then[name][begin:end])
+                assert torch.equal(array[:begin], before[name][:begin])
+                assert torch.equal(array[end:], before[name][end:])
+        assert report.rows_stale > 0
+
+
+def test_learning_rate_and_steps_of_fused_optimizers_come_back(tmp_path):
+    parallel, optimizer = sharded("mixed", "rowwise_adagrad")
+    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+        train(parallel, optimizer, checkpointer, 3)
+        for group in parallel.fused_optimizer.param_groups:
+            group["lr"] = 0.025
+        train(parallel, optimizer, checkpointer, 1)
+        checkpointer.save("base").wait_until_done()
+    parallel, optimizer = sharded("mixed", "rowwise_adagrad")
+    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+        checkpointer.recover()
+        optimizer.step()  # tells the operators the rates of the parameter groups
+        for kernel in kernels_of(parallel):
+            assert kernel.get_learning_rate() == pytest.approx(0.025)
+            assert (int(kernel.iter), int(kernel.iter_cpu)) == (4, 4)
+
+
+def test_a_replicated_table_belongs_to_the_dense_part(tmp_path):
+    parallel, optimizer = sharded("row_wise", replicated=["b"])
+    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+        assert NAMES["b"] not in {table.part.table for table in checkpointer.tables}
+        train(parallel, optimizer, checkpointer, 3)
+        checkpointer.save("base").wait_until_done()
+        key = f"{NAMES['b']}.weight"
+        saved = parallel.state_dict()[key].detach().clone()
+        moments = str(optimizer.optimizers[-1][1].state_dict())
+    parallel, optimizer = sharded("row_wise", replicated=["b"], seed=1)
+    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+        assert not torch.equal(parallel.state_dict()[key], saved)
+        checkpointer.recover()
+        assert torch.equal(parallel.state_dict()[key], saved)
+        assert str(optimizer.optimizers[-1][1].state_dict()) == moments
+        inputs, _ = make_batch(0)
+        parallel(*inputs).backward()  # the operator looks up in what was restored
+        assert torch.equal(dict(parallel.named_parameters())[key], saved)
+
+
+def test_state_by_row_has_no_bits_for_columns_cut_anew_and_becomes_their_mean(tmp_path):
+    old, new, again = tmp_path / "old", tmp_path / "new", tmp_path / "again"
+    parallel, optimizer = sharded("column_wise", "rowwise_adagrad")
+    with make_checkpointer(parallel, optimizer, old, **ALL_ROWS) as checkpointer:
+        train(parallel, optimizer, checkpointer, 3)
+        checkpointer.save("base").wait_until_done()
+        trained = held(checkpointer)
+    parallel, optimizer = sharded("table_wise", "rowwise_adagrad", seed=1)
+    with make_checkpointer(parallel, optimizer, new, **ALL_ROWS) as checkpointer:
+        before = held(checkpointer)
+        with pytest.raises(StoreError, match="has one value for the columns"):
+            checkpointer.recover(from_store=[old])
+        assert same_tables(before, held(checkpointer))
+        report = checkpointer.recover(from_store=[old], strict=False)
+        assert len(report.differences) == 2 * len(TABLES)
+        joined = held(checkpointer)
+        for name, (_, dim, _) in TABLES.items():
+            then, now = trained[NAMES[name]], joined[NAMES[name]]
+            halves = [then[f"sum[0:{dim // 2}]"], then[f"sum[{dim // 2}:{dim}]"]]
+            assert torch.equal(then["weight"], now["weight"])
+            assert torch.equal(now[f"sum[0:{dim}]"], 0.5 * halves[0] + 0.5 * halves[1])
+        train(parallel, optimizer, checkpointer, 1)
+        checkpointer.save("base").wait_until_done()
+        joined = held(checkpointer)
+    parallel, optimizer = sharded("column_wise", "rowwise_adagrad", seed=2)
+    with make_checkpointer(parallel, optimizer, again, **ALL_ROWS) as checkpointer:
+        checkpointer.recover(from_store=[new], strict=False)
+        for name, arrays in held(checkpointer).items():
+            (whole,) = (v for k, v in joined[name].items() if k != "weight")
+            assert torch.equal(arrays["weight"], joined[name]["weight"])
+            assert all(torch.equal(v, whole) for k, v in arrays.items() if k != "weight")
+
+
+def test_an_index_outside_its_table_is_named(tmp_path):
+    parallel, optimizer = sharded("table_wise")
+    with make_checkpointer(parallel, optimizer, tmp_path) as checkpointer:
+        name = checkpointer.tables[0].name
+        checkpointer.record_lookups(name, torch.tensor([10**6]))
+        with pytest.raises(RowIndexError, match="1000000"):
+            checkpointer.step()
+
+
+def test_tables_without_a_fused_optimizer_are_refused(tmp_path):
+    parallel, optimizer = sharded("row_wise", fused=None)
+    with pytest.raises(UsageError, match="compute kernel 'dense' cannot be saved"):
+        make_checkpointer(parallel, optimizer, tmp_path)
+
+
+def test_an_optimizer_with_hidden_state_is_refused(tmp_path):
+    parallel, _ = sharded("row_wise")
+    dense = KeyedOptimizerWrapper(
+        dict(parallel.module.linear.named_parameters()), lambda p: torch.optim.SGD(p, lr=0.1)
+    )
+    with pytest.raises(UsageError, match="WarmupOptimizer has state that is not saved"):
+        make_checkpointer(parallel, WarmupOptimizer(dense, stages=[]), tmp_path)
+
+
+def test_a_store_of_another_fused_optimizer_is_refused(tmp_path):
+    parallel, optimizer = sharded("row_wise", "adagrad")
+    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+        train(parallel, optimizer, checkpointer, 1)
+        checkpointer.wait()
+    parallel, optimizer = sharded("row_wise", "sgd")
+    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+        with pytest.raises(StoreError, match="fused optimizer exact_sgd does not have"):
+            checkpointer.recover()
+
+
+def test_tables_that_change_in_backward_are_not_captured_beside_it(tmp_path):
+    parallel, optimizer = sharded("row_wise")
+    with pytest.raises(UsageError, match='overlap="always" cannot be'):
+        make_checkpointer(parallel, optimizer, tmp_path, overlap="always")
+
+
+def test_a_model_in_other_memory_needs_a_new_checkpointer(tmp_path):
+    parallel, optimizer = sharded("row_wise")
+    with make_checkpointer(parallel, optimizer, tmp_path) as checkpointer:
+        for kernel in kernels_of(parallel):
+            kernel.weights_host = torch.nn.Parameter(kernel.weights_host.detach().clone())
+        with pytest.raises(UsageError, match="was moved to other memory"):
+            checkpointer.tables[0].arrays()
+
+
+def test_where_torchrec_is_missing_the_install_line_is_told():
+    code = (
+        "import sys; sys.modules['torchrec'] = None\n"
+        "try:\n    import cpr_ext.integrations.torchrec\n"
+        "except Exception as error:\n    print(type(error).__name__, error)"
+    )
+    message = run_python(code)
+    assert message.startswith("UsageError TorchRec cannot be imported")
+    assert "pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0" in message

@@ -1,0 +1,79 @@
+"""The example that users copy, started as they start it, loses a worker and goes on."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+EXAMPLE = [ROOT / "examples/torchrec_dlrm.py", "--rows", "2000", "--store", "stores"]
+_WAIT_SECONDS = 120
+
+
+def start(command, directory):
+    return subprocess.Popen(
+        list(map(str, command)), cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def worker(launcher, rank):
+    """The process that is worker ``rank`` now."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    ranks = {_environment(child).get("CPR_RANK"): int(child) for child in children}
+    return ranks[str(rank)]
+
+
+def _environment(process):
+    text = Path(f"/proc/{process}/environ").read_bytes().decode()
+    return dict(entry.partition("=")[::2] for entry in text.split("\0"))
+
+
+def losses(printed):
+    return {
+        int(step): float(loss) for step, loss in re.findall(r"step +(\d+)  loss (\S+)", printed)
+    }
+
+
+def test_a_killed_worker_is_replaced_and_the_others_go_on_in_their_processes(tmp_path):
+    launch = [BIN / "cpr", "launch", "--nproc", "2", *EXAMPLE, "--steps", "151"]
+    job = start(launch, tmp_path)
+    try:
+        for line in job.stdout:
+            if line.startswith("step"):
+                break
+        survivor = worker(job.pid, 0)
+        os.kill(worker(job.pid, 1), signal.SIGKILL)
+        for line in job.stdout:  # worker 0 goes on to print
+            if line.startswith("step"):
+                break
+        assert worker(job.pid, 0) == survivor
+        printed, told = job.communicate(timeout=_WAIT_SECONDS)
+    finally:
+        job.kill()
+        job.wait()
+    assert job.returncode == 0, told
+    assert losses(line + printed)[150] < 0.5  # of 0.69 at the start
+    assert re.findall(r"cpr launch: worker (\d) .*started again", told) == ["1"]
+
+
+def test_under_torchrun_all_begin_anew_from_their_stores(tmp_path):
+    torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2", *EXAMPLE]
+    for steps, expected in ((60, [0, 50]), (110, [100])):
+        job = start([*torchrun, "--steps", str(steps)], tmp_path)
+        try:
+            printed, told = job.communicate(timeout=_WAIT_SECONDS)
+        finally:
+            job.kill()
+            job.wait()
+        assert job.returncode == 0, told
+        # The first run saved every 20 steps, the second goes on behind its last snapshot.
+        assert list(losses(printed))[-len(expected) :] == expected
+        assert (0 in losses(printed)) == (steps == 60)
