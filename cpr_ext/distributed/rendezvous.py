@@ -19,7 +19,10 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousStoreInfo,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousError as TorchRendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
@@ -170,9 +173,15 @@ class Rendezvous:
     def _make_handler(self, number: int) -> DynamicRendezvousHandler:
         run_id, world_size = f"{self._identity.job}.{number}", self._identity.world_size
         limit = timedelta(seconds=max(1.0, self._time_outs.join_seconds))
+        store = self._connect()
+        # The handler waits for the round's first to say where a store of its own is. Nobody here
+        # needs it, and whoever completes the round would wait a second for it.
+        said = PrefixStore(f"torch.rendezvous.{run_id}.0", store)
+        said.set(RendezvousStoreInfo.MASTER_ADDR_KEY, "unused")
+        said.set(RendezvousStoreInfo.MASTER_PORT_KEY, "0")
         handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             run_id,
-            self._connect(),
+            store,
             C10dRendezvousBackend(self._connect(), run_id),
             min_nodes=world_size,
             max_nodes=world_size,
@@ -185,12 +194,25 @@ class Rendezvous:
         return handler
 
     def _connect(self) -> TCPStore:
-        return TCPStore(
-            self._identity.host,
-            self._identity.port,
-            is_master=False,
-            timeout=timedelta(seconds=_STORE_SECONDS),
-        )
+        """A connection of its own to the host; its time-out does not cover the host's greeting."""
+        made: list[TCPStore | Exception] = []
+
+        def connect() -> None:
+            limit = timedelta(seconds=_STORE_SECONDS)
+            place = (self._identity.host, self._identity.port)
+            try:
+                made.append(TCPStore(*place, is_master=False, timeout=limit))
+            except Exception as error:
+                made.append(error)
+
+        thread = threading.Thread(target=connect, name="cpr_ext-connect", daemon=True)
+        thread.start()
+        thread.join(_STORE_SECONDS + _GRACE_SECONDS)
+        if not made:
+            raise dist.DistNetworkError(f"{self._place()} does not answer")
+        if isinstance(made[0], Exception):
+            raise made[0]
+        return made[0]
 
     def _give_up(self, error: Exception | None) -> RendezvousError:
         return RendezvousError(

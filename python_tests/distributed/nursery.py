@@ -16,12 +16,13 @@ import torch._refs  # noqa: F401 - imported here once, not in every worker
 
 from python_tests.distributed import sharded_job
 
-ended = {}
+forked, ended = set(), {}
 
 
 def fork(function, *arguments):
     pid = os.fork()
     if pid:
+        forked.add(pid)
         return pid
     code = 1
     try:
@@ -64,6 +65,9 @@ def main():
     for line in sys.stdin:
         command, *arguments = json.loads(line)
         print(json.dumps(COMMANDS[command](*arguments)), flush=True)
+    for pid in forked - ended.keys():
+        if wait_for(pid, 0) is None:
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Every worker journals what happens, with digests of its tables, one line per event.
 """
 
+import faulthandler
 import hashlib
 import json
 import logging
@@ -223,5 +224,6 @@ def run_worker(plain, rank, life):
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    faulthandler.dump_traceback_later(20, repeat=True)  # where it is, if it hangs
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
     ShardedJob(settings, rank, life).run()
