@@ -138,7 +138,7 @@ def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp
         assert snapshot.kind == "partial"
         began = checkpointer.step_count
         while snapshot.is_to_be_held:  # a table of a shard is chosen in every window
-            assert snapshot.state == "capturing"
+            assert snapshot.state == "capturing", snapshot.error
             dirty = num_dirty(checkpointer)
             run.train(1)
             rows[checkpointer.step_count] = copy_rows(checkpointer.tables)

@@ -8,9 +8,10 @@
 
 namespace cpr_ext {
 
-// Aligned to `alignment`, a power of two, and to more where that gives large pages; free with
-// std::free. Throws std::bad_alloc.
+// Aligned to `alignment`, a power of two of at most 4096. Large ones are mapped by themselves, so
+// that nothing else comes to lie in their pages. Throws std::bad_alloc.
 void* allocate_huge(size_t bytes, size_t alignment);
+void free_huge(void* data, size_t bytes) noexcept;  // `bytes` as they were allocated
 
 // For containers.
 template <class T>
@@ -25,7 +26,7 @@ struct HugePageAllocator {
     if (count > static_cast<size_t>(-1) / sizeof(T)) throw std::bad_alloc();
     return static_cast<T*>(allocate_huge(count * sizeof(T), alignof(std::max_align_t)));
   }
-  void deallocate(T* data, size_t) noexcept { std::free(data); }
+  void deallocate(T* data, size_t count) noexcept { free_huge(data, count * sizeof(T)); }
 
   template <class Other>
   bool operator==(const HugePageAllocator<Other>&) const {

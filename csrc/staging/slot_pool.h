@@ -53,6 +53,7 @@ class SlotPool {
   void give_back(std::byte* slot);
 
   struct Free {
+    int64_t bytes;
     void operator()(std::byte* data) const;
   };
   const int64_t slot_bytes_;
