@@ -2,18 +2,24 @@
 
     python bench/tracking_overhead.py [--pairs 40] [--tiny]
 
-One DLRM (`kaggle`) in one process: short blocks of steps under a Checkpointer that saves nothing
-and blocks with its hooks on the tables taken off take turns, each pair in the other order than the
-last. The ratio of a pair is that of its median steps. Keeps bench/results/tracking_overhead.json.
+One DLRM (`kaggle`) in one process: short blocks of steps take turns, each round in another order,
+under a Checkpointer that saves nothing, without hooks on the tables, and with the simplest counting
+there can be: a hook that keeps the indices, and one loop in C without checks. The ratio of a round
+is that of its median steps. Keeps bench/results/tracking_overhead.json.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import bounds
+import torch
 from paired import spread
 from results import keep, parser_of
 from training import Protected, Run, seconds_of
@@ -23,31 +29,78 @@ HERE = Path(__file__).resolve().parent
 BLOCKS = {128: 40, 2048: 6}
 
 
-def block(protected: Protected, steps: int, *, tracking: bool) -> float:
+@contextmanager
+def tracked(protected: Protected) -> Iterator[Callable[[], None]]:
+    """A step under the Checkpointer."""
+    protected.watch()
+    yield protected.train_step
+    protected.let_go()
+
+
+@contextmanager
+def untracked(run: Run) -> Iterator[Callable[[], None]]:
+    """A step without hooks."""
+    yield run.train_step
+
+
+@contextmanager
+def counted_simply(run: Run, counts: dict[int, torch.Tensor]) -> Iterator[Callable[[], None]]:
+    """A step whose lookups a hook keeps, and one loop counts."""
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def note(module: Any, args: tuple[Any, ...]) -> None:
+        seen.append((counts[id(module)], args[0]))
+
+    def step() -> None:
+        run.train_step()
+        tables, indices = zip(*seen, strict=True)
+        seen.clear()
+        bounds.count(bounds.addresses(tables), bounds.addresses(indices), indices[0].numel())
+
+    modules = [module for table in run.tables for module in table.modules]
+    handles = [module.register_forward_pre_hook(note) for module in modules]
+    yield step
+    for handle in handles:
+        handle.remove()
+
+
+def block(step: Callable[[], None], steps: int) -> float:
     """The median step's seconds."""
-    if tracking:
-        protected.watch()
-    else:
-        protected.let_go()
-    step = protected.train_step if tracking else protected.run.train_step
     return statistics.median(seconds_of(step) for _ in range(steps))
 
 
 def measure(run: Run, protected: Protected, batch_size: int, pairs: int) -> dict[str, Any]:
     run.use_batches_of(batch_size)
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(pairs):
-        for tracking in (True, False) if number % 2 else (False, True):
-            times[tracking].append(block(protected, BLOCKS[batch_size], tracking=tracking))
-    ratios = [on / off for on, off in zip(times[True], times[False], strict=True)]
+    counts = {
+        id(module): torch.zeros(table.num_embeddings, dtype=torch.int32)
+        for table in run.tables
+        for module in table.modules
+    }
+    ways: dict[str, Callable[[], Any]] = {
+        "tracked": lambda: tracked(protected),
+        "untracked": lambda: untracked(run),
+        "simple": lambda: counted_simply(run, counts),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    chance = random.Random(batch_size)
+    for _ in range(pairs):
+        for name in chance.sample(list(ways), len(ways)):
+            with ways[name]() as step:
+                times[name].append(block(step, BLOCKS[batch_size]))
+    ratios, simple = (
+        [one / without for one, without in zip(times[name], times["untracked"], strict=True)]
+        for name in ("tracked", "simple")
+    )
     return {
         "batch_size": batch_size,
         "pairs": pairs,
         "steps_of_a_block": BLOCKS[batch_size],
-        "step_seconds_with": statistics.median(times[True]),
-        "step_seconds_without": statistics.median(times[False]),
+        "step_seconds_with": statistics.median(times["tracked"]),
+        "step_seconds_without": statistics.median(times["untracked"]),
+        "step_seconds_counted_simply": statistics.median(times["simple"]),
         "ratio": round(statistics.median(ratios), 4),
         "ratio_iqr": round(spread(ratios), 4),
+        "simple_ratio": round(statistics.median(simple), 4),
     }
 
 
@@ -61,12 +114,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
         protected = Protected(run, Path(folder) / "store")
         protected.train_until_saved()  # the base; nothing more is asked for
+        protected.let_go()
         rows = [measure(run, protected, size, options.pairs) for size in BLOCKS]
         protected.close()
     for row in rows:
         print(
             f"batch {row['batch_size']:<6}{1e3 * row['step_seconds_with']:8.3f} ms with tracking, "
-            f"{1e3 * row['step_seconds_without']:8.3f} ms without: {row['ratio']:.4f} "
+            f"{1e3 * row['step_seconds_without']:8.3f} ms without: {row['ratio']:.4f}, counted simply {row['simple_ratio']:.4f} "
             f"(middle half of {row['pairs']} pairs: {row['ratio_iqr']:.4f} wide)"
         )
     if not options.tiny:

@@ -197,11 +197,17 @@ def test_what_was_not_measured_is_neither_met_nor_missed(tmp_path: Path) -> None
         assert (line.measured, line.verdict) == ("not measured", "-")
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(1.009, "met"), (1.011, "missed: batch 128")])
+@pytest.mark.parametrize(
+    ("ratio", "verdict"),
+    [(1.009, "met"), (1.011, "missed: batch 128; limit 1.004x batch 128")],
+)
 def test_a_target_is_met_only_if_its_worst_value_meets_it(
     tmp_path: Path, ratio: float, verdict: str
 ) -> None:
-    rows = [{"batch_size": 128, "ratio": ratio}, {"batch_size": 2048, "ratio": 1.0}]
+    rows = [
+        {"batch_size": 128, "ratio": ratio, "simple_ratio": 1.004},
+        {"batch_size": 2048, "ratio": 1.0, "simple_ratio": 0.999},
+    ]
     found = finding_of(write_results(tmp_path, tracking_overhead=rows), "step with tracking")
     assert found.measured == f"{ratio:.3f}x batch 128, 1.000x batch 2048"
     assert found.verdict == verdict
