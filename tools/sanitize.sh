@@ -63,7 +63,7 @@ run_one() {
   local kind=$1 begin=$SECONDS code reports
   build_one "$@" || return 1
   run_under "$kind" "$python" -c "$pytest" python_tests/csrc -p no:cacheprovider \
-    -p no:benchmark -o faulthandler_timeout=200 ${PYTEST_ARGS:-} >"$log" 2>&1
+    -o faulthandler_timeout=200 ${PYTEST_ARGS:-} >"$log" 2>&1
   code=$?
   reports=$(list_reports)
   if ! grep -q "^native core: $package/" "$log"; then
