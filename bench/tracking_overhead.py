@@ -120,7 +120,8 @@ def main() -> None:
     for row in rows:
         print(
             f"batch {row['batch_size']:<6}{1e3 * row['step_seconds_with']:8.3f} ms with tracking, "
-            f"{1e3 * row['step_seconds_without']:8.3f} ms without: {row['ratio']:.4f}, counted simply {row['simple_ratio']:.4f} "
+            f"{1e3 * row['step_seconds_without']:8.3f} ms without: {row['ratio']:.4f}, "
+            f"counted simply {row['simple_ratio']:.4f} "
             f"(middle half of {row['pairs']} pairs: {row['ratio_iqr']:.4f} wide)"
         )
     if not options.tiny:
