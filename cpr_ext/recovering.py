@@ -153,8 +153,7 @@ class Recoverer:
             DamageError: as :meth:`recover_all`.
         """
         if on_damage == "raise":
-            shards = dict(enumerate(reader.shards))
-            refuse_damage(reader.dense, shards, reader.tables, len(shards))
+            _refuse_damage_in(reader)
         report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
         record, part = newest_undamaged(reader, full=mode == "full", report=report)
         match = match_tables(reader, self._tables)
@@ -191,8 +190,7 @@ class Recoverer:
         """
         if on_damage == "raise":
             for reader in readers:
-                shards = dict(enumerate(reader.shards))
-                refuse_damage(reader.dense, shards, reader.tables, len(shards))
+                _refuse_damage_in(reader)
         report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
         stores, part = newest_of_all(readers, full=mode == "full", report=report)
         plan = PartsPlan(stores, self._tables)
@@ -284,3 +282,8 @@ class Recoverer:
 
     def _range(self, table: Table, shard: int) -> tuple[int, int]:
         return shard_row_range(table.num_embeddings, shard, self._store.num_shards)
+
+
+def _refuse_damage_in(reader: StoreReader) -> None:
+    shards = dict(enumerate(reader.shards))
+    refuse_damage(reader.dense, shards, reader.tables, len(shards))

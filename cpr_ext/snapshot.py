@@ -217,11 +217,10 @@ class Snapshot:
             self._fail(error)
 
     def hold(self, step: int, num_samples: int) -> None:
-        """Make this a snapshot of ``step``: all chosen rows, and the dense part, as now.
+        """Make this a snapshot of ``step``: all rows, which are chosen, and the dense part, as now.
 
         Rows are captured later, so each must be given to :meth:`keep` before it changes.
         """
-        self.choose_rows()
         self.is_to_be_held = False
         if self._state != "capturing":
             return
