@@ -76,9 +76,17 @@ def sync(path: Path) -> None:
             os.close(descriptor)
 
 
+def aligned_block() -> mmap.mmap:
+    """Memory for direct I/O, of large pages where the system gives them, as the slots are."""
+    block = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
 def write_raw(path: Path, total_bytes: int) -> None:
     """So many bytes from one aligned block in memory past the page cache, synced."""
-    with mmap.mmap(-1, BLOCK_BYTES) as block:
+    with aligned_block() as block:
         block.write(os.urandom(1 << 20) * (BLOCK_BYTES >> 20))
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o666)
         os.posix_fallocate(descriptor, 0, total_bytes)
@@ -90,7 +98,7 @@ def write_raw(path: Path, total_bytes: int) -> None:
 
 def read_raw(paths: Sequence[Path]) -> None:
     """Read files into one aligned block in memory past the page cache."""
-    with mmap.mmap(-1, BLOCK_BYTES) as block:
+    with aligned_block() as block:
         for path in paths:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
             offset = 0

@@ -14,15 +14,17 @@ import numpy
 import torch
 
 
+# What decides a measurement; results are written while later ones are still being made.
+_MEASURED = (":/csrc", ":/cpr_ext", ":/bench", ":(top,exclude)bench/results")
+
+
 def describe_machine() -> dict[str, Any]:
     """Machine, versions and, in a git checkout, the commit; JSON values."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpr_ext": importlib.metadata.version("cpr_ext"),
         "commit": _git("rev-parse", "--short", "HEAD") or None,
-        "uncommitted_changes": bool(
-            _git("status", "--porcelain", "--", ":/csrc", ":/cpr_ext", ":/bench")
-        ),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--", *_MEASURED)),
         "cpu": _cpu_name(),
         "cores": available_cores(),
         "memory_gib": round(available_memory_bytes() / (1 << 30), 1),
