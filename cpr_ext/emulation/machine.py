@@ -13,7 +13,6 @@ from typing import Any
 import numpy
 import torch
 
-
 # What decides a measurement; results are written while later ones are still being made.
 _MEASURED = (":/csrc", ":/cpr_ext", ":/bench", ":(top,exclude)bench/results")
 
