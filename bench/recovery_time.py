@@ -3,8 +3,8 @@
     python bench/recovery_time.py [--gigabytes 2] [--workers 4] [--kills 3] [--only WAY] [--tiny]
 
 All ways train the same model, its rows sharded over the workers, on this machine over loopback,
-and lose the same worker as often. ``live``: under ``cpr launch``, partial snapshots; ``spare``: the
-same with ``--spares 1``; ``usual``: torchrun restarts all workers, and all load a
+and lose the same worker as often. ``spare``: under ``cpr launch``, partial snapshots; ``live``: the
+same with ``--spares 0``; ``usual``: torchrun restarts all workers, and all load a
 torch.distributed.checkpoint. Prints the parts of each loss; keeps
 bench/results/recovery_time.json (``--only`` measures one way anew) and a picture in docs/images.
 """
@@ -34,8 +34,8 @@ PICTURE = HERE.parent / "docs" / "images" / "recovery_time.png"
 WORKER = HERE / "recovery_worker.py"
 STEPS_BETWEEN_KILLS = 120
 WAYS = {
-    "live": "live partial recovery (cpr launch)",
-    "spare": "live partial recovery (cpr launch --spares 1)",
+    "spare": "live partial recovery (cpr launch)",
+    "live": "live partial recovery (cpr launch --spares 0)",
     "usual": "all restart and load (torchrun, torch.distributed.checkpoint)",
 }
 PARTS = {
@@ -164,7 +164,7 @@ def print_table(results: dict[str, Any]) -> None:
         cells = [f"{way[part]:>8.2f}" if part in way else f"{'-':>8}" for way in found.values()]
         print(f"{text:<46}{''.join(cells)}")
     print("\ntargets")
-    for way in ("live", "spare"):
+    for way in ("spare", "live"):
         if way in found:
             took = found[way]["without_start_up"]
             is_met = "met" if took <= 3 else "missed"

@@ -1,6 +1,7 @@
 """A worker of the jobs that ``recovery_time.py`` kills: ours, and one that restarts the usual way.
 
-Journals its steps and what lies between a loss and the next step, one JSON line each.
+Journals its steps and what lies between a loss and the next step, one JSON line each. Each way
+imports what it needs itself, as its start-up counts.
 """
 
 from __future__ import annotations
@@ -17,12 +18,8 @@ STARTED = time.time()  # before torch is imported
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-import cpr_ext  # noqa: E402
-from cpr_ext.distributed import Event, Job, Worker  # noqa: E402
-from cpr_ext.distributed.identity import SPARE  # noqa: E402
 from cpr_ext.dlrm import row_sharded  # noqa: E402
 from cpr_ext.dlrm.batch import Batch  # noqa: E402
 from cpr_ext.dlrm.hyperparameters import Hyperparameters  # noqa: E402
@@ -93,6 +90,10 @@ class Training:
 
 def run_live(settings: dict[str, Any], folder: Path) -> None:
     """Workers that outlive each other."""
+    import cpr_ext
+    from cpr_ext.distributed import Event, Job, Worker
+    from cpr_ext.distributed.identity import SPARE
+
     is_spare = SPARE in os.environ
     worker = Worker.from_environment(folder / "stores", observe=lambda event: observe(event))
     training = Training(settings["table_bytes"], settings["batch_size"])
@@ -122,6 +123,8 @@ def run_live(settings: dict[str, Any], folder: Path) -> None:
 
 def run_usual(settings: dict[str, Any], folder: Path) -> None:
     """All processes restart and load a checkpoint of torch.distributed.checkpoint."""
+    import torch.distributed.checkpoint as dcp
+
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     group = dist.group.WORLD
     journal = Journal(folder / f"journal-{dist.get_rank()}")

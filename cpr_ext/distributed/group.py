@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
     _create_work_from_future,
 )
 
+from cpr_ext.distributed.notes import within
 from cpr_ext.errors import PeerLostError, UsageError
 
 BACKEND = "cpr_ext"
@@ -140,13 +141,19 @@ class ReformableGroup(dist.ProcessGroup):
             if this_round.address is None
             else dist.ProcessGroupGloo.create_device(hostname=this_round.address)
         ]
+        seconds = this_round.connect_time_out.total_seconds()
         try:
-            gloo = dist.ProcessGroupGloo(store, self._rank, self._world_size, options)
+            # What it asks of a store whose host hangs has no end of its own.
+            gloo = within(
+                seconds + 1.0,
+                "the rendezvous",
+                lambda: dist.ProcessGroupGloo(store, self._rank, self._world_size, options),
+            )
         except RuntimeError as error:
             self._was_lost = True
             raise PeerLostError(
                 f"worker {self._rank} could not connect to all {self._world_size} within "
-                f"{this_round.connect_time_out.total_seconds():g} s: {error}"
+                f"{seconds:g} s: {error}"
             ) from error
         gloo._set_default_timeout(this_round.time_out)
         inner = dist.ProcessGroup(store, self._rank, self._world_size)

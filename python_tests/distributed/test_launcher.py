@@ -139,7 +139,9 @@ def test_a_spare_that_has_done_its_imports_takes_the_place_of_the_dead(tmp_path)
     )
     said = []
     command = [sys.executable, str(script), str(tmp_path)]
-    launcher = Launcher(command, 2, rendezvous="127.0.0.1:1", spares=1, tell=said.append)
+    launcher = Launcher(
+        command, 2, rendezvous="127.0.0.1:1", spares=1, spare_delay_seconds=0, tell=said.append
+    )
     assert launcher.run() == 0
     first, second = (tmp_path / "lives-1").read_text().split()
     # It was there, and had imported, before worker 1 died.
@@ -152,9 +154,14 @@ def test_a_spare_that_has_done_its_imports_takes_the_place_of_the_dead(tmp_path)
 
 
 def test_spares_that_end_by_themselves_are_told_of_and_not_started_for_ever(launch, tmp_path):
-    code, said = launch({0: "sleep"}, spares=1, max_restarts=2)
+    code, said = launch({0: "sleep"}, spares=1, spare_delay_seconds=0, max_restarts=2)
     assert code == 0
     assert said == ["a spare worker ended with code 1"] * 3
+
+
+def test_a_spare_leaves_the_processor_to_workers_that_start(launch):
+    # A spare would be told of, as above.
+    assert launch({0: "sleep"}, spares=1, spare_delay_seconds=60) == (0, [])
 
 
 @pytest.mark.parametrize(
