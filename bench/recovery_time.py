@@ -32,7 +32,8 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "recovery_time.json"
 PICTURE = HERE.parent / "docs" / "images" / "recovery_time.png"
 WORKER = HERE / "recovery_worker.py"
-STEPS_BETWEEN_KILLS = 120
+# Losses are farther apart than the start of a spare takes.
+STEPS_BETWEEN_KILLS = 400
 WAYS = {
     "spare": "live partial recovery (cpr launch)",
     "live": "live partial recovery (cpr launch --spares 0)",
@@ -47,6 +48,7 @@ PARTS = {
     "first_step": "first step",
     "total": "SIGKILL to the next trained step",
     "without_start_up": "the same without start-up",
+    "caught_up": "until training is where it was",
 }
 
 
@@ -147,6 +149,10 @@ def describe_loss(way: str, kill: dict[str, Any], events: list[list[dict[str, An
         loss["supervisor"] = started - at
         loss["load"] = recovered - ready
     loss["without_start_up"] = loss["total"] - loss["start_up"]
+    steps = [e for journal in events for e in journal if e["event"] == "step"]
+    furthest = max(e["step"] for e in steps if e["time"] <= at)
+    times = [e["time"] for e in steps if e["step"] == furthest + 1 and e["time"] > at]
+    loss["caught_up"] = sorted(times)[len(events) - 1] - at
     return loss
 
 
@@ -217,8 +223,9 @@ def main() -> None:
         "batch_size": 128,
         "kills": options.kills,
         "steps_between_kills": between,
-        "checkpoint_step": between // 2,
-        "every_steps": between // 4,
+        # A loss comes in the middle between two checkpoints.
+        "checkpoint_every_steps": between * 2 // 5,
+        "every_steps": between // 8,
         "num_steps": between * (options.kills + 1),
     }
     results: dict[str, Any] = {}

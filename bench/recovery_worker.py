@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from datetime import timedelta
@@ -132,17 +133,18 @@ def run_usual(settings: dict[str, Any], folder: Path) -> None:
     training = Training(settings["table_bytes"], settings["batch_size"])
     model, optimizers = training.build(group)
     journal.write("ready", 0)
-    checkpoint = folder / "checkpoint"
-    begin = 0
-    if (checkpoint / ".metadata").exists():
-        begin = settings["checkpoint_step"]
-        dcp.load(state_of(model, optimizers), checkpoint_id=checkpoint)
+    checkpoints, every = folder / "checkpoints", settings["checkpoint_every_steps"]
+    saved = [int(path.parent.name) for path in checkpoints.glob("*/.metadata")]
+    if begin := max(saved, default=0):
+        dcp.load(state_of(model, optimizers), checkpoint_id=checkpoints / str(begin))
         journal.write("recovered", begin)
-    for number in range(begin, settings["num_steps"]):
-        training.step(model, optimizers, group, number)
-        if number + 1 == settings["checkpoint_step"] and begin == 0:
-            dcp.save(state_of(model, optimizers), checkpoint_id=checkpoint)
-        journal.write("step", number + 1)
+    for step in range(begin + 1, settings["num_steps"] + 1):
+        training.step(model, optimizers, group, step - 1)
+        if step % every == 0:
+            dcp.save(state_of(model, optimizers), checkpoint_id=checkpoints / str(step))
+            if dist.get_rank() == 0:
+                shutil.rmtree(checkpoints / str(step - every), ignore_errors=True)
+        journal.write("step", step)
     dist.destroy_process_group()
 
 

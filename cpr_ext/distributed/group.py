@@ -129,6 +129,8 @@ class ReformableGroup(dist.ProcessGroup):
         if self._inner is None:
             self._inner = self._connect(self._round)
         work = getattr(self._inner, operation)(*args, **kwargs)
+        if "reduce_scatter" in operation:
+            work = _ReduceScatterWork(work)
         self._works.append(work)
         return work
 
@@ -206,7 +208,26 @@ def _create(options: Any, backend_options: Any) -> ReformableGroup:
     return group
 
 
+class _ReduceScatterWork(dist.Work):
+    """Notes how it ended: gloo's own of a reduce-scatter is never completed, as far as it says."""
+
+    def __init__(self, work: dist.Work) -> None:
+        super().__init__()
+        self._work = work
+        self.has_failed = False
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Of the work that it stands for."""
+        try:
+            return self._work.wait(timeout)
+        except RuntimeError:
+            self.has_failed = True
+            raise
+
+
 def _has_failed(work: Any) -> bool:
+    if isinstance(work, _ReduceScatterWork):
+        return work.has_failed
     if not work.is_completed():
         return False
     try:

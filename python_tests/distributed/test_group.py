@@ -154,6 +154,28 @@ def test_a_data_parallel_module_is_made_alone_and_notices_a_lost_member(members)
     assert said[0] == said[1] == [[[2.0, 1.0]], 2]
 
 
+def lost_in_reduce_scatter(rank, group, meet):
+    """The last member dies; what the others notice it in, and whether the group knows."""
+    pair = dist.new_group([0, 2])
+    meet(0)
+    dist.barrier()
+    own, all_of_it = torch.empty(1), torch.ones(WORLD_SIZE)
+    dist.reduce_scatter_tensor(own, all_of_it)
+    if rank != 1:
+        dist.barrier(group=pair)
+    if rank == 2:
+        os.kill(os.getpid(), 9)
+    values, of = (torch.ones(2), pair) if rank == 0 else (all_of_it, group)
+    with pytest.raises(RuntimeError):  # waited for later than it is called, as TorchRec does
+        dist.reduce_scatter_tensor(own, values, group=of, async_op=True).wait()
+    return own.item(), group.has_lost_peer()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_member_that_is_lost_in_a_reduce_scatter_is_noticed(members):
+    assert members("lost_in_reduce_scatter") == [[3.0, True], [3.0, True], None]
+
+
 def alone(rank, group, meet):
     """What a process hears before the others are there."""
     heard = [torch.empty(1) for _ in range(WORLD_SIZE)]

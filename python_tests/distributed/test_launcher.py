@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -86,6 +87,61 @@ def test_a_silent_worker_is_killed_and_started_again(launch, tmp_path):
     assert code == 0
     assert "has been silent for" in said[0]
     assert lives(tmp_path, 0) == 2
+
+
+WORKER = """
+import os, pathlib, signal, sys
+import torch
+import cpr_ext
+from cpr_ext.distributed import TimeOuts, Worker
+
+folder = pathlib.Path(sys.argv[1])
+worker = Worker.from_environment(folder, time_outs=TimeOuts(collective_seconds=1.0))
+
+
+def build(group):
+    torch.manual_seed(group.rank())
+    table = torch.nn.EmbeddingBag(10, 4, sparse=True)
+    return torch.nn.ModuleList([table]), [torch.optim.SGD(table.parameters(), lr=0.1)]
+
+
+def train_step(job, step):
+    job.model[0](torch.tensor([[step % 10]])).sum().backward()
+    torch.distributed.all_reduce(torch.ones(1))
+    job.optimizers[0].step()
+    with (folder / f"pids-{job.rank}").open("a") as file:
+        print(os.getpid(), file=file)
+    if (job.rank, step) == (1, 5) and not (folder / "stopped").exists():
+        (folder / "stopped").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+worker.run(build, train_step, num_steps=10)
+"""
+
+
+def test_a_worker_that_hangs_in_training_is_replaced_and_the_others_go_on(tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    said = []
+
+    def tell(text):
+        said.append(text)
+        launcher.hang_seconds = None  # the replacement's imports are no hang, however slow
+
+    launcher = Launcher([sys.executable, str(tmp_path / "worker.py"), str(tmp_path)], 2, tell=tell)
+
+    def mind_hangs():
+        while not (tmp_path / "stopped").exists():
+            time.sleep(0.05)
+        launcher.hang_seconds = 4.0
+
+    threading.Thread(target=mind_hangs, daemon=True).start()
+    assert launcher.run() == 0
+    assert "worker 1 (process " in said[0]
+    assert "has been silent for" in said[0]
+    assert "was killed by SIGKILL; started again (1 of 10)" in said[1]
+    pids = [set((tmp_path / f"pids-{rank}").read_text().split()) for rank in range(2)]
+    assert [len(of_rank) for of_rank in pids] == [1, 2]
 
 
 def alive(pid):
