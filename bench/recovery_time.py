@@ -133,10 +133,9 @@ def describe_loss(way: str, kill: dict[str, Any], events: list[list[dict[str, An
     ready = max(first(rank, "ready") for rank in replaced)
     recovered = max(first(rank, "recovered") for rank in ranks)
     # Of all: nobody trains before the slowest does.
-    stepped = max(
-        min(e["time"] for e in events[r] if e["event"] == "step" and e["time"] > recovered)
-        for r in ranks
-    )
+    steps = [[e for e in journal if e["event"] == "step"] for journal in events]
+    again = [[e for e in of_rank if e["time"] > recovered] for of_rank in steps]
+    stepped = max(first_step_behind(0, of_rank) for of_rank in again)
     loss = {"total": stepped - at, "start_up": ready - started, "first_step": stepped - recovered}
     if way != "usual":
         others = [rank for rank in ranks if rank != kill["rank"]]
@@ -149,11 +148,13 @@ def describe_loss(way: str, kill: dict[str, Any], events: list[list[dict[str, An
         loss["supervisor"] = started - at
         loss["load"] = recovered - ready
     loss["without_start_up"] = loss["total"] - loss["start_up"]
-    steps = [e for journal in events for e in journal if e["event"] == "step"]
-    furthest = max(e["step"] for e in steps if e["time"] <= at)
-    times = [e["time"] for e in steps if e["step"] == furthest + 1 and e["time"] > at]
-    loss["caught_up"] = sorted(times)[len(events) - 1] - at
+    furthest = max(e["step"] for of_rank in steps for e in of_rank if e["time"] <= recovered)
+    loss["caught_up"] = max(first_step_behind(furthest, of_rank) for of_rank in again) - at
     return loss
+
+
+def first_step_behind(step: int, steps: list[dict[str, Any]]) -> float:
+    return min(e["time"] for e in steps if e["step"] > step)
 
 
 def medians(losses: list[dict[str, float]]) -> dict[str, float]:
