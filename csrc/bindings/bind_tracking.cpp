@@ -76,7 +76,7 @@ bool is_clean(const RowTracker& tracker, int64_t begin, std::optional<int64_t> e
 
 py::array_t<int64_t> dirty_rows(const RowTracker& tracker, int64_t begin,
                                 std::optional<int64_t> end) {
-  std::vector<int64_t> row_ids;
+  RowIdVector row_ids;
   {
     py::gil_scoped_release release;
     row_ids = tracker.dirty_rows(range_of(tracker, begin, end));
@@ -87,7 +87,7 @@ py::array_t<int64_t> dirty_rows(const RowTracker& tracker, int64_t begin,
 py::array_t<int64_t> select(const RowTracker& tracker, int64_t begin, int64_t end, int64_t k,
                             const py::object& weight, const Pool& pool) {
   const OptionalWeight now(weight, tracker);
-  std::vector<int64_t> row_ids;
+  RowIdVector row_ids;
   {
     py::gil_scoped_release release;
     row_ids = tracker.select({begin, end}, k, now.get(), pool.get());
@@ -154,8 +154,7 @@ void register_taken_rows(py::module_& module) {
                         "What a tracker forgot when rows were captured; for put_back.")
       .def_property_readonly("num_rows", &TakenRows::num_rows, "How many of them were dirty.")
       .def_property_readonly(
-          "row_ids",
-          [](const TakenRows& taken) { return to_numpy(std::vector<int64_t>(taken.row_ids)); },
+          "row_ids", [](const TakenRows& taken) { return to_numpy(RowIdVector(taken.row_ids)); },
           "(num_rows) int64, ascending, a copy.")
       .def("__repr__", [](const TakenRows& taken) {
         return "TakenRows(" + taken.kind + " '" + taken.tracker +

@@ -8,8 +8,8 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
+#include "core/row_id_vector.h"
 #include "core/thread_pool.h"
 #include "tracking/lookup.h"
 #include "tracking/taken_rows.h"
@@ -51,13 +51,12 @@ class RowTracker {
   virtual void observe(const Lookup& lookup) = 0;
 
   int64_t num_dirty(RowRange range) const;
-  bool is_clean(RowRange range) const;  // none is dirty; stops at the first that is
-  std::vector<int64_t> dirty_rows(RowRange range) const;  // ascending
+  bool is_clean(RowRange range) const;           // none is dirty; stops at the first that is
+  RowIdVector dirty_rows(RowRange range) const;  // ascending
 
   // At most `k` dirty rows of the range, those with the highest score, ties by lowest row id;
   // ascending. `weight` is needed by ChangeMeter only.
-  std::vector<int64_t> select(RowRange range, int64_t k, const WeightView* weight,
-                              ThreadPool* pool) const;
+  RowIdVector select(RowRange range, int64_t k, const WeightView* weight, ThreadPool* pool) const;
 
   // The rows have just been captured: clears their score and dirtiness. If it throws, nothing has
   // changed.
@@ -74,9 +73,9 @@ class RowTracker {
  private:
   virtual int64_t count_dirty(RowRange range) const = 0;
   virtual bool has_no_dirty(RowRange range) const = 0;
-  virtual std::vector<int64_t> list_dirty(RowRange range) const = 0;
-  virtual std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
-                                           ThreadPool* pool) const = 0;
+  virtual RowIdVector list_dirty(RowRange range) const = 0;
+  virtual RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
+                                  ThreadPool* pool) const = 0;
   virtual TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) = 0;
   virtual TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) = 0;
   virtual void restore(const TakenRows& taken) = 0;
