@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CXX := $(shell find csrc -name '*.cpp' -o -name '*.h')
+CXX := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h')
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
@@ -84,8 +84,9 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt --no-deps torchrec fbgemm-gpu-cpu
 	touch $@
 
-$(VENV)/built: $(VENV)/ready setup.py CMakeLists.txt $(CXX)
-	CPR_EXT_WERROR=1 $(PIP) install --no-build-isolation --no-deps --editable .
+# CPR_EXT_EMULATED: the CUDA sources once more, to run on the CPU in tests.
+$(VENV)/built: $(VENV)/ready setup.py CMakeLists.txt cmake/cuda.cmake $(CXX)
+	CPR_EXT_WERROR=1 CPR_EXT_EMULATED=1 $(PIP) install --no-build-isolation --no-deps --editable .
 	touch $@
 
 clean:

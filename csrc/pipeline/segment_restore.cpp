@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "staging/device_stager.h"
 #include "staging/row_copy.h"
 #include "storage/segment_reader.h"
 
@@ -115,10 +116,14 @@ std::string check_row_ids(const RestoreTable& wanted, const int64_t* row_ids, co
 // Scatters the wanted rows of an undamaged chunk.
 void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids, Run run,
                    const std::byte* data, ThreadPool* threads) {
+  const std::byte* const begin = data;
+  std::vector<StagedArray> on_device;
   for (const SegmentArray& array : table.arrays) {
     const std::byte* packed = data + run.begin * array.rows.row_bytes;
     const int64_t count = run.end - run.begin;
-    if (row_ids == nullptr) {
+    if (array.rows.stager != nullptr) {
+      on_device.push_back({array.rows, packed - begin});
+    } else if (row_ids == nullptr) {
       scatter_range(packed, table.range_begin + chunk.first + run.begin, count, array.rows,
                     threads);
     } else {
@@ -126,6 +131,10 @@ void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t*
     }
     data += align_up(chunk.count * array.rows.row_bytes);
   }
+  if (on_device.empty()) return;
+  const StagedRows rows{row_ids == nullptr ? nullptr : row_ids + run.begin,
+                        table.range_begin + chunk.first + run.begin, run.end - run.begin};
+  on_device.front().rows.stager->scatter(on_device, rows, begin);
 }
 
 void take_in(const RestoreTable& wanted, ReadChunk read, ThreadPool* threads,
@@ -205,6 +214,11 @@ RestoreResult restore_segment(const std::string& path, bool direct_io,
   }
   reading.join();
   if (error) std::rethrow_exception(error);
+  for (const RestoreTable& wanted : tables) {
+    for (const SegmentArray& array : wanted.table.arrays) {
+      if (array.rows.stager != nullptr) array.rows.stager->finish();
+    }
+  }
   return result;
 }
 

@@ -63,6 +63,7 @@ RowTracker::RowTracker(std::string name, int64_t num_rows)
 }
 
 void RowTracker::check(const Lookup& lookup) const {
+  if (lookup.device != kHostMemory) return;
   visit_indices(lookup, [&](const auto* indices, int64_t num_indices) {
     if (any_outside(indices, num_indices, num_rows_)) {
       throw_first_outside(name_, indices, num_indices, num_rows_);
@@ -109,6 +110,7 @@ TakenRows RowTracker::take_range(RowRange range, const WeightView* weight, Threa
 }
 
 void RowTracker::put_back(TakenRows& taken) {
+  taken.settle();
   const bool from_here = taken.tracker == name_ && taken.kind == kind() &&
                          (taken.row_ids.empty() || taken.row_ids.back() < num_rows_);
   if (!from_here) {

@@ -30,6 +30,13 @@ struct RowIds {
   int64_t size = 0;
 };
 
+class RowTracker;
+
+struct Observation {
+  RowTracker* tracker;
+  Lookup lookup;
+};
+
 // The public calls check their arguments and throw UsageError with nothing changed; the private
 // virtual ones may rely on that.
 class RowTracker {
@@ -43,12 +50,23 @@ class RowTracker {
   int64_t num_rows() const { return num_rows_; }
   virtual const char* kind() const = 0;
   virtual int64_t memory_bytes() const = 0;
+  virtual int device() const { return kHostMemory; }  // where lookups must lie, too
 
-  // Throws RowIndexError for the first index that is negative or not below num_rows.
+  // Throws RowIndexError for the first index that is negative or not below num_rows; of a lookup on
+  // a device report_faults() does, later.
   void check(const Lookup& lookup) const;
 
   // Marks the rows dirty and adds to their score. REQUIRES: check(lookup) has passed.
   virtual void observe(const Lookup& lookup) = 0;
+
+  // As observe() of each, at once. REQUIRES: the trackers are of this one's class and device.
+  virtual void observe_all(const std::vector<Observation>& observations) {
+    for (const Observation& each : observations) each.tracker->observe(each.lookup);
+  }
+
+  // Throws RowIndexError, once, if a device has found an index outside the table since last asked.
+  // Does not wait for the device.
+  virtual void report_faults() {}
 
   int64_t num_dirty(RowRange range) const;
   bool is_clean(RowRange range) const;  // none is dirty; stops at the first that is
@@ -69,7 +87,7 @@ class RowTracker {
   void put_back(TakenRows& taken);
 
  protected:
-  TakenRows nothing_taken() const { return {name_, kind(), {}, {}, {}}; }
+  TakenRows nothing_taken() const { return {name_, kind(), {}, {}, {}, nullptr}; }
 
  private:
   virtual int64_t count_dirty(RowRange range) const = 0;
