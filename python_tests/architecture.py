@@ -29,7 +29,7 @@ PYTHON_LAYERS: list[set[str]] = [
     {"_C"},  # the compiled module; only _native imports it
     {"errors"},
     {"_native", "at_exit", "files"},
-    {"signed_json"},
+    {"signed_json", "devices"},
     {"segment", "manifest"},
     {"packing", "retention", "merge_plan", "metrics", "witness", "table_parts"},
     {"dense_tree"},

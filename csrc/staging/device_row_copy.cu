@@ -15,7 +15,7 @@ constexpr int kRowsPerThread = 4;  // independent loads that overlap
 constexpr int64_t kMostBlocks = 65536;
 constexpr int64_t kAlign = 256;          // of each array in a buffer
 constexpr int64_t kSlack = 64 * kAlign;  // beside buffer_bytes, so that padding takes none of them
-constexpr int64_t kSmallestBuffer = 64 * 1024;
+constexpr int64_t kSmallestBuffer = 64 * 1024;  // where memory is short
 // A launch's parameters are limited to 4 KB.
 constexpr int kArraysPerLaunch = 32;
 
@@ -306,24 +306,22 @@ class CudaStager final : public DeviceStager {
 
 }  // namespace
 
-std::shared_ptr<DeviceStager> make_device_stager(int device, int64_t buffer_bytes,
-                                                 int num_buffers) {
+std::shared_ptr<DeviceStager> make_device_stager(int device, int64_t slot_bytes, int num_slots) {
   if (device < 0 || device >= num_devices()) {
     throw UsageError("device is " + std::to_string(device) + "; there are " +
                      std::to_string(num_devices()) + " CUDA devices");
   }
-  if (num_buffers < 1 || buffer_bytes < kSmallestBuffer) {
-    throw UsageError("buffers: " + std::to_string(num_buffers) + " of " +
-                     std::to_string(buffer_bytes) + " bytes; needed: at least 1 of at least " +
-                     std::to_string(kSmallestBuffer));
+  if (num_slots < 1 || slot_bytes < 1) {
+    throw UsageError("num_slots is " + std::to_string(num_slots) + ", slot_bytes " +
+                     std::to_string(slot_bytes) + "; both must be positive");
   }
   const DeviceGuard guard(device);
   for (;;) {
     try {
-      return std::make_shared<CudaStager>(device, buffer_bytes, num_buffers);
+      return std::make_shared<CudaStager>(device, slot_bytes, num_slots);
     } catch (const CudaError& error) {
-      if (error.code() != cudaErrorMemoryAllocation || buffer_bytes / 2 < kSmallestBuffer) throw;
-      buffer_bytes /= 2;
+      if (error.code() != cudaErrorMemoryAllocation || slot_bytes / 2 < kSmallestBuffer) throw;
+      slot_bytes /= 2;
     }
   }
 }
