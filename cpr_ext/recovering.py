@@ -7,6 +7,7 @@ in which order, so that what is refused is refused before anything of the model 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from cpr_ext.dense import DensePart, dense_differences, restore_dense
 from cpr_ext.dense_tree import read_position
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.manifest import SegmentRecord
-from cpr_ext.recovery import newest_readable_dense, restore_shard
+from cpr_ext.recovery import newest_readable_dense, restore_shards
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.regrouping import PartsPlan, newest_of_all
 from cpr_ext.row_updates import unsaved_updates
@@ -86,7 +87,7 @@ class Recoverer:
                 for table in self._tables
             )
             self._count_lost_updates(shard, report)
-            self._restore(shard, report, is_live=True)
+        self._restore(report, is_live=True)
 
     def _count_lost_updates(self, shard: int, report: RecoveryReport) -> None:
         for table in self._tables:
@@ -135,11 +136,7 @@ class Recoverer:
         record, part = found
         self._restore_dense(part, report)
         self._store.roll_back(record.snapshot)
-        saved: dict[str, set[str]] = {}
-        for shard in report.shards:
-            for name, arrays in self._restore(shard, report).items():
-                saved.setdefault(name, set()).update(arrays)
-        for name, arrays in saved.items():
+        for name, arrays in self._restore(report).items():
             self._by_name[name].keep_row_states(arrays)
         return report
 
@@ -242,19 +239,17 @@ class Recoverer:
             )
         return found
 
-    def _restore(
-        self, shard: int, report: RecoveryReport, *, is_live: bool = False
-    ) -> dict[str, set[str]]:
-        restored = restore_shard(
-            self._store.shards[shard],
-            shard,
+    def _restore(self, report: RecoveryReport, *, is_live: bool = False) -> dict[str, set[str]]:
+        """Restore the rows of ``report.shards``; the names of the arrays restored, by table."""
+        restored = restore_shards(
+            {shard: self._store.shards[shard] for shard in report.shards},
             self._store.num_shards,
             self._by_name,
             self._threads,
             report,
             direct_io=self._direct_io,
         )
-        for table in self._tables:
+        for shard, table in product(report.shards, self._tables):
             # Restored rows are as saved: not dirty, and their change is measured from here.
             begin, end = self._range(table, shard)
             if is_live and report.damaged_segments:

@@ -6,6 +6,7 @@ The newest undamaged state of each row wins, so a damaged chunk leaves the row's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,9 +27,24 @@ from cpr_ext.tables import Table, shard_row_range
 _SMALL_STATES = 16
 
 
-def restore_shard(
-    manifest: Manifest,
-    shard: int,
+# One slot is filled while others wait to be laid over the tables: the disk is not to wait for that.
+_NUM_SLOTS = 4
+
+
+@dataclass(frozen=True)
+class _ShardSegments:
+    """The live segments of a shard, oldest first, as a recovery found them."""
+
+    ranges: Mapping[str, tuple[int, int]]
+    sources: list[Source]
+
+    @property
+    def usable(self) -> list[Source]:
+        return [source for source in self.sources if source.rows is not None]
+
+
+def restore_shards(
+    manifests: Mapping[int, Manifest],
     num_shards: int,
     tables: Mapping[str, Table],
     pool: Any,
@@ -36,9 +52,12 @@ def restore_shard(
     *,
     direct_io: bool = True,
 ) -> dict[str, set[str]]:
-    """Restore every row of ``shard`` from the live segments of its manifest, and nothing else.
+    """Restore every row of shards from the live segments of their manifests, and nothing else.
+
+    All files are read in one go, so that the disk does not wait between them.
 
     Args:
+        manifests: of the shards to restore, by their numbers.
         tables: the live tables by name; rows of other shards are not touched.
         report: counts are added to it, and which rows are older or missing because of damage.
 
@@ -48,27 +67,47 @@ def restore_shard(
     Raises:
         StoreError: a segment does not fit the live tables; nothing was restored.
     """
+    shards = [
+        _open_shard(manifest, shard, num_shards, tables, report, direct_io)
+        for shard, manifest in manifests.items()
+    ]
+    for shard in shards:
+        make_missing_states([_segment(source) for source in shard.usable], tables)
+    _restore_segments(shards, tables, pool, report, direct_io)
+    restored: dict[str, set[str]] = {}
+    for shard in shards:
+        missing_before = report.rows_missing
+        if needs_account(shard.sources):
+            account(shard.ranges, shard.sources, report)
+        num_rows = sum(end - begin for begin, end in shard.ranges.values())
+        report.rows_restored += num_rows - (report.rows_missing - missing_before)
+        for source in shard.usable:
+            for spec in _segment(source).layout.tables:
+                restored.setdefault(spec.name, set()).update(array.name for array in spec.arrays)
+    return restored
+
+
+def _open_shard(
+    manifest: Manifest,
+    shard: int,
+    num_shards: int,
+    tables: Mapping[str, Table],
+    report: RecoveryReport,
+    direct_io: bool,
+) -> _ShardSegments:
     ranges = {
         name: shard_row_range(table.num_embeddings, shard, num_shards)
         for name, table in tables.items()
     }
-    sources = [_open(manifest, record, ranges, report, direct_io) for record in manifest.segments]
-    usable = [source.rows for source in sources if source.rows is not None]
-    make_missing_states([rows.segment for rows in usable], tables)
-    for source in sources:
-        if source.rows is not None:
-            segment = source.rows.segment
-            source.damaged |= _restore_segment(segment, tables, ranges, pool, report, direct_io)
-    missing_before = report.rows_missing
-    if needs_account(sources):
-        account(ranges, sources, report)
-    num_rows = sum(end - begin for begin, end in ranges.values())
-    report.rows_restored += num_rows - (report.rows_missing - missing_before)
-    restored: dict[str, set[str]] = {}
-    for rows in usable:
-        for spec in rows.segment.layout.tables:
-            restored.setdefault(spec.name, set()).update(array.name for array in spec.arrays)
-    return restored
+    return _ShardSegments(
+        ranges,
+        [_open(manifest, record, ranges, report, direct_io) for record in manifest.segments],
+    )
+
+
+def _segment(source: Source) -> Segment:
+    assert source.rows is not None
+    return source.rows.segment
 
 
 def _open(
@@ -134,20 +173,42 @@ def _is_small(array: ArraySpec, table: Table) -> bool:
     return array.row_bytes <= _SMALL_STATES * max(row_bytes, 8)
 
 
-def _restore_segment(
-    segment: Segment,
+def _restore_segments(
+    shards: Sequence[_ShardSegments],
     tables: Mapping[str, Table],
-    ranges: Mapping[str, tuple[int, int]],
     pool: Any,
     report: RecoveryReport,
     direct_io: bool,
-) -> set[int]:
-    """Lay a segment's rows over the tables; the numbers of damaged chunks."""
-    layout = segment.layout
-    slot_bytes = max(
-        (layout.rows_bytes(chunk[0], chunk[2]) for chunk in segment.chunks), default=ALIGNMENT
+) -> None:
+    """Lay the rows of segments over the tables; which chunks are damaged is noted in each source."""
+    found = [(source, shard.ranges) for shard in shards for source in shard.usable]
+    results = native.restore_segments(
+        [_native_source(_segment(source), tables, ranges) for source, ranges in found],
+        slots=_slots([_segment(source) for source, _ in found]),
+        pool=pool,
+        direct_io=direct_io,
     )
-    result = native.restore_segment(
+    for (source, _), result in zip(found, results, strict=True):
+        segment = _segment(source)
+        report.segments_read += 1
+        report.bytes_read += result["bytes_read"] + segment.layout.header_bytes
+        damaged = result["damaged"]
+        if damaged:
+            num_rows = sum(count for _, _, count, _, _ in damaged)
+            report.damaged_segments.append(
+                DamagedSegment(segment.path, f"{segment.path}: {damaged[0][3]}", num_rows)
+            )
+        places = {(table, first) for table, first, _, _, _ in damaged}
+        source.damaged |= {
+            number for number, chunk in enumerate(segment.chunks) if chunk[:2] in places
+        }
+
+
+def _native_source(
+    segment: Segment, tables: Mapping[str, Table], ranges: Mapping[str, tuple[int, int]]
+) -> Any:
+    layout = segment.layout
+    return native.RestoreSource(
         path=str(segment.path),
         tables=[
             native_table(layout, index, tables[spec.name].arrays())
@@ -155,20 +216,20 @@ def _restore_segment(
         ],
         wanted=[ranges[spec.name] for spec in layout.tables],
         chunks=segment.chunks,
-        slots=native.SlotPool(num_slots=2, slot_bytes=slot_bytes),
-        pool=pool,
-        direct_io=direct_io,
     )
-    report.segments_read += 1
-    report.bytes_read += result["bytes_read"] + layout.header_bytes
-    damaged = result["damaged"]
-    if damaged:
-        num_rows = sum(count for _, _, count, _, _ in damaged)
-        report.damaged_segments.append(
-            DamagedSegment(segment.path, f"{segment.path}: {damaged[0][3]}", num_rows)
-        )
-    places = {(table, first) for table, first, _, _, _ in damaged}
-    return {number for number, chunk in enumerate(segment.chunks) if chunk[:2] in places}
+
+
+def _slots(segments: Sequence[Segment]) -> Any:
+    """Slots that hold any chunk of the segments."""
+    slot_bytes = max(
+        (
+            segment.layout.rows_bytes(table, count)
+            for segment in segments
+            for table, _, count, _, _ in segment.chunks
+        ),
+        default=ALIGNMENT,
+    )
+    return native.SlotPool(num_slots=_NUM_SLOTS, slot_bytes=slot_bytes)
 
 
 def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = True) -> DensePart:
@@ -182,15 +243,12 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
     arrays = [
         {"": torch.empty(spec.num_rows, dtype=spec.arrays[0].dtype)} for spec in layout.tables
     ]
-    slot_bytes = max(
-        (layout.rows_bytes(chunk[0], chunk[2]) for chunk in segment.chunks), default=ALIGNMENT
-    )
     result = native.restore_segment(
         path=str(segment.path),
         tables=[native_table(layout, index, array) for index, array in enumerate(arrays)],
         wanted=[(0, spec.num_rows) for spec in layout.tables],
         chunks=segment.chunks,
-        slots=native.SlotPool(num_slots=2, slot_bytes=slot_bytes),
+        slots=_slots([segment]),
         direct_io=direct_io,
     )
     if result["damaged"]:

@@ -115,7 +115,7 @@ def test_partial_recovery_opens_only_the_segments_of_the_lost_shard(tmp_path, mo
     run.train(8)
     run.checkpointer.wait()
     opened = []
-    restore, path_open, file_open = native.restore_segment, Path.open, builtins.open
+    restore, path_open, file_open = native.restore_segments, Path.open, builtins.open
 
     def note_open(file, *args, **kwargs):
         opened.append(Path(str(file)))
@@ -125,11 +125,11 @@ def test_partial_recovery_opens_only_the_segments_of_the_lost_shard(tmp_path, mo
         opened.append(self)
         return path_open(self, *args, **kwargs)
 
-    def note_restore(*, path, **kwargs):
-        opened.append(Path(path))
-        return restore(path=path, **kwargs)
+    def note_restore(sources, **kwargs):
+        opened.extend(Path(source.path) for source in sources)
+        return restore(sources, **kwargs)
 
-    monkeypatch.setattr(native, "restore_segment", note_restore)
+    monkeypatch.setattr(native, "restore_segments", note_restore)
     monkeypatch.setattr(Path, "open", note_path_open)
     monkeypatch.setattr(builtins, "open", note_open)
     monkeypatch.setattr(io, "open", note_open)

@@ -1,11 +1,12 @@
 #include "pipeline/segment_restore.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <memory>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "core/error.h"
@@ -17,67 +18,134 @@ namespace cpr_ext {
 
 namespace {
 
-// One chunk as the reader hands it over.
+// While one waits to be scheduled, or opens the next file, the disk has the other's request.
+constexpr int kReaders = 2;
+
+// One chunk as a reader hands it over, its checksums not yet compared.
 struct ReadChunk {
-  const Chunk* chunk;
+  const RestoreSource* source = nullptr;
+  const Chunk* chunk = nullptr;
   SlotLease slot;
-  std::string damage;         // empty if every piece is good
-  bool row_ids_good = false;  // the slot's first piece, the row ids, may be used
+  std::vector<std::string> damage;  // per piece, empty if it could be read
   int64_t bytes = 0;
 };
 
-// Bounded by the slots: the reader waits for one before it reads.
-class Handover {
+// Reads all chunks of all sources ahead, on threads of its own, and gives them out in their order.
+// Bounded by the slots.
+class ReadAhead {
  public:
-  void push(ReadChunk chunk) {
+  // REQUIRES: all that is passed lives longer.
+  ReadAhead(const std::vector<RestoreSource>& sources, bool direct_io, SlotPool& slots)
+      : direct_io_(direct_io), slots_(slots) {
+    for (const RestoreSource& source : sources) {
+      for (const Chunk& chunk : source.chunks) chunks_.push_back({&source, &chunk});
+    }
+    const size_t num_readers =
+        std::min<size_t>({kReaders, chunks_.size(), static_cast<size_t>(slots.num_slots())});
+    try {
+      while (threads_.size() < num_readers) threads_.emplace_back([this] { run(); });
+    } catch (...) {
+      if (threads_.empty()) throw;  // else fewer do it too
+    }
+  }
+
+  // Reads no more. A slot that a reader waits for comes from those that were read.
+  ~ReadAhead() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      queue_.push_back(std::move(chunk));
+      next_to_read_ = chunks_.size();
+      read_.clear();
+      is_stopped_ = true;
     }
-    ready_.notify_one();
+    for (std::thread& thread : threads_) thread.join();
   }
-  void end(std::exception_ptr error) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      ended_ = true;
-      error_ = error;
-    }
-    ready_.notify_one();
-  }
-  std::optional<ReadChunk> pop() {
+
+  // The next chunk; nothing after the last. Throws what a reader threw.
+  std::optional<ReadChunk> next() {
     std::unique_lock<std::mutex> lock(mutex_);
-    ready_.wait(lock, [&] { return ended_ || !queue_.empty(); });
-    if (!queue_.empty()) {
-      ReadChunk chunk = std::move(queue_.front());
-      queue_.pop_front();
-      return chunk;
-    }
+    if (next_to_give_ == chunks_.size()) return std::nullopt;
+    changed_.wait(lock, [&] { return error_ || read_.count(next_to_give_) > 0; });
     if (error_) std::rethrow_exception(error_);
-    return std::nullopt;
+    return std::move(read_.extract(next_to_give_++).mapped());
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::deque<ReadChunk> queue_;
-  bool ended_ = false;
-  std::exception_ptr error_;
-};
+  struct Wanted {
+    const RestoreSource* source;
+    const Chunk* chunk;
+  };
 
-ReadChunk read_chunk(SegmentReader& reader, const SegmentTable& table, const Chunk& chunk,
-                     SlotPool& slots) {
-  ReadChunk read{&chunk, slots.acquire(), "", false, 0};
-  const std::vector<Piece> pieces = chunk_pieces(table, chunk.first, chunk.count);
-  std::byte* data = read.slot.data();
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const std::string damage = reader.read(pieces[i], chunk.checksums[i], data);
-    read.bytes += pieces[i].size_bytes;
-    data += pieces[i].size_bytes;
-    if (damage.empty() && i == 0) read.row_ids_good = !table.is_range();
-    if (!damage.empty() && read.damage.empty()) read.damage = damage;
+  void run() {
+    try {
+      OpenFile file;
+      for (;;) {
+        SlotLease slot = slots_.acquire();  // first, so that who reads the next to be given has one
+        size_t number;
+        {
+          std::lock_guard<std::mutex> lock(mutex_);
+          if (next_to_read_ == chunks_.size()) return;
+          number = next_to_read_++;
+        }
+        ReadChunk read = read_chunk(chunks_[number], std::move(slot), &file);
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (is_stopped_) return;
+        read_.emplace(number, std::move(read));
+        changed_.notify_one();
+      }
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      changed_.notify_one();
+    }
   }
-  return read;
-}
+
+  // A reader's own, so that no two threads share a file.
+  struct OpenFile {
+    const RestoreSource* source = nullptr;
+    std::optional<SegmentReader> reader;
+    std::string damage;
+  };
+
+  ReadChunk read_chunk(const Wanted& wanted, SlotLease slot, OpenFile* file) const {
+    if (file->source != wanted.source) open(*wanted.source, file);
+    const Chunk& chunk = *wanted.chunk;
+    const SegmentTable& table = wanted.source->tables[chunk.table].table;
+    ReadChunk read{wanted.source, &chunk, std::move(slot), {}, 0};
+    std::byte* data = read.slot.data();
+    for (const Piece& piece : chunk_pieces(table, chunk.first, chunk.count)) {
+      if (file->reader) {
+        read.damage.push_back(file->reader->read(piece, data));
+        read.bytes += piece.size_bytes;
+      } else {
+        read.damage.push_back(file->damage);
+      }
+      data += piece.size_bytes;
+    }
+    return read;
+  }
+
+  void open(const RestoreSource& source, OpenFile* file) const {
+    file->source = &source;
+    file->reader.reset();
+    try {
+      file->reader.emplace(source.path, direct_io_);
+    } catch (const StorageError& error) {
+      file->damage = error.what();
+    }
+  }
+
+  const bool direct_io_;
+  SlotPool& slots_;
+  std::vector<Wanted> chunks_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<size_t, ReadChunk> read_;  // guarded by mutex_, as all below
+  size_t next_to_read_ = 0;
+  size_t next_to_give_ = 0;
+  bool is_stopped_ = false;
+  std::exception_ptr error_;
+  std::vector<std::thread> threads_;  // last: they use all above
+};
 
 // The wanted rows of a chunk are a run, as its row ids ascend: [begin, end) of its positions.
 struct Run {
@@ -117,12 +185,12 @@ std::string check_row_ids(const RestoreTable& wanted, const int64_t* row_ids, co
 void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids, Run run,
                    const std::byte* data, ThreadPool* threads) {
   const std::byte* const begin = data;
-  std::vector<StagedArray> on_device;
+  std::map<DeviceStager*, std::vector<StagedArray>> on_devices;
   for (const SegmentArray& array : table.arrays) {
     const std::byte* packed = data + run.begin * array.rows.row_bytes;
     const int64_t count = run.end - run.begin;
     if (array.rows.stager != nullptr) {
-      on_device.push_back({array.rows, packed - begin});
+      on_devices[array.rows.stager].push_back({array.rows, packed - begin});
     } else if (row_ids == nullptr) {
       scatter_range(packed, table.range_begin + chunk.first + run.begin, count, array.rows,
                     threads);
@@ -131,36 +199,57 @@ void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t*
     }
     data += align_up(chunk.count * array.rows.row_bytes);
   }
-  if (on_device.empty()) return;
   const StagedRows rows{row_ids == nullptr ? nullptr : row_ids + run.begin,
                         table.range_begin + chunk.first + run.begin, run.end - run.begin};
-  on_device.front().rows.stager->scatter(on_device, rows, begin);
+  for (const auto& [stager, arrays] : on_devices) stager->scatter(arrays, rows, begin);
+}
+
+// What is wrong with a chunk, or an empty string, and whether its first piece, the row ids, is
+// good.
+struct Verdict {
+  std::string damage;
+  bool first_is_good;
+};
+
+Verdict check_pieces(const SegmentTable& table, const ReadChunk& read) {
+  const std::vector<Piece> pieces = chunk_pieces(table, read.chunk->first, read.chunk->count);
+  Verdict verdict{"", false};
+  const std::byte* data = read.slot.data();
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    std::string damage = read.damage[i];
+    if (damage.empty()) damage = SegmentReader::check(pieces[i], read.chunk->checksums[i], data);
+    if (i == 0) verdict.first_is_good = damage.empty();
+    if (verdict.damage.empty()) verdict.damage = std::move(damage);
+    data += pieces[i].size_bytes;
+  }
+  return verdict;
 }
 
 void take_in(const RestoreTable& wanted, ReadChunk read, ThreadPool* threads,
              RestoreResult* result) {
   const SegmentTable& table = wanted.table;
   const Chunk& chunk = *read.chunk;
+  Verdict verdict = check_pieces(table, read);
   const std::byte* data = read.slot.data();
   const int64_t* row_ids = nullptr;
+  bool rows_known = table.is_range();
   if (!table.is_range()) {
     row_ids = reinterpret_cast<const int64_t*>(data);
     data += align_up(chunk.count * static_cast<int64_t>(sizeof(int64_t)));
-    if (read.row_ids_good) {
+    if (verdict.first_is_good) {
       const std::string damage = check_row_ids(wanted, row_ids, chunk);
-      read.row_ids_good = damage.empty();
-      if (read.damage.empty()) read.damage = damage;
+      rows_known = damage.empty();
+      if (verdict.damage.empty()) verdict.damage = damage;
     }
   }
   result->bytes_read += read.bytes;
-  const bool rows_known = table.is_range() || read.row_ids_good;
   const Run run = rows_known ? wanted_run(wanted, row_ids, chunk) : Run{0, 0};
-  if (read.damage.empty()) {
+  if (verdict.damage.empty()) {
     scatter_chunk(table, chunk, row_ids, run, data, threads);
     result->rows_restored[chunk.table] += run.end - run.begin;
     return;
   }
-  DamagedChunk damaged{chunk.table, chunk.first, chunk.count, read.damage, rows_known, {}};
+  DamagedChunk damaged{chunk.table, chunk.first, chunk.count, verdict.damage, rows_known, {}};
   for (int64_t i = run.begin; i < run.end; ++i) {
     damaged.row_ids.push_back(row_ids == nullptr ? table.range_begin + chunk.first + i
                                                  : row_ids[i]);
@@ -168,58 +257,36 @@ void take_in(const RestoreTable& wanted, ReadChunk read, ThreadPool* threads,
   result->damaged.push_back(std::move(damaged));
 }
 
+// What was scattered on devices is there; throws CudaError if it is not.
+void finish_devices(const std::vector<RestoreSource>& sources) {
+  std::set<DeviceStager*> stagers;
+  for (const RestoreSource& source : sources) {
+    for (const RestoreTable& wanted : source.tables) {
+      for (const SegmentArray& array : wanted.table.arrays) stagers.insert(array.rows.stager);
+    }
+  }
+  stagers.erase(nullptr);
+  for (DeviceStager* stager : stagers) stager->finish();
+}
+
 }  // namespace
 
-RestoreResult restore_segment(const std::string& path, bool direct_io,
-                              const std::vector<RestoreTable>& tables,
-                              const std::vector<Chunk>& chunks, SlotPool& slots,
-                              ThreadPool* threads) {
-  RestoreResult result;
-  result.rows_restored.assign(tables.size(), 0);
-  std::unique_ptr<SegmentReader> reader;
-  try {
-    reader = std::make_unique<SegmentReader>(path, direct_io);
-  } catch (const StorageError& error) {
-    for (const Chunk& chunk : chunks) {
-      DamagedChunk damaged{chunk.table, chunk.first, chunk.count, error.what(), false, {}};
-      result.damaged.push_back(std::move(damaged));
-    }
-    return result;
+std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,
+                                            bool direct_io, SlotPool& slots, ThreadPool* threads,
+                                            const std::function<void()>& poll) {
+  std::vector<RestoreResult> results(sources.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    results[i].rows_restored.assign(sources[i].tables.size(), 0);
   }
-  Handover handover;
-  std::thread reading([&] {
-    try {
-      for (const Chunk& chunk : chunks) {
-        handover.push(read_chunk(*reader, tables[chunk.table].table, chunk, slots));
-      }
-      handover.end(nullptr);
-    } catch (...) {
-      handover.end(std::current_exception());
-    }
-  });
-  // The reader waits only for slots, and each turn of this loop returns one, so it always ends.
-  std::exception_ptr error;
-  for (;;) {
-    try {
-      std::optional<ReadChunk> read = handover.pop();
-      if (!read) break;
-      if (!error) {
-        const RestoreTable& wanted = tables[read->chunk->table];
-        take_in(wanted, std::move(*read), threads, &result);
-      }
-    } catch (...) {
-      if (error) break;
-      error = std::current_exception();
-    }
+  ReadAhead read_ahead(sources, direct_io, slots);
+  while (std::optional<ReadChunk> read = read_ahead.next()) {
+    const RestoreSource& source = *read->source;
+    take_in(source.tables[read->chunk->table], std::move(*read), threads,
+            &results[&source - sources.data()]);
+    if (poll) poll();
   }
-  reading.join();
-  if (error) std::rethrow_exception(error);
-  for (const RestoreTable& wanted : tables) {
-    for (const SegmentArray& array : wanted.table.arrays) {
-      if (array.rows.stager != nullptr) array.rows.stager->finish();
-    }
-  }
-  return result;
+  finish_devices(sources);
+  return results;
 }
 
 }  // namespace cpr_ext

@@ -1,7 +1,8 @@
-// Brings the rows of one segment back: a reader's thread reads and checks chunks ahead into slots
-// while the caller scatters them into the tables.
+// Brings the rows of segments back: a reader's thread reads chunks ahead into slots, also across
+// files, while the caller compares their checksums and scatters them into the tables.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,12 +34,20 @@ struct RestoreResult {
   int64_t bytes_read = 0;
 };
 
-// Restores the wanted rows of all `chunks` from the file at `path`. A chunk is written only if each
-// of its pieces is undamaged, so a row is whole; damaged ones, also a file that cannot be opened,
-// are reported. REQUIRES: every chunk fits a slot; pieces are aligned; `threads` may be null.
-RestoreResult restore_segment(const std::string& path, bool direct_io,
-                              const std::vector<RestoreTable>& tables,
-                              const std::vector<Chunk>& chunks, SlotPool& slots,
-                              ThreadPool* threads);
+// A segment file, and what of it is to be read.
+struct RestoreSource {
+  std::string path;
+  std::vector<RestoreTable> tables;
+  std::vector<Chunk> chunks;
+};
+
+// Restores the wanted rows of all chunks, in their order, so of a row that is in several sources
+// the last one's state stays. A chunk is written only if each of its pieces is undamaged, so a row
+// is whole; damaged ones, also of a file that cannot be opened, are reported. One result per
+// source. `poll` (may be empty) is called between chunks; what it throws ends the restoration and
+// is thrown. REQUIRES: every chunk fits a slot; pieces are aligned; `threads` may be null.
+std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,
+                                            bool direct_io, SlotPool& slots, ThreadPool* threads,
+                                            const std::function<void()>& poll = {});
 
 }  // namespace cpr_ext

@@ -14,8 +14,11 @@ class SegmentReader {
   SegmentReader(const std::string& path, bool direct_io);
 
   // Reads the piece into `data` (page-aligned, piece.size_bytes long). Returns what is wrong with
-  // it (it ends early, it cannot be read, its checksum differs), or an empty string.
-  std::string read(const Piece& piece, uint32_t checksum, std::byte* data);
+  // it (it ends early, it cannot be read), or an empty string. From any thread.
+  std::string read(const Piece& piece, std::byte* data);
+
+  // Returns what is wrong with the bytes of a piece that were read, or an empty string.
+  static std::string check(const Piece& piece, uint32_t checksum, const std::byte* data);
 
   int64_t file_bytes() const { return file_.size(); }
 
