@@ -415,7 +415,7 @@ cudaError_t cudaHostRegister(void*, size_t, unsigned) {
 cudaError_t cudaHostUnregister(void*) {
   Lock lock(machine().mutex);
   run_all();
-  return cudaSuccess;
+  return begin_call("cudaHostUnregister");
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
