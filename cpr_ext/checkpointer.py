@@ -562,6 +562,7 @@ class Checkpointer:
         # saved or the step is given.
         may_choose_ahead = self.priority.fraction < 1 and self._when_busy == "delay"
         hold_later = is_held and kind == "partial" and may_choose_ahead
+        chooses_on_gpu = bool(self._devices) and not at_once and self.consistency == "row"
         options = self._write_options
         if self._is_overlapping:
             options = replace(options, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=is_held)
@@ -573,7 +574,7 @@ class Checkpointer:
             pipeline=self._pipeline,
             options=options,
             capture_dense=self._capture_dense,
-            choose_later=self._is_overlapping and not is_held,
+            choose_later=(self._is_overlapping and not is_held) or chooses_on_gpu,
             hold_later=hold_later,
         )
         self._next_snapshot += 1

@@ -14,7 +14,8 @@ NOT_THERE = "sampler or LargestChange"
 
 
 @pytest.mark.parametrize(
-    "file", ["test_snapshot", "test_recovery", "test_failed_saves", "test_checkpointer"]
+    "file",
+    ["emulated_cases", "test_snapshot", "test_recovery", "test_failed_saves", "test_checkpointer"],
 )
 def test_promises_hold_for_tables_on_a_gpu(file):
     done = subprocess.run(

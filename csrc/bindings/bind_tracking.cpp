@@ -172,6 +172,21 @@ void register_taken_rows(py::module_& module) {
       });
 }
 
+std::unique_ptr<PendingRows> begin_select(const RowTracker& tracker, int64_t begin, int64_t end,
+                                          int64_t k) {
+  py::gil_scoped_release release;
+  return tracker.begin_select({begin, end}, k);
+}
+
+py::array_t<int64_t> read_pending(PendingRows& pending) {
+  std::vector<int64_t> row_ids;
+  {
+    py::gil_scoped_release release;
+    row_ids = pending.read();
+  }
+  return to_numpy(std::move(row_ids));
+}
+
 void register_row_tracker(py::module_& module) {
   py::class_<RowTracker>(module, "RowTracker",
                          "Which rows of one table are dirty (looked up since last taken), and how\n"
@@ -206,6 +221,9 @@ void register_row_tracker(py::module_& module) {
            "At most k dirty rows in [begin, end), highest score first, ties by lowest row id.\n\n"
            "weight: (num_rows, embedding_dim), as it is now; ChangeMeter needs it, others ignore\n"
            "it. Returns int64 row ids, ascending; the same for any number of threads.")
+      .def("begin_select", &begin_select, py::arg("begin"), py::arg("end"), py::arg("k"),
+           "As select, of a tracker on a device, without waiting for it: PendingRows. None of a\n"
+           "tracker on the CPU.")
       .def("take", &take, py::arg("row_ids"), py::kw_only(), py::arg("weight") = py::none(),
            py::arg("pool") = nullptr,
            "The rows have just been captured: clears their score and dirtiness.\n\n"
@@ -223,6 +241,9 @@ void register_row_tracker(py::module_& module) {
 
 void register_tracking(py::module_& module) {
   register_taken_rows(module);
+  py::class_<PendingRows>(module, "PendingRows", "Rows that a device is choosing.")
+      .def("is_ready", &PendingRows::is_ready, "Whether read() need not wait.")
+      .def("read", &read_pending, "The row ids: int64, ascending.");
   register_row_tracker(module);
   py::class_<DirtyRows, RowTracker>(module, "DirtyRows",
                                     "One bit per row; every dirty row scores the same.")

@@ -107,6 +107,13 @@ Event::Event() {
   CPR_EXT_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | cudaEventBlockingSync));
 }
 
+bool Event::is_done() {
+  const cudaError_t code = cudaEventQuery(event_);
+  if (code == cudaErrorNotReady) return false;
+  CPR_EXT_CUDA(code);
+  return true;
+}
+
 Event::~Event() { pass_over(cudaEventDestroy(event_)); }
 
 SideStream::SideStream() {
@@ -144,6 +151,17 @@ void HostLink::download(void* to, const void* from, int64_t bytes, cudaStream_t 
   std::lock_guard<std::mutex> lock(mutex_);
   ready_.record(stream);
   ready_.hold(side_.get());
+  download_held(to, from, bytes);
+}
+
+void HostLink::download(void* to, const void* from, int64_t bytes, Event& event) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  event.hold(side_.get());
+  download_held(to, from, bytes);
+}
+
+// REQUIRES: mutex_ is held, and the side stream waits for what is in `from`.
+void HostLink::download_held(void* to, const void* from, int64_t bytes) {
   for (Event& done : done_) done.wait();  // an upload may still read its block
   const int64_t num_pieces = (bytes + kBlockBytes - 1) / kBlockBytes;
   const auto size = [&](int64_t piece) {

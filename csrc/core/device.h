@@ -140,6 +140,7 @@ class Event {
   void record(cudaStream_t stream) { CPR_EXT_CUDA(cudaEventRecord(event_, stream)); }
   void hold(cudaStream_t stream) { CPR_EXT_CUDA(cudaStreamWaitEvent(stream, event_, 0)); }
   void wait() { CPR_EXT_CUDA(cudaEventSynchronize(event_)); }  // at once if never recorded
+  bool is_done();
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -169,14 +170,17 @@ class HostLink {
   // When it returns `from` may be changed; the bytes are in `to` when `stream` gets here.
   void upload(void* to, const void* from, int64_t bytes, cudaStream_t stream);
 
-  // What lies in `from` when `stream` gets here. Waits for it; `stream` goes on meanwhile.
+  // What lies in `from` when `stream` gets here, or got to `event`. Waits for it; the stream goes
+  // on meanwhile.
   void download(void* to, const void* from, int64_t bytes, cudaStream_t stream);
+  void download(void* to, const void* from, int64_t bytes, Event& event);
 
  private:
   static constexpr int kNumBlocks = 4;
   static constexpr int64_t kBlockBytes = 1 << 20;
 
   HostLink() : blocks_(kNumBlocks * kBlockBytes) {}  // of the current device
+  void download_held(void* to, const void* from, int64_t bytes);
   std::byte* block(int i) { return blocks_.data() + i * kBlockBytes; }
 
   std::mutex mutex_;  // guards all below

@@ -8,7 +8,7 @@
 
 namespace cpr_ext {
 
-// Row ids on the device, ascending, and how many there are.
+// Row ids on the device, ascending, and how many there are, or will be.
 class DeviceRows {
  public:
   // As top_rows of scores (num_rows,), with first_row_id added to every row id; on `stream`, for
@@ -18,13 +18,18 @@ class DeviceRows {
   DeviceRows(const uint32_t* scores, int64_t num_rows, int64_t k, int64_t first_row_id,
              cudaStream_t stream);
 
+  bool is_ready() { return chosen_.is_done(); }
+
   // Waits for the stream, but only for the rows; the stream goes on while they are copied.
-  std::vector<int64_t> read(int device) const;
+  std::vector<int64_t> read(int device);
 
  private:
+  void choose(const uint32_t* scores, int64_t num_rows, int64_t most_rows, int64_t first_row_id,
+              cudaStream_t stream);
+
   StreamMemory state_;
   StreamMemory row_ids_;  // (<= k)
-  cudaStream_t stream_;
+  Event chosen_;
 };
 
 }  // namespace cpr_ext

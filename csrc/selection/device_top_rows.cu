@@ -278,11 +278,16 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 
 DeviceRows::DeviceRows(const uint32_t* scores, int64_t num_rows, int64_t k, int64_t first_row_id,
                        cudaStream_t stream)
-    : state_(sizeof(State), stream), stream_(stream) {
-  auto* const state = state_.as<State>();
-  CPR_EXT_CUDA(cudaMemsetAsync(state, 0, sizeof(State), stream));
+    : state_(sizeof(State), stream) {
+  CPR_EXT_CUDA(cudaMemsetAsync(state_.as<void>(), 0, sizeof(State), stream));
   const int64_t most_rows = std::min(k, num_rows);
-  if (most_rows <= 0) return;
+  if (most_rows > 0) choose(scores, num_rows, most_rows, first_row_id, stream);
+  chosen_.record(stream);
+}
+
+void DeviceRows::choose(const uint32_t* scores, int64_t num_rows, int64_t most_rows,
+                        int64_t first_row_id, cudaStream_t stream) {
+  auto* const state = state_.as<State>();
   row_ids_ = StreamMemory(most_rows * static_cast<int64_t>(sizeof(int64_t)), stream);
   const int64_t wanted_parts = (num_rows + kFewestRowsPerPart - 1) / kFewestRowsPerPart;
   const int64_t rows_per_part = round_up(
@@ -305,13 +310,13 @@ DeviceRows::DeviceRows(const uint32_t* scores, int64_t num_rows, int64_t k, int6
                  first_row_id, row_ids_.as<int64_t>());
 }
 
-std::vector<int64_t> DeviceRows::read(int device) const {
+std::vector<int64_t> DeviceRows::read(int device) {
   HostLink& link = HostLink::of(device);
   Count num_rows = 0;
-  link.download(&num_rows, &state_.as<State>()->num_rows, sizeof(num_rows), stream_);
+  link.download(&num_rows, &state_.as<State>()->num_rows, sizeof(num_rows), chosen_);
   std::vector<int64_t> row_ids(num_rows);
   link.download(row_ids.data(), row_ids_.as<int64_t>(),
-                static_cast<int64_t>(num_rows * sizeof(int64_t)), stream_);
+                static_cast<int64_t>(num_rows * sizeof(int64_t)), chosen_);
   return row_ids;
 }
 

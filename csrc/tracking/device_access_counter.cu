@@ -171,6 +171,26 @@ class TakenOnDevice final : public LateRows {
   StreamMemory counts_;
 };
 
+class RowsOfDevice final : public PendingRows {
+ public:
+  RowsOfDevice(int device, const uint32_t* counts, RowRange range, int64_t k)
+      : device_(device), rows_(counts, range.size(), k, range.begin, stream_of(device)) {}
+
+  bool is_ready() override {
+    const DeviceGuard guard(device_);
+    return rows_.is_ready();
+  }
+
+  std::vector<int64_t> read() override {
+    const DeviceGuard guard(device_);
+    return rows_.read(device_);
+  }
+
+ private:
+  int device_;
+  DeviceRows rows_;
+};
+
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CPR_EXT_CUDA(cudaStreamIsCapturing(stream, &status));
@@ -290,10 +310,13 @@ std::vector<int64_t> DeviceAccessCounter::list_dirty(RowRange range) const {
 
 std::vector<int64_t> DeviceAccessCounter::select_best(RowRange range, int64_t k, const WeightView*,
                                                       ThreadPool*) const {
+  return begin_select_best(range, k)->read();
+}
+
+std::unique_ptr<PendingRows> DeviceAccessCounter::begin_select_best(RowRange range,
+                                                                    int64_t k) const {
   const DeviceGuard guard(device_);
-  const DeviceRows rows(on_device_->row(range.begin), range.size(), k, range.begin,
-                        stream_of(device_));
-  return rows.read(device_);
+  return std::make_unique<RowsOfDevice>(device_, on_device_->row(range.begin), range, k);
 }
 
 TakenRows DeviceAccessCounter::clear_rows(RowIds row_ids, const WeightView*, ThreadPool*) {

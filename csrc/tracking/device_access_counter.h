@@ -37,6 +37,7 @@ class DeviceAccessCounter final : public RowTracker {
   std::vector<int64_t> list_dirty(RowRange range) const override;
   std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
                                    ThreadPool* pool) const override;
+  std::unique_ptr<PendingRows> begin_select_best(RowRange range, int64_t k) const override;
   TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;

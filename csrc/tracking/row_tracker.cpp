@@ -92,6 +92,11 @@ std::vector<int64_t> RowTracker::select(RowRange range, int64_t k, const WeightV
   return select_best(range, std::max<int64_t>(0, k), weight, pool);
 }
 
+std::unique_ptr<PendingRows> RowTracker::begin_select(RowRange range, int64_t k) const {
+  check_range(range);
+  return begin_select_best(range, std::max<int64_t>(0, k));
+}
+
 TakenRows RowTracker::take(RowIds row_ids, const WeightView* weight, ThreadPool* pool) {
   for (int64_t i = 0; i < row_ids.size; ++i) {
     if (i > 0 && row_ids.data[i] <= row_ids.data[i - 1]) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,14 @@ struct RowRange {
 
   int64_t size() const { return end - begin; }
   bool contains(int64_t row_id) const { return begin <= row_id && row_id < end; }
+};
+
+// Rows that a device is choosing.
+class PendingRows {
+ public:
+  virtual ~PendingRows() = default;
+  virtual bool is_ready() = 0;              // does not wait; throws CudaError
+  virtual std::vector<int64_t> read() = 0;  // waits; once
 };
 
 struct RowIds {
@@ -77,6 +86,10 @@ class RowTracker {
   std::vector<int64_t> select(RowRange range, int64_t k, const WeightView* weight,
                               ThreadPool* pool) const;
 
+  // As select(), which on a device waits for training's stream: here the caller may go on, and asks
+  // later. Null on the host.
+  std::unique_ptr<PendingRows> begin_select(RowRange range, int64_t k) const;
+
   // The rows have just been captured: clears their score and dirtiness. If it throws, nothing has
   // changed.
   TakenRows take(RowIds row_ids, const WeightView* weight, ThreadPool* pool);
@@ -95,6 +108,9 @@ class RowTracker {
   virtual std::vector<int64_t> list_dirty(RowRange range) const = 0;
   virtual std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
                                            ThreadPool* pool) const = 0;
+  virtual std::unique_ptr<PendingRows> begin_select_best(RowRange, int64_t) const {
+    return nullptr;
+  }
   virtual TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) = 0;
   virtual TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) = 0;
   virtual void restore(const TakenRows& taken) = 0;

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cpr_ext.errors import CudaError, RowIndexError, UsageError
+from python_tests.csrc import backends
 from python_tests.csrc.backends import live_bytes
 
 HIGHEST_COUNT = 2**32 - 1
@@ -183,3 +184,30 @@ def test_a_failing_call_leaves_the_counts_as_they_are(emulated, call, nth):
 def test_a_device_that_is_not_there_is_refused(device):
     with pytest.raises(UsageError, match="device is 99; there are"):
         device.native.DeviceAccessCounter(name="t", num_rows=5, device=99)
+
+
+def test_rows_are_chosen_while_the_caller_goes_on(emulated):
+    counter = emulated.access_counter("t", 1000)
+    counter.observe(np.repeat(np.arange(100), 3))
+    emulated.native.emulator.set_lazy(True)
+    pending = counter.begin_select(0, 1000, 200)
+    later = np.repeat(np.arange(500, 600), 9)
+    counter.observe(later)  # submitted later: not among those chosen
+    asked = 0
+    while not pending.is_ready():
+        asked += 1
+    assert asked > 3
+    assert pending.read().tolist() == list(range(100))
+    assert counter.select(0, 1000, 100).tolist() == list(range(500, 600))
+
+
+def test_rows_chosen_later_are_read_at_once_if_asked_for(device):
+    counter = device.access_counter("t", 1000)
+    counter.observe(np.array([7, 7, 9]))
+    assert counter.begin_select(0, 1000, 1).read().tolist() == [7]
+    assert counter.begin_select(8, 1000, 0).read().tolist() == []
+
+
+def test_a_tracker_on_the_cpu_has_nothing_to_wait_for():
+    counter = backends.find("cpu").access_counter("t", 10)
+    assert counter.begin_select(0, 10, 5) is None
