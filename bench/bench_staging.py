@@ -6,11 +6,12 @@ random order. All write into memory that is there already and use the same numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import bounds
 import numpy as np
 import torch
+from memory import aligned_memory
 from paired import Comparison, Contender, Settings
 
 from cpr_ext._native import native
@@ -18,6 +19,7 @@ from cpr_ext._native import native
 MAX_BYTES = 1 << 30
 ROW_BYTES = (64, 256, 512)
 ORDERS = ("ascending", "random")
+SLOT_BYTES = 8 << 20
 
 
 def make_rows(
@@ -41,7 +43,9 @@ def comparisons(settings: Settings) -> Iterator[Comparison]:
             work = f"{num_chosen} rows of {row_bytes} bytes{suffix}"
             facts = {"row_bytes": row_bytes, "order": order, "bytes": rows[2].nbytes}
             yield Comparison(f"gather {work}", _gather(*rows), 12, facts)
-            if order == "ascending":  # scatter_rows takes no other: so no two threads meet
+            if order == "ascending":
+                yield Comparison(f"pack and check {work}", _gather_and_check(*rows), 12, facts)
+                # scatter_rows takes no other order: so no two threads meet
                 yield Comparison(f"scatter {work}", _scatter(*rows), 12, facts)
 
 
@@ -56,6 +60,46 @@ def _gather(table: torch.Tensor, row_ids: torch.Tensor, packed: torch.Tensor) ->
         Contender(
             "prefetching loop", lambda: bounds.gather(table, row_ids, packed, threads), "bound"
         ),
+        Contender(
+            "streaming loop",
+            lambda: bounds.gather(table, row_ids, packed, threads, streams=True),
+            "bound",
+        ),
+    ]
+
+
+def _gather_and_check(
+    table: torch.Tensor, row_ids: torch.Tensor, packed: torch.Tensor
+) -> list[Contender]:
+    """As a snapshot does it: into a slot, which is read at once for its checksum."""
+    threads = torch.get_num_threads()
+    pool = native.ThreadPool(num_threads=threads)
+    parts = row_ids.split(SLOT_BYTES // packed[0].nbytes)
+    slot = aligned_memory(SLOT_BYTES)
+
+    def checked(gather: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable[[], object]:
+        def run() -> None:
+            for part in parts:
+                rows = torch.frombuffer(
+                    slot, dtype=packed.dtype, count=len(part) * packed.shape[1]
+                ).view(len(part), -1)
+                gather(part, rows)
+                native.crc32c(rows.numpy().view(np.uint8).reshape(-1))
+
+        return run
+
+    def loop(*, streams: bool) -> Callable[[], object]:
+        return checked(
+            lambda part, rows: bounds.gather(table, part, rows, threads, streams=streams)
+        )
+
+    return [
+        Contender(
+            "gather_cpr_ext",
+            checked(lambda part, rows: native.gather_rows(table, part, rows, pool=pool)),
+        ),
+        Contender("prefetching loop", loop(streams=False), "bound"),
+        Contender("streaming loop", loop(streams=True), "bound"),
     ]
 
 
@@ -68,6 +112,6 @@ def _scatter(table: torch.Tensor, row_ids: torch.Tensor, packed: torch.Tensor) -
         ),
         Contender("index_copy_", lambda: table.index_copy_(0, row_ids, packed), "peer"),
         Contender(
-            "prefetching loop", lambda: bounds.scatter(packed, row_ids, table, threads), "bound"
+            "streaming loop", lambda: bounds.scatter(packed, row_ids, table, threads), "bound"
         ),
     ]

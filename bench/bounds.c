@@ -15,6 +15,7 @@ typedef struct {
   char* to;
   const int64_t* row_ids;
   int64_t first, last, count, row_bytes;
+  int streams;  // past the caches
 } Job;
 
 // REQUIRES: row_bytes is a multiple of 64, `to` is aligned to 64 bytes.
@@ -36,7 +37,12 @@ static inline void gather_rows(const Job* job, int64_t row_bytes) {
       const char* next = job->from + job->row_ids[i + kRowsAhead] * row_bytes;
       for (int64_t byte = 0; byte < row_bytes; byte += kLine) __builtin_prefetch(next + byte, 0, 3);
     }
-    stream_row(job->to + i * row_bytes, job->from + job->row_ids[i] * row_bytes, row_bytes);
+    char* to = job->to + i * row_bytes;
+    const char* from = job->from + job->row_ids[i] * row_bytes;
+    if (job->streams)
+      stream_row(to, from, row_bytes);
+    else
+      memcpy(to, from, (size_t)row_bytes);
   }
 }
 
@@ -82,14 +88,14 @@ static void run(void* (*work)(void*), Job whole, int threads) {
 
 // packed (count, row_bytes) <- rows row_ids of table
 void bound_gather(const char* table, const int64_t* row_ids, char* packed, int64_t count,
-                  int64_t row_bytes, int threads) {
-  run(run_gather, (Job){table, packed, row_ids, 0, 0, count, row_bytes}, threads);
+                  int64_t row_bytes, int threads, int streams) {
+  run(run_gather, (Job){table, packed, row_ids, 0, 0, count, row_bytes, streams}, threads);
 }
 
 // rows row_ids of table <- packed (count, row_bytes)
 void bound_scatter(const char* packed, const int64_t* row_ids, char* table, int64_t count,
                    int64_t row_bytes, int threads) {
-  run(run_scatter, (Job){packed, table, row_ids, 0, 0, count, row_bytes}, threads);
+  run(run_scatter, (Job){packed, table, row_ids, 0, 0, count, row_bytes, 1}, threads);
 }
 
 // Adds 1 to counts[t][indices[t][i]] of every table t: no check of an index, nothing else noted.

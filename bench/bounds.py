@@ -25,10 +25,11 @@ def _library() -> ctypes.CDLL:
         subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(path)], check=True)
         library = ctypes.CDLL(str(path))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    for name in ("bound_gather", "bound_scatter"):
-        function = getattr(library, name)
-        function.argtypes = [pointer, pointer, pointer, number, number, ctypes.c_int]
-        function.restype = None
+    moves = [pointer, pointer, pointer, number, number, ctypes.c_int]
+    library.bound_gather.argtypes = [*moves, ctypes.c_int]
+    library.bound_gather.restype = None
+    library.bound_scatter.argtypes = moves
+    library.bound_scatter.restype = None
     library.bound_count.argtypes = [pointer, pointer, number, number]
     library.bound_count.restype = None
     library.bound_read.argtypes = [pointer, number]
@@ -36,8 +37,19 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def gather(table: torch.Tensor, row_ids: torch.Tensor, packed: torch.Tensor, threads: int) -> None:
-    """Pack rows ``row_ids`` of ``table`` into ``packed``; rows of a multiple of 64 bytes."""
+def gather(
+    table: torch.Tensor,
+    row_ids: torch.Tensor,
+    packed: torch.Tensor,
+    threads: int,
+    *,
+    streams: bool = False,
+) -> None:
+    """Pack rows ``row_ids`` of ``table`` into ``packed``; rows of a multiple of 64 bytes.
+
+    Args:
+        streams: stores go past the caches.
+    """
     _library().bound_gather(
         table.data_ptr(),
         row_ids.data_ptr(),
@@ -45,6 +57,7 @@ def gather(table: torch.Tensor, row_ids: torch.Tensor, packed: torch.Tensor, thr
         len(row_ids),
         table.shape[1] * table.itemsize,
         threads,
+        streams,
     )
 
 

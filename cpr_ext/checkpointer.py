@@ -136,7 +136,7 @@ class Checkpointer:
         overlap: Literal["auto", "always", "never"] = "auto",
         slot_bytes: int = DEFAULT_SLOT_BYTES,
         keep_bytes: int = DEFAULT_KEEP_BYTES,
-        num_slots: int = 2,
+        num_slots: int = 3,
         num_threads: int | None = None,
         direct_io: bool = True,
         count_row_updates: bool = False,
