@@ -206,7 +206,7 @@ def gather(sizes: Sizes) -> list[Target]:
 
 
 def held(sizes: Sizes) -> list[Target]:
-    """How long step() holds training for a whole partial snapshot, against state_dict to the CPU."""
+    """How long step() holds training for a whole snapshot, against state_dict to the CPU."""
     num_rows = sizes.counted_rows // 32
     model = torch.nn.EmbeddingBag(num_rows, 64, sparse=True, mode="sum").cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -102,9 +102,7 @@ def _access_counter(table: Table) -> Any:
     device = device_of(table.weight)
     if device is None:
         return native.AccessCounter(name=table.name, num_rows=table.num_embeddings)
-    return native.DeviceAccessCounter(
-        name=table.name, num_rows=table.num_embeddings, device=device
-    )
+    return native.DeviceAccessCounter(name=table.name, num_rows=table.num_embeddings, device=device)
 
 
 def _require_host(table: Table, priority: Priority) -> None:

@@ -1,4 +1,4 @@
-"""What python_tests/test_emulated_gpu.py runs on the emulated device alone: what only a GPU does."""
+"""What only a GPU does: run by python_tests/test_emulated_gpu.py on the emulated device."""
 
 import pytest
 import torch

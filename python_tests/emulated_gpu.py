@@ -8,6 +8,7 @@ the CPU, submits nothing to it. What a GPU refuses is replaced by what it has.
 """
 
 import functools
+import importlib
 import sys
 from typing import Any
 
@@ -16,41 +17,41 @@ import torch
 import cpr_ext
 from cpr_ext import _emulated
 
-sys.modules["cpr_ext._C"] = _emulated
-cpr_ext._C = _emulated
 
-from cpr_ext import devices
+def emulate() -> None:
+    """Before anything else of cpr_ext is imported."""
+    sys.modules["cpr_ext._C"] = _emulated
+    cpr_ext._C = _emulated
+    devices = importlib.import_module("cpr_ext.devices")
+    devices.device_of = _device_of
+    devices._current_stream = lambda device: 0
+    checkpointer = importlib.import_module("cpr_ext.checkpointer").Checkpointer
+    checkpointer.__init__ = _as_on_a_gpu(checkpointer.__init__)
 
 
 def _device_of(tensor: torch.Tensor) -> int:
     return 0
 
 
-devices.device_of = _device_of  # before anyone imports it
-devices._current_stream = lambda device: 0
-
-from cpr_ext.checkpointer import Checkpointer
-from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, SubSampledUsed
-
-
 def _as_on_a_gpu(init: Any) -> Any:
+    priorities = importlib.import_module("cpr_ext.priorities")
+
     @functools.wraps(init)
-    def wrapped(self: Checkpointer, *args: Any, **options: Any) -> None:
+    def wrapped(self: Any, *args: Any, **options: Any) -> None:
         if options.get("overlap") == "always":
             options["overlap"] = "never"
-        if isinstance(priority := options.get("priority"), SubSampledUsed | LargestChange):
-            options["priority"] = MostFrequentlyUsed(priority.fraction)
+        priority = options.get("priority")
+        if isinstance(priority, priorities.SubSampledUsed | priorities.LargestChange):
+            options["priority"] = priorities.MostFrequentlyUsed(priority.fraction)
         init(self, *args, **options)
 
     return wrapped
 
 
-Checkpointer.__init__ = _as_on_a_gpu(Checkpointer.__init__)  # type: ignore[method-assign]
-
-
 def main(arguments: list[str]) -> int:
     import pytest
 
+    emulate()
     _emulated.emulator.shuffle_threads(7)
     status = pytest.main(arguments)
     print("kernels launched:", _emulated.emulator.calls().get("cudaLaunchKernelEx", 0))

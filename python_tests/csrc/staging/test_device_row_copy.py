@@ -133,9 +133,7 @@ def test_where_memory_is_short_the_buffers_are_smaller(emulated):
 
 def test_where_there_is_no_memory_at_all_the_error_is_cudas_own(emulated):
     emulated.native.emulator.fail_call("cudaMalloc", 1)
-    with pytest.raises(
-        CudaError, match=r"error 2 \(out of memory\) at cudaMalloc.*device.cu:"
-    ):
+    with pytest.raises(CudaError, match=r"error 2 \(out of memory\) at cudaMalloc.*device.cu:"):
         make_stager(emulated)
 
 
