@@ -55,8 +55,12 @@ run_under() {
     CPR_EXT_SANITIZER=$kind CPR_EXT_HYPOTHESIS=sanitize "$@"
 }
 
+# The fibers of the emulated device make AddressSanitizer say so once; that is no report.
 list_reports() {
-  find "$build" -maxdepth 1 -name 'report.*' -size +0 | sort
+  local file
+  for file in $(find "$build" -maxdepth 1 -name 'report.*' -size +0 | sort); do
+    if grep -qv "doesn't fully support makecontext/swapcontext" "$file"; then echo "$file"; fi
+  done
 }
 
 run_one() {

@@ -67,7 +67,7 @@ void scatter(DeviceStager& stager, py::handle packed, py::handle row_ids, py::ha
 
 py::array_t<int64_t> top_rows_of(const py::object& scores, int64_t k, int device) {
   const TensorView view = view_contiguous(scores, "scores", 1, {DType::kUInt32}, device);
-  std::vector<int64_t> row_ids;
+  RowIdVector row_ids;
   {
     py::gil_scoped_release release;
     row_ids = device_top_rows(device, static_cast<const uint32_t*>(view.data), view.shape[0], k);

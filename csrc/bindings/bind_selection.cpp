@@ -12,7 +12,7 @@ namespace {
 py::array_t<int64_t> top_rows_of(const py::object& scores, int64_t k,
                                  const std::shared_ptr<ThreadPool>& pool) {
   const TensorView view = view_contiguous(scores, "scores", 1, {DType::kUInt32, DType::kFloat32});
-  std::vector<int64_t> row_ids;
+  RowIdVector row_ids;
   {
     py::gil_scoped_release release;
     row_ids = view.dtype == DType::kUInt32

@@ -77,7 +77,7 @@ bool is_clean(const RowTracker& tracker, int64_t begin, std::optional<int64_t> e
 
 py::array_t<int64_t> dirty_rows(const RowTracker& tracker, int64_t begin,
                                 std::optional<int64_t> end) {
-  std::vector<int64_t> row_ids;
+  RowIdVector row_ids;
   {
     py::gil_scoped_release release;
     row_ids = tracker.dirty_rows(range_of(tracker, begin, end));
@@ -88,7 +88,7 @@ py::array_t<int64_t> dirty_rows(const RowTracker& tracker, int64_t begin,
 py::array_t<int64_t> select(const RowTracker& tracker, int64_t begin, int64_t end, int64_t k,
                             const py::object& weight, const Pool& pool) {
   const OptionalWeight now(weight, tracker);
-  std::vector<int64_t> row_ids;
+  RowIdVector row_ids;
   {
     py::gil_scoped_release release;
     row_ids = tracker.select({begin, end}, k, now.get(), pool.get());
@@ -163,8 +163,7 @@ void register_taken_rows(py::module_& module) {
           "num_rows", [](TakenRows& taken) { return settled(taken).num_rows(); },
           "How many of them were dirty.")
       .def_property_readonly(
-          "row_ids",
-          [](TakenRows& taken) { return to_numpy(std::vector<int64_t>(settled(taken).row_ids)); },
+          "row_ids", [](TakenRows& taken) { return to_numpy(RowIdVector(settled(taken).row_ids)); },
           "(num_rows) int64, ascending, a copy.")
       .def("__repr__", [](TakenRows& taken) {
         return "TakenRows(" + taken.kind + " '" + taken.tracker +
@@ -179,7 +178,7 @@ std::unique_ptr<PendingRows> begin_select(const RowTracker& tracker, int64_t beg
 }
 
 py::array_t<int64_t> read_pending(PendingRows& pending) {
-  std::vector<int64_t> row_ids;
+  RowIdVector row_ids;
   {
     py::gil_scoped_release release;
     row_ids = pending.read();

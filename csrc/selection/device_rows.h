@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "core/device.h"
+#include "core/row_id_vector.h"
 
 namespace cpr_ext {
 
@@ -21,7 +21,7 @@ class DeviceRows {
   bool is_ready() { return chosen_.is_done(); }
 
   // Waits for the stream, but only for the rows; the stream goes on while they are copied.
-  std::vector<int64_t> read(int device);
+  RowIdVector read(int device);
 
  private:
   void choose(const uint32_t* scores, int64_t num_rows, int64_t most_rows, int64_t first_row_id,

@@ -310,18 +310,17 @@ void DeviceRows::choose(const uint32_t* scores, int64_t num_rows, int64_t most_r
                  first_row_id, row_ids_.as<int64_t>());
 }
 
-std::vector<int64_t> DeviceRows::read(int device) {
+RowIdVector DeviceRows::read(int device) {
   HostLink& link = HostLink::of(device);
   Count num_rows = 0;
   link.download(&num_rows, &state_.as<State>()->num_rows, sizeof(num_rows), chosen_);
-  std::vector<int64_t> row_ids(num_rows);
+  RowIdVector row_ids(num_rows);
   link.download(row_ids.data(), row_ids_.as<int64_t>(),
                 static_cast<int64_t>(num_rows * sizeof(int64_t)), chosen_);
   return row_ids;
 }
 
-std::vector<int64_t> device_top_rows(int device, const uint32_t* scores, int64_t num_rows,
-                                     int64_t k) {
+RowIdVector device_top_rows(int device, const uint32_t* scores, int64_t num_rows, int64_t k) {
   const DeviceGuard guard(device);
   return DeviceRows(scores, num_rows, k, 0, stream_of(device)).read(device);
 }

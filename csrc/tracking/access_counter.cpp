@@ -65,13 +65,13 @@ bool AccessCounter::has_no_dirty(RowRange range) const {
   return true;
 }
 
-std::vector<int64_t> AccessCounter::list_dirty(RowRange range) const {
+RowIdVector AccessCounter::list_dirty(RowRange range) const {
   return select_best(range, range.size(), nullptr, nullptr);
 }
 
-std::vector<int64_t> AccessCounter::select_best(RowRange range, int64_t k, const WeightView*,
-                                                ThreadPool* pool) const {
-  std::vector<int64_t> row_ids = top_rows(counts_.data() + range.begin, range.size(), k, pool);
+RowIdVector AccessCounter::select_best(RowRange range, int64_t k, const WeightView*,
+                                       ThreadPool* pool) const {
+  RowIdVector row_ids = top_rows(counts_.data() + range.begin, range.size(), k, pool);
   if (range.begin != 0) {
     for (int64_t& row_id : row_ids) row_id += range.begin;
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/huge_pages.h"
+#include "core/row_id_vector.h"
 #include "tracking/row_tracker.h"
 
 namespace cpr_ext {
@@ -23,9 +24,9 @@ class AccessCounter final : public RowTracker {
  private:
   int64_t count_dirty(RowRange range) const override;
   bool has_no_dirty(RowRange range) const override;
-  std::vector<int64_t> list_dirty(RowRange range) const override;
-  std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
-                                   ThreadPool* pool) const override;
+  RowIdVector list_dirty(RowRange range) const override;
+  RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
+                          ThreadPool* pool) const override;
   TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;

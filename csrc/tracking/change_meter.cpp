@@ -60,16 +60,13 @@ int64_t ChangeMeter::count_dirty(RowRange range) const { return dirty_.num_dirty
 
 bool ChangeMeter::has_no_dirty(RowRange range) const { return dirty_.is_clean(range); }
 
-std::vector<int64_t> ChangeMeter::list_dirty(RowRange range) const {
-  return dirty_.dirty_rows(range);
-}
+RowIdVector ChangeMeter::list_dirty(RowRange range) const { return dirty_.dirty_rows(range); }
 
-std::vector<int64_t> ChangeMeter::select_best(RowRange range, int64_t k, const WeightView* weight,
-                                              ThreadPool* pool) const {
-  const std::vector<int64_t> row_ids = dirty_.dirty_rows(range);
+RowIdVector ChangeMeter::select_best(RowRange range, int64_t k, const WeightView* weight,
+                                     ThreadPool* pool) const {
+  const RowIdVector row_ids = dirty_.dirty_rows(range);
   const std::vector<float> changes = measure(row_ids, checked(weight), pool);
-  std::vector<int64_t> chosen =
-      top_rows(changes.data(), static_cast<int64_t>(changes.size()), k, pool);
+  RowIdVector chosen = top_rows(changes.data(), static_cast<int64_t>(changes.size()), k, pool);
   for (int64_t& position : chosen) position = row_ids[position];
   return chosen;
 }
@@ -127,8 +124,8 @@ const WeightView& ChangeMeter::checked(const WeightView* weight) const {
 }
 
 // (row_ids.size()) scores. Throws NanError for the lowest row that holds NaN.
-std::vector<float> ChangeMeter::measure(const std::vector<int64_t>& row_ids,
-                                        const WeightView& weight, ThreadPool* pool) const {
+std::vector<float> ChangeMeter::measure(const RowIdVector& row_ids, const WeightView& weight,
+                                        ThreadPool* pool) const {
   std::vector<float> changes(row_ids.size());
   in_blocks(static_cast<int64_t>(row_ids.size()), pool, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

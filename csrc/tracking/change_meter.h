@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/row_id_vector.h"
 #include "tracking/dirty_rows.h"
 #include "tracking/row_tracker.h"
 
@@ -30,15 +31,15 @@ class ChangeMeter final : public RowTracker {
  private:
   int64_t count_dirty(RowRange range) const override;
   bool has_no_dirty(RowRange range) const override;
-  std::vector<int64_t> list_dirty(RowRange range) const override;
-  std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
-                                   ThreadPool* pool) const override;
+  RowIdVector list_dirty(RowRange range) const override;
+  RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
+                          ThreadPool* pool) const override;
   TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;
 
   const WeightView& checked(const WeightView* weight) const;
-  std::vector<float> measure(const std::vector<int64_t>& row_ids, const WeightView& weight,
+  std::vector<float> measure(const RowIdVector& row_ids, const WeightView& weight,
                              ThreadPool* pool) const;
   std::byte* baseline_row(int64_t row_id) const { return baseline_.get() + row_id * row_bytes_; }
   void rebase(int64_t row_id, const WeightView& weight);

@@ -181,7 +181,7 @@ class RowsOfDevice final : public PendingRows {
     return rows_.is_ready();
   }
 
-  std::vector<int64_t> read() override {
+  RowIdVector read() override {
     const DeviceGuard guard(device_);
     return rows_.read(device_);
   }
@@ -304,12 +304,12 @@ int64_t DeviceAccessCounter::count_dirty(RowRange range) const {
   return static_cast<int64_t>(num_dirty);
 }
 
-std::vector<int64_t> DeviceAccessCounter::list_dirty(RowRange range) const {
+RowIdVector DeviceAccessCounter::list_dirty(RowRange range) const {
   return select_best(range, count_dirty(range), nullptr, nullptr);
 }
 
-std::vector<int64_t> DeviceAccessCounter::select_best(RowRange range, int64_t k, const WeightView*,
-                                                      ThreadPool*) const {
+RowIdVector DeviceAccessCounter::select_best(RowRange range, int64_t k, const WeightView*,
+                                             ThreadPool*) const {
   return begin_select_best(range, k)->read();
 }
 

@@ -34,9 +34,9 @@ class DeviceAccessCounter final : public RowTracker {
  private:
   int64_t count_dirty(RowRange range) const override;
   bool has_no_dirty(RowRange range) const override { return count_dirty(range) == 0; }
-  std::vector<int64_t> list_dirty(RowRange range) const override;
-  std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
-                                   ThreadPool* pool) const override;
+  RowIdVector list_dirty(RowRange range) const override;
+  RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
+                          ThreadPool* pool) const override;
   std::unique_ptr<PendingRows> begin_select_best(RowRange range, int64_t k) const override;
   TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;

@@ -46,13 +46,13 @@ bool DirtyRows::has_no_dirty(RowRange range) const {
   return clean;
 }
 
-std::vector<int64_t> DirtyRows::list_dirty(RowRange range) const {
+RowIdVector DirtyRows::list_dirty(RowRange range) const {
   return select_best(range, range.size(), nullptr, nullptr);
 }
 
-std::vector<int64_t> DirtyRows::select_best(RowRange range, int64_t k, const WeightView*,
-                                            ThreadPool*) const {
-  std::vector<int64_t> row_ids(static_cast<size_t>(std::min(k, count_dirty(range))));
+RowIdVector DirtyRows::select_best(RowRange range, int64_t k, const WeightView*,
+                                   ThreadPool*) const {
+  RowIdVector row_ids(static_cast<size_t>(std::min(k, count_dirty(range))));
   size_t size = 0;
   for_each_word(range, [&](size_t word, uint64_t bits) {
     for (; bits != 0 && size < row_ids.size(); bits &= bits - 1) {

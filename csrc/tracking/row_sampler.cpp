@@ -56,13 +56,11 @@ int64_t RowSampler::count_dirty(RowRange range) const { return dirty_.num_dirty(
 
 bool RowSampler::has_no_dirty(RowRange range) const { return dirty_.is_clean(range); }
 
-std::vector<int64_t> RowSampler::list_dirty(RowRange range) const {
-  return dirty_.dirty_rows(range);
-}
+RowIdVector RowSampler::list_dirty(RowRange range) const { return dirty_.dirty_rows(range); }
 
-std::vector<int64_t> RowSampler::select_best(RowRange range, int64_t k, const WeightView*,
-                                             ThreadPool* pool) const {
-  std::vector<int64_t> row_ids = sampled_.dirty_rows(range);
+RowIdVector RowSampler::select_best(RowRange range, int64_t k, const WeightView*,
+                                    ThreadPool* pool) const {
+  RowIdVector row_ids = sampled_.dirty_rows(range);
   if (static_cast<int64_t>(row_ids.size()) <= k) return row_ids;
   const uint64_t salt = mix_bits(options_.seed ^ mix_bits(num_observed_));
   std::vector<uint32_t> lots(row_ids.size());
@@ -70,7 +68,7 @@ std::vector<int64_t> RowSampler::select_best(RowRange range, int64_t k, const We
     const uint64_t hash = mix_bits(salt + static_cast<uint64_t>(row_ids[i]));
     lots[i] = static_cast<uint32_t>(hash >> 32) | 1;  // top_rows passes over zeros
   }
-  std::vector<int64_t> chosen = top_rows(lots.data(), static_cast<int64_t>(lots.size()), k, pool);
+  RowIdVector chosen = top_rows(lots.data(), static_cast<int64_t>(lots.size()), k, pool);
   for (int64_t& position : chosen) position = row_ids[position];
   return chosen;
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/row_id_vector.h"
 #include "tracking/dirty_rows.h"
 #include "tracking/random.h"
 #include "tracking/row_tracker.h"
@@ -36,9 +37,9 @@ class RowSampler final : public RowTracker {
  private:
   int64_t count_dirty(RowRange range) const override;
   bool has_no_dirty(RowRange range) const override;
-  std::vector<int64_t> list_dirty(RowRange range) const override;
-  std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
-                                   ThreadPool* pool) const override;
+  RowIdVector list_dirty(RowRange range) const override;
+  RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
+                          ThreadPool* pool) const override;
   TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;

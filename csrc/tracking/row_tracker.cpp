@@ -81,13 +81,13 @@ bool RowTracker::is_clean(RowRange range) const {
   return has_no_dirty(range);
 }
 
-std::vector<int64_t> RowTracker::dirty_rows(RowRange range) const {
+RowIdVector RowTracker::dirty_rows(RowRange range) const {
   check_range(range);
   return list_dirty(range);
 }
 
-std::vector<int64_t> RowTracker::select(RowRange range, int64_t k, const WeightView* weight,
-                                        ThreadPool* pool) const {
+RowIdVector RowTracker::select(RowRange range, int64_t k, const WeightView* weight,
+                               ThreadPool* pool) const {
   check_range(range);
   return select_best(range, std::max<int64_t>(0, k), weight, pool);
 }

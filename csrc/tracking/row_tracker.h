@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/row_id_vector.h"
 #include "core/thread_pool.h"
 #include "tracking/lookup.h"
 #include "tracking/taken_rows.h"
@@ -30,8 +31,8 @@ struct RowRange {
 class PendingRows {
  public:
   virtual ~PendingRows() = default;
-  virtual bool is_ready() = 0;              // does not wait; throws CudaError
-  virtual std::vector<int64_t> read() = 0;  // waits; once
+  virtual bool is_ready() = 0;     // does not wait; throws CudaError
+  virtual RowIdVector read() = 0;  // waits; once
 };
 
 struct RowIds {
@@ -78,13 +79,12 @@ class RowTracker {
   virtual void report_faults() {}
 
   int64_t num_dirty(RowRange range) const;
-  bool is_clean(RowRange range) const;  // none is dirty; stops at the first that is
-  std::vector<int64_t> dirty_rows(RowRange range) const;  // ascending
+  bool is_clean(RowRange range) const;           // none is dirty; stops at the first that is
+  RowIdVector dirty_rows(RowRange range) const;  // ascending
 
   // At most `k` dirty rows of the range, those with the highest score, ties by lowest row id;
   // ascending. `weight` is needed by ChangeMeter only.
-  std::vector<int64_t> select(RowRange range, int64_t k, const WeightView* weight,
-                              ThreadPool* pool) const;
+  RowIdVector select(RowRange range, int64_t k, const WeightView* weight, ThreadPool* pool) const;
 
   // As select(), which on a device waits for training's stream: here the caller may go on, and asks
   // later. Null on the host.
@@ -105,9 +105,9 @@ class RowTracker {
  private:
   virtual int64_t count_dirty(RowRange range) const = 0;
   virtual bool has_no_dirty(RowRange range) const = 0;
-  virtual std::vector<int64_t> list_dirty(RowRange range) const = 0;
-  virtual std::vector<int64_t> select_best(RowRange range, int64_t k, const WeightView* weight,
-                                           ThreadPool* pool) const = 0;
+  virtual RowIdVector list_dirty(RowRange range) const = 0;
+  virtual RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
+                                  ThreadPool* pool) const = 0;
   virtual std::unique_ptr<PendingRows> begin_select_best(RowRange, int64_t) const {
     return nullptr;
   }

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "core/row_id_vector.h"
+
 namespace cpr_ext {
 
 struct TakenRows;
@@ -22,7 +24,7 @@ class LateRows {
 struct TakenRows {
   std::string tracker;           // name of the table it was taken from
   std::string kind;              // class of the tracker
-  std::vector<int64_t> row_ids;  // ascending; only rows that were dirty
+  RowIdVector row_ids;           // ascending; only rows that were dirty
   std::vector<uint32_t> counts;  // AccessCounter: access count; RowSampler: 1 if it was sampled
   std::vector<float> changes;    // ChangeMeter: L2 change
   std::shared_ptr<LateRows> late;

@@ -57,6 +57,49 @@ def test_every_size_budget_and_thread_count_gives_the_same_rows(kind, n):
             np.testing.assert_array_equal(_C.top_rows(scores, k, pool), expected)
 
 
+SAMPLED = 600_000  # rows from which on a sample of large counts is drawn
+LARGE = {
+    "uniform": lambda random: random.integers(0, 2**32, SAMPLED, np.uint32),
+    "around_the_lowest": lambda random: random.integers(2000, 2100, SAMPLED, np.uint32),
+    "of_all_sizes": lambda random: np.exp2(random.uniform(0, 32, SAMPLED)).astype(np.uint32),
+    "many_equal": lambda random: random.choice(np.array([0, 5000, 6000], np.uint32), SAMPLED),
+    "few_large": lambda random: (
+        random.integers(0, 9, SAMPLED, np.uint32)
+        + 10**6 * (random.random(SAMPLED) < 0.1).astype(np.uint32)
+    ),
+    "highest": lambda random: np.uint32(2**32 - 1) - random.integers(0, 9, SAMPLED, np.uint32),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("share", [1e-5, 0.01, 0.1, 0.125, 0.9, 0.9999, 1])
+def test_many_large_counts_give_the_same_rows(kind, share):
+    scores = LARGE[kind](np.random.default_rng(7))
+    k = int(SAMPLED * share)
+    expected = reference.top_rows_fast(scores, k)
+    for pool in (None, POOLS[2]):
+        np.testing.assert_array_equal(_C.top_rows(scores, k, pool), expected)
+
+
+def sampled_rows(num_rows):
+    """The rows that a selection draws to learn about where the cut is."""
+    bits = np.arange(1, 16385, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    bits ^= bits >> np.uint64(31)
+    return (bits % np.uint64(num_rows)).astype(np.int64)
+
+
+@pytest.mark.parametrize("factor", [1, 1000], ids=["sample too low", "sample too high"])
+def test_a_sample_unlike_the_other_rows_does_no_harm(factor):
+    random = np.random.default_rng(3)
+    scores = random.integers(10**6, 2 * 10**6, SAMPLED, np.uint32)
+    scores[sampled_rows(SAMPLED)] = factor * random.integers(3000, 4000, 16384, np.uint32)
+    for k in (100, SAMPLED // 8, SAMPLED // 2):
+        expected = reference.top_rows_fast(scores, k)
+        np.testing.assert_array_equal(_C.top_rows(scores, k, POOLS[2]), expected)
+
+
 def test_infinity_ranks_first_and_minus_zero_is_zero():
     scores = np.array([1, np.inf, -0.0, 3e38, 0, 1e-45], dtype=np.float32)
     assert _C.top_rows(scores, 1).tolist() == [1]
