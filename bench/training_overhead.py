@@ -1,6 +1,6 @@
 """What saving costs training: samples per second, the longest pause and memory, ours and peers.
 
-    python bench/training_overhead.py [--every 10] [--rounds 3] [--tiny] [--only X]
+    python bench/training_overhead.py [--every 10] [--rounds 6] [--tiny] [--only X]
 
 Trains DLRM at batch 2048. For each way to save, in a process of its own, stretches of `--every`
 seconds that begin with a save and end when it is durable take turns with half as long ones without
@@ -189,10 +189,16 @@ def child(options: argparse.Namespace) -> None:
 
 def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     modes = [mode for mode in MODES if options.only in mode]
-    arguments = ["--every", str(options.every), "--rounds", str(options.rounds)]
-    arguments += ["--batch-size", str(options.batch_size), *["--tiny"] * options.tiny]
+    arguments = ["--every", str(options.every), "--batch-size", str(options.batch_size)]
+    arguments += ["--tiny"] * options.tiny
+
+    def rounds(mode: str) -> list[str]:  # a peer's cost is far from none, ours needs more to tell
+        return ["--rounds", str(-(-options.rounds // 2) if mode in PEERS else options.rounds)]
+
     return [
-        summarize(mode, in_own_process(__file__, mode, *arguments, folder=options.folder))
+        summarize(
+            mode, in_own_process(__file__, mode, *arguments, *rounds(mode), folder=options.folder)
+        )
         for mode in tqdm(modes, unit="way", disable=None)
     ]
 
@@ -232,7 +238,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = parser_of(__doc__, has_children=True)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between saves")
-    parser.add_argument("--rounds", type=int, default=3, help="stretches with a save, of each way")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="stretches with a save; of peers half as many"
+    )
     parser.add_argument("--batch-size", type=int, default=2048)
     options = parser.parse_args()
     if options.child:
