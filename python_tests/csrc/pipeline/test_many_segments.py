@@ -1,4 +1,4 @@
-"""Segments that lie over one another, restored in one call: read ahead, laid down in their order."""
+"""Segments that lie over one another, restored in one call: read ahead, laid down in order."""
 
 from __future__ import annotations
 
