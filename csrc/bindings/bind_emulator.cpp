@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/register.h"
+#include "testing/broken_kernels.h"
 #include "testing/emulated_cuda.h"
 
 namespace py = pybind11;
@@ -21,6 +22,12 @@ void register_emulator(py::module_& module) {
       },
       py::arg("name"), py::arg("nth"), py::arg("error") = 2,
       "The nth call of this function from here on fails (2: out of memory); 0: none does.");
+  emulator.def(
+      "run_broken_kernel",
+      [](const std::string& fault) {
+        return static_cast<int>(emulated_cuda::run_broken_kernel(fault));
+      },
+      py::arg("fault"), "The error that a kernel with this fault ends with; 0: none.");
   emulator.def("calls", &emulated_cuda::calls, "Calls by name since last asked.");
   emulator.def("allocations", &emulated_cuda::allocations,
                "Device memory that is not freed: bytes by address. Runs what waits.");

@@ -103,6 +103,8 @@ void fail_call(const std::string& name, int nth, cudaError_t error);  // of thos
 std::map<std::string, int64_t> calls();                               // since the last ask, by name
 std::map<uintptr_t, int64_t> allocations();  // of device memory: address, bytes
 
+void repair();  // after a fault in a kernel, which else breaks the device for good
+
 cudaError_t submit_kernel(const cudaLaunchConfig_t& config, std::function<void()> thread);
 void barrier();
 // Every lane of `mask` gives a value; returns those of all 32 lanes, valid until the next exchange.
