@@ -42,7 +42,7 @@ def comparisons(settings: Settings) -> Iterator[Comparison]:
             suffix = "" if order == "ascending" else f", {order} order"
             work = f"{num_chosen} rows of {row_bytes} bytes{suffix}"
             facts = {"row_bytes": row_bytes, "order": order, "bytes": rows[2].nbytes}
-            yield Comparison(f"gather {work}", _gather(*rows), 12, facts)
+            yield Comparison(f"gather {work}", _gather(*rows), 30, facts)
             if order == "ascending":
                 yield Comparison(f"pack and check {work}", _gather_and_check(*rows), 12, facts)
                 # scatter_rows takes no other order: so no two threads meet
