@@ -2,11 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CXX := $(shell find csrc -name '*.cpp' -o -name '*.h')
+CXX := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h')
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: help demo test test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability sanitize clean
+.PHONY: help demo test build-gpu test-gpu bench-gpu test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
@@ -18,6 +18,7 @@ help:
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped: 15 min"
 	@echo "make fuzz      hostile stores through all that reads one, under ASan; FUZZ_SECONDS=600"
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
+	@echo "make test-gpu, make bench-gpu  what needs a GPU, with the Python and torch found there; docs/gpu.md"
 	@echo "make lint      check format, style and types;  make fmt: format"
 
 demo: build
@@ -30,6 +31,17 @@ test: lint
 test-distributed: build
 	$(BIN)/python -m pytest python_tests/distributed -m long
 	for i in $$(seq 20); do $(BIN)/python -m pytest -q python_tests/distributed || exit 1; done
+
+# With the Python and the torch of the machine that has the GPU: GPU_PYTHON, not .venv.
+GPU_PYTHON ?= python3
+build-gpu:
+	CPR_EXT_CUDA=ON CPR_EXT_EMULATED=1 $(GPU_PYTHON) -m pip install --quiet --no-build-isolation --no-deps --editable .
+
+test-gpu: build-gpu
+	$(GPU_PYTHON) -m pytest -rs python_tests/csrc python_tests/test_gpu.py python_tests/cli/test_train.py -k "cuda or gpu"
+
+bench-gpu: build-gpu
+	$(GPU_PYTHON) bench/gpu_targets.py
 
 crash-test: build
 	$(BIN)/python -m python_tests.faults crash_test
@@ -84,8 +96,9 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt --no-deps torchrec fbgemm-gpu-cpu
 	touch $@
 
-$(VENV)/built: $(VENV)/ready setup.py CMakeLists.txt $(CXX)
-	CPR_EXT_WERROR=1 $(PIP) install --no-build-isolation --no-deps --editable .
+# CPR_EXT_EMULATED: the CUDA sources once more, to run on the CPU in tests.
+$(VENV)/built: $(VENV)/ready setup.py CMakeLists.txt cmake/cuda.cmake $(CXX)
+	CPR_EXT_WERROR=1 CPR_EXT_EMULATED=1 $(PIP) install --no-build-isolation --no-deps --editable .
 	touch $@
 
 clean:

@@ -1,6 +1,8 @@
 """Builds the native core with CMake and Ninja; all other metadata is in pyproject.toml.
 
-Environment: MAX_JOBS, CMAKE_ARGS, CPR_EXT_SANITIZE=address|thread, CPR_EXT_WERROR=1.
+Environment: CPR_EXT_CUDA=AUTO|ON|OFF (AUTO: on if nvcc is found), CUDA_HOME, TORCH_CUDA_ARCH_LIST,
+MAX_JOBS, CMAKE_ARGS, CPR_EXT_SANITIZE=address|thread, CPR_EXT_WERROR=1, and CPR_EXT_EMULATED=1 for
+the module that runs the CUDA sources on the CPU, for tests.
 """
 
 import os
@@ -37,6 +39,8 @@ class CMakeBuild(build_ext):
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DCMAKE_BUILD_TYPE={'RelWithDebInfo' if SANITIZE else 'Release'}",
             f"-DCPR_EXT_SANITIZE={SANITIZE}",
+            f"-DCPR_EXT_CUDA={os.environ.get('CPR_EXT_CUDA', 'AUTO')}",
+            f"-DCPR_EXT_EMULATED={'ON' if os.environ.get('CPR_EXT_EMULATED') == '1' else 'OFF'}",
             f"-DCPR_EXT_WERROR={'ON' if os.environ.get('CPR_EXT_WERROR') == '1' else 'OFF'}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
@@ -44,7 +48,10 @@ class CMakeBuild(build_ext):
         if jobs := os.environ.get("MAX_JOBS"):
             build += ["--parallel", jobs]
         # cmake and ninja from PyPI lie beside the interpreter, even in a venv not activated.
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        if cuda_home := os.environ.get("CUDA_HOME"):
+            folders.insert(1, str(Path(cuda_home) / "bin"))
+        path = os.pathsep.join(folders)
         for command in (configure, build):
             subprocess.run(command, check=True, env={**os.environ, "PATH": path})
 

@@ -27,6 +27,7 @@ from cpr_ext.dense import (
     shared_optimizers,
 )
 from cpr_ext.dense_tree import read_position
+from cpr_ext.devices import devices_of, make_stagers, use_training_streams
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UsageError
 from cpr_ext.merging import MergeLimits
 from cpr_ext.metrics import Metrics, ScalarWriter
@@ -77,9 +78,9 @@ class Checkpointer:
             only read the tables; with ``consistency="step"``, rows about to change are copied aside
             first. For tables that nothing but their optimizer changes: another change is noticed
             (unless it is hidden from PyTorch by ``.data``) and costs the snapshot. Tables of less
-            than 16 MB, or without a torch optimizer, are captured inside ``step()``, as are all
-            with ``"never"``; so are snapshots of one step if an optimizer changes rows that were
-            not looked up. ``"always"`` overlaps small tables too, and raises where it cannot.
+            than 16 MB, on a GPU, or without a torch optimizer, are captured inside ``step()``, as
+            are all with ``"never"``; so are snapshots of one step if an optimizer changes rows that
+            were not looked up. ``"always"`` overlaps small tables too, and raises where it cannot.
         num_shards: into how many row ranges to cut every table, each recovered on its own.
         tables: parameters or modules by name, instead of those found in ``model``; or a list of
             ready-made ``cpr_ext.tables.Table``, which may be empty: then only the dense part is
@@ -98,7 +99,8 @@ class Checkpointer:
             ``"delay"`` starts it once that one is committed, ``"wait"`` holds training until then,
             so that snapshots are taken at the same steps whatever the disk's speed.
         on_nan: ``"raise"`` gives a snapshot up rather than save NaN; ``"save"`` saves it.
-        slot_bytes, num_slots: size and number of the staging slots, the memory of a snapshot.
+        slot_bytes, num_slots: size and number of the staging slots, the memory of a snapshot; so
+            much is also taken on every GPU that has tables.
         keep_bytes: most memory for rows copied aside; when it is full, training waits for the disk.
         num_threads: threads for counting, selecting and copying, the caller's included.
         direct_io: write past the page cache where the file system allows it.
@@ -185,6 +187,9 @@ class Checkpointer:
         self._rebase_after = rebase_after
         self._when_busy = when_busy
         self._write_options = WriteOptions(direct_io, refuse_nan=on_nan == "raise")
+        self._devices = devices_of(table.weight for table in self.tables)
+        use_training_streams(self._devices)
+        self._stagers = make_stagers(self._devices, slot_bytes=slot_bytes, num_slots=num_slots)
         self._threads = native.ThreadPool(num_threads=num_threads or min(4, os.cpu_count() or 1))
         prioritized = {table.name for table in prioritized_tables(self.tables)}
         self._trackers = {
@@ -204,6 +209,7 @@ class Checkpointer:
             slot_bytes=slot_bytes,
             keep_bytes=keep_bytes,
             pool=self._threads,
+            stagers=self._stagers,
         )
         self.store = Store(
             directory, tables=self.tables, num_shards=num_shards, retention=retention
@@ -277,6 +283,7 @@ class Checkpointer:
         self._require_recovered()
         if num_samples < 0:
             raise UsageError(f"num_samples is {num_samples}; it must not be negative")
+        use_training_streams(self._devices)
         if self._is_first_step and self._recorder.misses_lookups:
             warnings.warn(_NO_LOOKUPS, stacklevel=2)
         self._is_first_step = False
@@ -311,6 +318,7 @@ class Checkpointer:
         """
         _require("kind", kind, ("partial", "base"))
         self._require_recovered()
+        use_training_streams(self._devices)
         self._pause_capture()
         self._recorder.flush()
         self._finish_in_flight()
@@ -325,6 +333,7 @@ class Checkpointer:
             SnapshotError: it failed; its cause is ``__cause__``.
         """
         self._require_open()
+        use_training_streams(self._devices)
         self._advance()
         snapshot = self._in_flight
         if snapshot is None:
@@ -383,6 +392,7 @@ class Checkpointer:
         _require("mode", mode, ("partial", "full"))
         _require("on_damage", on_damage, ("raise", "fall_back"))
         self._require_open()
+        use_training_streams(self._devices)
         started = time.perf_counter()
         if shards is not None and mode == "full":
             raise UsageError('full recovery goes back with all shards; leave out "shards"')
@@ -471,6 +481,7 @@ class Checkpointer:
         """
         if self._closed:
             return
+        use_training_streams(self._devices)
         try:
             self._finish_in_flight()
         finally:
@@ -551,6 +562,7 @@ class Checkpointer:
         # saved or the step is given.
         may_choose_ahead = self.priority.fraction < 1 and self._when_busy == "delay"
         hold_later = is_held and kind == "partial" and may_choose_ahead
+        chooses_on_gpu = bool(self._devices) and not at_once and self.consistency == "row"
         options = self._write_options
         if self._is_overlapping:
             options = replace(options, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=is_held)
@@ -562,7 +574,7 @@ class Checkpointer:
             pipeline=self._pipeline,
             options=options,
             capture_dense=self._capture_dense,
-            choose_later=self._is_overlapping and not is_held,
+            choose_later=(self._is_overlapping and not is_held) or chooses_on_gpu,
             hold_later=hold_later,
         )
         self._next_snapshot += 1

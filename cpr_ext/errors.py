@@ -43,6 +43,10 @@ class StorageError(CprError, OSError):
         return self.strerror or super().__str__()
 
 
+class CudaError(CprError, RuntimeError):
+    """A call of the CUDA runtime failed: its name, CUDA's own message, file and line."""
+
+
 class SnapshotError(CprError):
     """A snapshot could not be committed; its cause is ``__cause__``, earlier ones are intact."""
 

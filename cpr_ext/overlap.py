@@ -20,6 +20,7 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.at_exit import close_at_exit
+from cpr_ext.devices import device_of
 from cpr_ext.errors import SnapshotError
 from cpr_ext.snapshot import Snapshot
 from cpr_ext.tables import Table
@@ -116,6 +117,8 @@ class Overlap:
     def obstacle(tables: Sequence[Table]) -> str | None:
         """Why the tables cannot be captured while training runs; None if they can."""
         for table in tables:
+            if device_of(table.weight) is not None:
+                return f"table '{table.name}' lies on a GPU, which captures while training goes on"
             if not isinstance(table.optimizer, torch.optim.Optimizer):
                 return f"no torch optimizer given to the Checkpointer updates table '{table.name}'"
             if any(getattr(module, "max_norm", None) is not None for module in table.modules):

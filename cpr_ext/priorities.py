@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpr_ext._native import native
+from cpr_ext.devices import device_of
 from cpr_ext.errors import UsageError
-from cpr_ext.row_updates import CountedTracker
+from cpr_ext.row_updates import CountedTracker, counts_updates
 from cpr_ext.tables import Table
 
 
@@ -43,7 +44,7 @@ class MostFrequentlyUsed(Priority):
     """MFU: the rows looked up most often since they were last saved. 4 bytes per row."""
 
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
-        return native.AccessCounter(name=table.name, num_rows=table.num_embeddings)
+        return _access_counter(table)
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class SubSampledUsed(Priority):
             raise UsageError(f"SubSampledUsed: period is {self.period}; it must be at least 1")
 
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
+        _require_host(table, self)
         return native.RowSampler(
             name=table.name,
             num_rows=table.num_embeddings,
@@ -80,17 +82,35 @@ class LargestChange(Priority):
     """
 
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
+        _require_host(table, self)
         return native.ChangeMeter(name=table.name, weight=table.weight.detach())
 
 
 @dataclass(frozen=True)
 class AllRows(Priority):
-    """Every row that changed since it was last saved. 1 bit per row."""
+    """Every row that changed since it was last saved. 1 bit per row, on a GPU 4 bytes."""
 
     fraction: float = 1.0
 
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
+        if device_of(table.weight) is not None:
+            return _access_counter(table)
         return native.DirtyRows(name=table.name, num_rows=table.num_embeddings)
+
+
+def _access_counter(table: Table) -> Any:
+    device = device_of(table.weight)
+    if device is None:
+        return native.AccessCounter(name=table.name, num_rows=table.num_embeddings)
+    return native.DeviceAccessCounter(name=table.name, num_rows=table.num_embeddings, device=device)
+
+
+def _require_host(table: Table, priority: Priority) -> None:
+    if device_of(table.weight) is not None:
+        raise UsageError(
+            f"table '{table.name}' lies on {table.weight.device}, where {type(priority).__name__} "
+            "does not follow it; use MostFrequentlyUsed or AllRows"
+        )
 
 
 def make_tracker(
@@ -102,8 +122,8 @@ def make_tracker(
         count_updates: count row updates beside a priority that does not.
     """
     if not is_prioritized:
-        return native.AccessCounter(name=table.name, num_rows=table.num_embeddings)
+        return _access_counter(table)
     tracker = priority.make_tracker(table)
-    if count_updates and not isinstance(tracker, native.AccessCounter):
+    if count_updates and not counts_updates(tracker):
         return CountedTracker(tracker)
     return tracker

@@ -115,6 +115,7 @@ class _Piece:
         mine = (row_ids >= begin) & (row_ids < end)
         rows, values = row_ids[mine] + (self.held.rows[0] - self.wanted.rows[0]), values[mine]
         live = self.table.arrays()[array]
+        rows, values = rows.to(live.device), values.to(live.device)
         if live.dim() == 2:
             live[rows, self.live_columns] = values[:, self.stored_columns]
         elif self.share == 1:

@@ -47,9 +47,14 @@ def native_trackers(tracker: Any) -> tuple[Any, ...]:
     return (tracker,)
 
 
+def counts_updates(tracker: Any) -> bool:
+    """Whether a native tracker is a counter of row updates, on the CPU or on a device."""
+    return hasattr(tracker, "counts")
+
+
 def unsaved_updates(tracker: Any, begin: int, end: int) -> int | None:
     """Row updates of the rows [begin, end) since each was last captured; None: not counted."""
     counter = native_trackers(tracker)[-1]
-    if not isinstance(counter, native.AccessCounter):
+    if not counts_updates(counter):
         return None
     return int(counter.counts()[begin:end].sum(dtype=np.uint64))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from cpr_ext._native import native
+from cpr_ext.devices import stager_of
 from cpr_ext.errors import UsageError
 
 ALIGNMENT: int = native.ALIGNMENT
@@ -243,7 +244,9 @@ def native_table(
         row_ids=row_ids,
     )
     for array in spec.arrays:
-        table.add_rows(array.name, arrays[array.name], layout.offset(index, array.name))
+        tensor = arrays[array.name]
+        offset = layout.offset(index, array.name)
+        table.add_rows(array.name, tensor, offset, stager=stager_of(tensor))
     return table
 
 

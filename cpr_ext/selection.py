@@ -75,9 +75,33 @@ class Selector:
         chosen = self._tables[table]
         return Selection(chosen, self._trackers[chosen.name], *self._range(chosen, shard))
 
-    def partial(self, table: int, shard: int) -> Selection:
-        """The rows to save first, at most the fraction if the table is prioritised."""
-        return self._partial(self._tables[table], shard)
+    def partial(self, table: int, shard: int, pending: Any = None) -> Selection:
+        """The rows to save first, at most the fraction if the table is prioritised.
+
+        Args:
+            pending: what :meth:`begin_partial` returned; waits until it is ready.
+        """
+        chosen = self._tables[table]
+        if pending is None:
+            return self._partial(chosen, shard)
+        begin, end = self._range(chosen, shard)
+        return Selection(chosen, self._trackers[chosen.name], begin, end, pending.read())
+
+    def begin_partial(self, table: int, shard: int) -> Any:
+        """Let a GPU choose the rows while training goes on.
+
+        Returns:
+            A native ``PendingRows`` for :meth:`partial`; None where there is nothing to wait for.
+        """
+        chosen = self._tables[table]
+        begin, end = self._range(chosen, shard)
+        if chosen.name not in self._prioritized or self._saves_all(end - begin):
+            return None
+        budget = self._priority.budget(end - begin)
+        return self._trackers[chosen.name].begin_select(begin, end, budget)
+
+    def _saves_all(self, num_rows: int) -> bool:
+        return isinstance(self._priority, AllRows) and self._priority.budget(num_rows) == num_rows
 
     def _partial(self, table: Table, shard: int) -> Selection:
         tracker = self._trackers[table.name]
@@ -85,7 +109,7 @@ class Selector:
         if table.name not in self._prioritized:
             return Selection(table, tracker, begin, end)
         budget = self._priority.budget(end - begin)
-        if isinstance(self._priority, AllRows) and budget == end - begin:
+        if self._saves_all(end - begin):
             if not table.untouched_rows_keep_still():
                 return Selection(table, tracker, begin, end)
             return Selection(table, tracker, begin, end, tracker.dirty_rows(begin, end))

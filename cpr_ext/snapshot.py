@@ -101,8 +101,22 @@ class Snapshot:
         self._chosen: list[Selection] = []
         self._choosing: list[Selection] = []  # of the next shard, table by table
         self._shards_chosen = 0
-        if not (choose_later or hold_later):
+        self._pending: dict[tuple[int, int], Any] = {}
+        if choose_later and kind == "partial":
+            self._begin_choosing()
+        elif not (choose_later or hold_later):
             self.choose_rows()
+
+    def _begin_choosing(self) -> None:
+        """Rows on a GPU are chosen as of now; which they are is asked when their turn comes."""
+        try:
+            for shard in range(self._store.num_shards):
+                for table in range(self._selector.num_tables):
+                    pending = self._selector.begin_partial(table, shard)
+                    if pending is not None:
+                        self._pending[table, shard] = pending
+        except Exception as error:
+            self._fail(error)
 
     def choose_rows(self, stop: Any = None) -> None:
         """Choose all rows, or until ``stop``, a native ``StopFlag``, is set; on any thread."""
@@ -119,12 +133,20 @@ class Snapshot:
         """All rows are chosen."""
         return self._shards_chosen == self._store.num_shards
 
+    def _is_choosing_elsewhere(self) -> bool:
+        """A GPU has not chosen the rows of the next table yet."""
+        pending = self._pending.get((len(self._choosing), self._shards_chosen))
+        return pending is not None and not pending.is_ready()
+
     def _choose_next(self) -> None:
         """Choose rows of the next table of a shard; after its last, start the shard's segment."""
-        shard, selector = self._shards_chosen, self._selector
-        choose = selector.base if self.kind == "base" else selector.partial
-        if len(self._choosing) < selector.num_tables:
-            self._choosing.append(choose(len(self._choosing), shard))
+        shard, selector, table = self._shards_chosen, self._selector, len(self._choosing)
+        if table < selector.num_tables:
+            self._choosing.append(
+                selector.base(table, shard)
+                if self.kind == "base"
+                else selector.partial(table, shard, self._pending.pop((table, shard), None))
+            )
             if len(self._choosing) < selector.num_tables:
                 return
         chosen, self._choosing = self._choosing, []
@@ -161,7 +183,7 @@ class Snapshot:
 
         Args:
             max_bytes: about how much to capture in this call; 0: no limit.
-            wait_for_slot: wait for the disk instead of coming back.
+            wait_for_slot: wait for the disk, and for a GPU that chooses, instead of coming back.
             stop: a native ``StopFlag``; once it is set, comes back after the chunk in hand.
 
         Returns:
@@ -180,7 +202,7 @@ class Snapshot:
         index = 0
         while True:
             if index == len(self._parts):
-                if self.is_chosen:
+                if self.is_chosen or (not wait_for_slot and self._is_choosing_elsewhere()):
                     break
                 self._choose_next()
                 if stop is not None and stop.is_set():

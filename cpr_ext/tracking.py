@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from cpr_ext._native import native
+from cpr_ext.devices import keep_for_stream
 from cpr_ext.errors import UsageError
 from cpr_ext.row_updates import native_trackers
 from cpr_ext.tables import Table
@@ -93,13 +94,16 @@ class LookupRecorder:
         """Count what was noted since the last flush, in one native call.
 
         Raises:
-            RowIndexError: an index outside its table; nothing of the batch was counted.
+            RowIndexError: an index outside its table; nothing of the batch was counted. Of a table
+                on a GPU this is known one flush later, and only such indices were not counted.
         """
         if not self._pending:
             return
         if self.before_flush is not None:
             self.before_flush()
         pending, self._pending, self._pending_lookups = self._pending, [], 0
+        for _, indices in pending:
+            keep_for_stream(indices)
         native.count_lookups(
             [tracker for index, _ in pending for tracker in self._natives[index]],
             [indices for index, indices in pending for _ in self._natives[index]],

@@ -88,7 +88,8 @@ class TableTarget:
 
     def put(self, array: str, row_ids: torch.Tensor, values: torch.Tensor) -> None:
         """See :class:`Target`."""
-        self._table.arrays()[array][row_ids] = values
+        target = self._table.arrays()[array]
+        target[row_ids.to(target.device)] = values.to(target.device)
 
 
 def transplant_rows(

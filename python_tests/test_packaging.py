@@ -1,11 +1,15 @@
-"""What ``pip install .`` makes, in an environment that has neither torch nor nvcc."""
+"""What ``pip install .`` makes where there is neither torch nor nvcc; the choices of a build."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 from pathlib import Path
 
+import pybind11
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,17 +23,20 @@ def run(*command: object, **options: object) -> str:
     return result.stdout
 
 
+def without_nvcc() -> str:
+    """PATH without the folders that have a CUDA compiler."""
+    folders = os.environ["PATH"].split(os.pathsep)
+    return os.pathsep.join(part for part in folders if not (Path(part) / "nvcc").exists())
+
+
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a venv with nothing but this package, built by pip in isolation."""
     folder = tmp_path_factory.mktemp("packaging")
     # pip's isolated build environment has what pyproject.toml asks for: no torch.
-    without_nvcc = os.pathsep.join(
-        part for part in os.environ["PATH"].split(os.pathsep) if not (Path(part) / "nvcc").exists()
-    )
     run(
         *(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, ROOT),
-        env={**os.environ, "PATH": without_nvcc},
+        env={**os.environ, "PATH": without_nvcc()},
     )
     (wheel,) = folder.glob("cpr_ext-*.whl")
     environment = folder / "venv"
@@ -60,3 +67,73 @@ def test_the_wheel_holds_the_data_that_the_package_reads(bare_python: Path) -> N
         "      (r.files('cpr_ext') / 'py.typed').is_file())"
     )
     assert run(bare_python, "-c", program, cwd="/").split() == ["True", "True"]
+
+
+def configure(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What CMake says to these options."""
+    tools = Path(sys.executable).parent
+    command = [
+        *(tools / "cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *options),
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+        f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
+    ]
+    env = {name: value for name, value in os.environ.items() if name != "CUDACXX"}
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, env={**env, **environment}
+    )
+
+
+def test_a_build_with_cuda_where_there_is_no_compiler_for_it_says_what_to_do(tmp_path):
+    refused = configure(tmp_path / "on", "-DCPR_EXT_CUDA=ON", PATH=without_nvcc())
+    assert refused.returncode != 0
+    said = " ".join(refused.stderr.split())
+    assert "CPR_EXT_CUDA is ON, but there is no CUDA compiler: put nvcc on the PATH" in said
+    auto = configure(tmp_path / "auto", PATH=without_nvcc())
+    assert auto.returncode == 0, auto.stderr
+    assert "CUDA" not in (tmp_path / "auto" / "build.ninja").read_text().replace("HAS_CUDA", "")
+
+
+def test_what_is_no_choice_about_cuda_is_refused(tmp_path):
+    refused = configure(tmp_path, "-DCPR_EXT_CUDA=MAYBE")
+    assert "CPR_EXT_CUDA is 'MAYBE'; allowed: AUTO, ON, OFF" in refused.stderr
+
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("list_", "generated"),
+    [
+        (None, {"80,code=[sm_80]", "90,code=[compute_90,sm_90]"}),
+        ("9.0+PTX", {"90,code=[compute_90,sm_90]"}),
+        ("8.0;8.6 9.0a", {"80,code=[sm_80]", "86,code=[sm_86]", "90a,code=[sm_90a]"}),
+    ],
+)
+def test_the_gpus_to_build_for_are_those_torch_would_build_for(tmp_path, list_, generated):
+    environment = {} if list_ is None else {"TORCH_CUDA_ARCH_LIST": list_}
+    done = configure(tmp_path, "-DCPR_EXT_CUDA=ON", **environment)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "build.ninja").read_text()
+    found = set(re.findall(r"generate-code=arch=compute_([0-9a-z]+,code=\[[^\]]*\])", text))
+    assert found == generated
+
+
+@needs_nvcc
+def test_a_list_of_gpus_that_cannot_be_read_is_refused(tmp_path):
+    refused = configure(tmp_path, TORCH_CUDA_ARCH_LIST="Hopper")
+    assert "TORCH_CUDA_ARCH_LIST has 'Hopper'; allowed are such as 8.0" in refused.stderr
+
+
+def test_a_source_archive_holds_all_that_is_compiled(tmp_path):
+    program = f"from setuptools import build_meta as b; b.build_sdist(r'{tmp_path}')"
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", "*.so", "*.egg-info")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    run(sys.executable, "-c", program, cwd=source)
+    (archive,) = tmp_path.glob("cpr_ext-*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.split("/", 1)[1] for name in opened.getnames() if "/" in name}
+    needed = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
+    assert {"CMakeLists.txt", "cmake/cuda.cmake", "setup.py", *needed} <= names

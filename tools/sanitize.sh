@@ -21,10 +21,12 @@ without_aslr() {
 
 # build_one KIND RUNTIME FOLDER: sets build, log, package, runtime_path.
 build_one() {
-  local kind=$1 runtime=$2
+  local kind=$1 runtime=$2 emulated
   build=build/$3 log=build/$3.log
   mkdir -p "$build"
-  if ! CPR_EXT_SANITIZE=$kind "$python" setup.py -q build --build-base "$build" \
+  # ThreadSanitizer does not follow the fibers of the emulated device.
+  [ "$kind" = address ] && emulated=1 || emulated=0
+  if ! CPR_EXT_SANITIZE=$kind CPR_EXT_CUDA=OFF CPR_EXT_EMULATED=$emulated "$python" setup.py -q build --build-base "$build" \
       >"$log" 2>&1; then
     tail -40 "$log"
     echo "$kind: the build failed, see $log"
@@ -55,8 +57,12 @@ run_under() {
     CPR_EXT_SANITIZER=$kind CPR_EXT_HYPOTHESIS=sanitize "$@"
 }
 
+# The fibers of the emulated device make AddressSanitizer say so once; that is no report.
 list_reports() {
-  find "$build" -maxdepth 1 -name 'report.*' -size +0 | sort
+  local file
+  for file in $(find "$build" -maxdepth 1 -name 'report.*' -size +0 | sort); do
+    if grep -qv "doesn't fully support makecontext/swapcontext" "$file"; then echo "$file"; fi
+  done
 }
 
 run_one() {

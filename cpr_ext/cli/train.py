@@ -108,6 +108,13 @@ Running the same command on a --store again continues from it, also after kill -
     help="Criteo categories to rows: modulo the table's size, or numbered as first seen.",
 )
 @click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    metavar="DEVICE",
+    help="Where to train: cpu, cuda or cuda:N. On a GPU the priorities are mfu and all.",
+)
+@click.option(
     "--threads",
     type=click.IntRange(min=1),
     help="Threads of torch. Default: 1 for the tiny preset, whose steps are too short to share, "
@@ -161,6 +168,18 @@ def _priority(name: str, fraction: float) -> Priority | None:
     return None
 
 
+def _device(name: str) -> str:
+    import torch
+
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(f"device is {name!r}; allowed: cpu, cuda, cuda:N")
+    return name
+
+
 def _train(given: dict[str, Any], priority: Priority | None, store: Path | None) -> TrainResult:
     # Imported here, so that --help and wrong options need not wait for torch.
     import torch
@@ -190,6 +209,7 @@ def _train(given: dict[str, Any], priority: Priority | None, store: Path | None)
         num_shards=given["shards"],
         consistency=given["consistency"],
         seed=given["seed"],
+        device=_device(given["device"]),
     )
     with ProgressBar(disable=given["quiet"]) as bar:
         return Trainer(preset, source, options, bar.show).run()

@@ -45,6 +45,7 @@ class TrainOptions:
         recovery: how lost shards come back.
         num_shards: row ranges into which every table is cut.
         rebase_after: as for the ``Checkpointer``; None: every scheduled snapshot is partial.
+        device: where the model lies, such as ``cpu`` or ``cuda:1``; a run may go on elsewhere.
     """
 
     settings: Hyperparameters
@@ -58,8 +59,14 @@ class TrainOptions:
     consistency: Consistency = "step"
     seed: int = 0
     rebase_after: float | None = 4.0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
+        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+            raise UsageError(
+                f"device is {self.device!r}, but PyTorch {torch.__version__} finds no CUDA device "
+                "here; use device cpu, or a PyTorch with CUDA on a machine with a GPU and driver"
+            )
         if self.num_shards < 1:
             raise UsageError(f"shards is {self.num_shards}; it must be at least 1")
         if self.max_steps is not None and self.max_steps < 1:
@@ -135,7 +142,7 @@ class Trainer:
         self._source = source
         self._options = options
         self._observe = observe
-        self._model = DLRM.from_preset(preset, source, seed=options.seed)
+        self._model = DLRM.from_preset(preset, source, seed=options.seed).to(options.device)
         self._optimizers = build_optimizers(self._model, options.settings)
         self._tables = find_tables(self._model, self._optimizers)
         self._generator = torch.Generator().manual_seed(options.seed + 1)
@@ -261,6 +268,7 @@ class Trainer:
                 log.epoch, log.batch = log.epoch + 1, 0
 
     def _train_step(self, batch: Batch) -> None:
+        batch = batch.to(self._options.device)
         for optimizer in self._optimizers:
             optimizer.zero_grad()
         loss = binary_cross_entropy_with_logits(self._model(batch), batch.labels)

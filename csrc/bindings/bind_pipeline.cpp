@@ -47,7 +47,9 @@ struct TableSpec {
   }
 
   void add(SegmentArray array, const py::object& tensor) {
-    if (!view_tensor(tensor, array.name.c_str()).writable) read_only = array.name;
+    const DeviceStager* stager = array.rows.stager;
+    const int device = stager == nullptr ? kHostMemory : stager->device();
+    if (!view_tensor(tensor, array.name.c_str(), device).writable) read_only = array.name;
     table.arrays.push_back(std::move(array));
     try {
       check_table(table);
@@ -59,9 +61,13 @@ struct TableSpec {
   }
 
   void add_rows(std::string name, const py::object& tensor, int64_t file_offset,
-                int64_t first_row_id) {
+                int64_t first_row_id, const std::shared_ptr<DeviceStager>& stager) {
     if (first_row_id < 0) throw UsageError(name + ": first_row_id must not be negative");
-    add({name, view_rows(tensor, name.c_str(), first_row_id), file_offset}, tensor);
+    const int device = stager == nullptr ? kHostMemory : stager->device();
+    RowArray rows = view_rows(tensor, name.c_str(), first_row_id, device);
+    rows.stager = stager.get();
+    add({name, rows, file_offset}, tensor);
+    owners.append(py::cast(stager));
   }
 
   // A tensor that is not made of rows (the dense part): one row per byte.
@@ -306,7 +312,8 @@ void register_pipeline(py::module_& module) {
            py::arg("name"), py::arg("num_rows"), py::arg("row_ids_offset") = -1,
            py::arg("range_begin") = 0, py::arg("row_ids") = py::none())
       .def("add_rows", &TableSpec::add_rows, py::arg("name"), py::arg("tensor"),
-           py::arg("file_offset"), py::arg("first_row_id") = 0)
+           py::arg("file_offset"), py::arg("first_row_id") = 0, py::arg("stager") = nullptr,
+           "`stager`: of the CUDA device that the tensor lies on; None: the CPU.")
       .def("add_bytes", &TableSpec::add_bytes, py::arg("name"), py::arg("tensor"),
            py::arg("file_offset"), py::arg("check_nan") = true)
       .def(
@@ -367,13 +374,16 @@ void register_pipeline(py::module_& module) {
   py::class_<SnapshotPipeline, std::shared_ptr<SnapshotPipeline>>(
       module, "SnapshotPipeline", "Double-buffered writing of segments on a thread of its own.")
       .def(py::init([](int num_slots, int64_t slot_bytes, int64_t keep_bytes,
-                       std::shared_ptr<ThreadPool> pool) {
+                       std::shared_ptr<ThreadPool> pool,
+                       std::vector<std::shared_ptr<DeviceStager>> stagers) {
              return std::shared_ptr<SnapshotPipeline>(
-                 new SnapshotPipeline(num_slots, slot_bytes, keep_bytes, std::move(pool)),
+                 new SnapshotPipeline(num_slots, slot_bytes, keep_bytes, std::move(pool),
+                                      std::move(stagers)),
                  DeleteInCreator());
            }),
            py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"), py::arg("keep_bytes") = 0,
-           py::arg("pool") = nullptr)
+           py::arg("pool") = nullptr,
+           py::arg("stagers") = std::vector<std::shared_ptr<DeviceStager>>())
       .def("start", &start, py::keep_alive<0, 1>(), py::kw_only(), py::arg("path"),
            py::arg("header_bytes"), py::arg("file_bytes"), py::arg("tables"),
            py::arg("direct_io") = true, py::arg("refuse_nan") = true,

@@ -16,8 +16,8 @@ namespace py = pybind11;
 
 namespace cpr_ext {
 
-RowArray view_rows(py::handle tensor, const char* name, int64_t first_row_id) {
-  const TensorView view = view_tensor(tensor, name);
+RowArray view_rows(py::handle tensor, const char* name, int64_t first_row_id, int device) {
+  const TensorView view = view_tensor(tensor, name, device);
   if (view.shape.empty()) {
     throw UsageError(std::string(name) + " is a scalar; its first dimension must be num_rows");
   }

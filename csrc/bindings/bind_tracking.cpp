@@ -41,7 +41,8 @@ WeightView view_weight(py::handle object, const std::string& table) {
 
 struct OptionalWeight {
   OptionalWeight(const py::object& object, const RowTracker& tracker) {
-    if (!object.is_none()) view = view_weight(object, tracker.name());
+    if (!object.is_none() && tracker.device() == kHostMemory)
+      view = view_weight(object, tracker.name());
   }
   const WeightView* get() const { return view ? &*view : nullptr; }
   std::optional<WeightView> view;
@@ -52,14 +53,14 @@ RowRange range_of(const RowTracker& tracker, int64_t begin, std::optional<int64_
 }
 
 void observe(RowTracker& tracker, const py::object& indices) {
-  const Lookup lookup = view_indices(indices, tracker.name());
+  const Lookup lookup = view_indices(indices, tracker.name(), tracker.device());
   py::gil_scoped_release release;
   tracker.check(lookup);
   tracker.observe(lookup);
 }
 
 void check(const RowTracker& tracker, const py::object& indices) {
-  const Lookup lookup = view_indices(indices, tracker.name());
+  const Lookup lookup = view_indices(indices, tracker.name(), tracker.device());
   py::gil_scoped_release release;
   tracker.check(lookup);
 }
@@ -138,10 +139,16 @@ void count_lookups_of(const py::sequence& trackers, const py::sequence& indices,
                        std::string(py::str(py::type::of(alive[2 * i]).attr("__name__"))) +
                        "; allowed: AccessCounter, RowSampler, ChangeMeter, DirtyRows");
     }
-    lookups[i] = view_indices(alive[2 * i + 1], targets[i]->name());
+    lookups[i] = view_indices(alive[2 * i + 1], targets[i]->name(), targets[i]->device());
   }
   py::gil_scoped_release release;
   count_lookups(targets, lookups, pool.get());
+}
+
+const TakenRows& settled(TakenRows& taken) {
+  py::gil_scoped_release release;
+  taken.settle();
+  return taken;
 }
 
 std::string describe(const RowTracker& tracker) {
@@ -152,14 +159,31 @@ std::string describe(const RowTracker& tracker) {
 void register_taken_rows(py::module_& module) {
   py::class_<TakenRows>(module, "TakenRows",
                         "What a tracker forgot when rows were captured; for put_back.")
-      .def_property_readonly("num_rows", &TakenRows::num_rows, "How many of them were dirty.")
       .def_property_readonly(
-          "row_ids", [](const TakenRows& taken) { return to_numpy(RowIdVector(taken.row_ids)); },
+          "num_rows", [](TakenRows& taken) { return settled(taken).num_rows(); },
+          "How many of them were dirty.")
+      .def_property_readonly(
+          "row_ids", [](TakenRows& taken) { return to_numpy(RowIdVector(settled(taken).row_ids)); },
           "(num_rows) int64, ascending, a copy.")
-      .def("__repr__", [](const TakenRows& taken) {
+      .def("__repr__", [](TakenRows& taken) {
         return "TakenRows(" + taken.kind + " '" + taken.tracker +
-               "', num_rows=" + std::to_string(taken.num_rows()) + ")";
+               "', num_rows=" + std::to_string(settled(taken).num_rows()) + ")";
       });
+}
+
+std::unique_ptr<PendingRows> begin_select(const RowTracker& tracker, int64_t begin, int64_t end,
+                                          int64_t k) {
+  py::gil_scoped_release release;
+  return tracker.begin_select({begin, end}, k);
+}
+
+py::array_t<int64_t> read_pending(PendingRows& pending) {
+  RowIdVector row_ids;
+  {
+    py::gil_scoped_release release;
+    row_ids = pending.read();
+  }
+  return to_numpy(std::move(row_ids));
 }
 
 void register_row_tracker(py::module_& module) {
@@ -168,6 +192,16 @@ void register_row_tracker(py::module_& module) {
                          "much each matters. Used by one thread at a time.")
       .def_property_readonly("name", &RowTracker::name)
       .def_property_readonly("num_rows", &RowTracker::num_rows)
+      .def_property_readonly(
+          "device",
+          [](const RowTracker& tracker) -> std::optional<int> {
+            if (tracker.device() == kHostMemory) return std::nullopt;
+            return tracker.device();
+          },
+          "Number of the CUDA device that its lookups must lie on; None: the CPU.")
+      .def("report_faults", &RowTracker::report_faults,
+           "Raises RowIndexError, once, if a device has found an index outside the table since\n"
+           "last asked. Does not wait for the device.")
       .def("memory_bytes", &RowTracker::memory_bytes, "Bytes held for this table.")
       .def("check", &check, py::arg("indices"),
            "Raises RowIndexError for the first index outside the table.")
@@ -186,6 +220,9 @@ void register_row_tracker(py::module_& module) {
            "At most k dirty rows in [begin, end), highest score first, ties by lowest row id.\n\n"
            "weight: (num_rows, embedding_dim), as it is now; ChangeMeter needs it, others ignore\n"
            "it. Returns int64 row ids, ascending; the same for any number of threads.")
+      .def("begin_select", &begin_select, py::arg("begin"), py::arg("end"), py::arg("k"),
+           "As select, of a tracker on a device, without waiting for it: PendingRows. None of a\n"
+           "tracker on the CPU.")
       .def("take", &take, py::arg("row_ids"), py::kw_only(), py::arg("weight") = py::none(),
            py::arg("pool") = nullptr,
            "The rows have just been captured: clears their score and dirtiness.\n\n"
@@ -203,6 +240,9 @@ void register_row_tracker(py::module_& module) {
 
 void register_tracking(py::module_& module) {
   register_taken_rows(module);
+  py::class_<PendingRows>(module, "PendingRows", "Rows that a device is choosing.")
+      .def("is_ready", &PendingRows::is_ready, "Whether read() need not wait.")
+      .def("read", &read_pending, "The row ids: int64, ascending.");
   register_row_tracker(module);
   py::class_<DirtyRows, RowTracker>(module, "DirtyRows",
                                     "One bit per row; every dirty row scores the same.")

@@ -2,6 +2,7 @@
 
 #include <pybind11/numpy.h>
 
+#include "bindings/tensor_view.h"
 #include "core/error.h"
 
 namespace py = pybind11;
@@ -72,7 +73,8 @@ Lookup view_numpy(py::handle object, const std::string& table) {
   if ((array.flags() & py::array::c_style) == 0 || (array.flags() & kAligned) == 0) {
     refuse_layout(table);
   }
-  return {array.data(), dtype.itemsize() == 4 ? DType::kInt32 : DType::kInt64, array.size()};
+  return {array.data(), dtype.itemsize() == 4 ? DType::kInt32 : DType::kInt64, array.size(),
+          kHostMemory};
 }
 
 // torch's dtype objects are unique and live as long as torch: their addresses are compared.
@@ -93,12 +95,12 @@ DType index_dtype(const py::object& dtype, const std::string& table) {
   refuse_dtype(table, dtype);
 }
 
-Lookup view_torch(py::handle object, const std::string& table) {
+Lookup view_torch(py::handle object, const std::string& table, int device) {
   Lookup lookup;
   lookup.dtype = index_dtype(attribute(object, names().dtype), table);
-  if (attribute(object, names().is_cpu).ptr() != Py_True) {
-    refuse(table, "are on device '" + std::string(py::str(object.attr("device"))) +
-                      "'; this build handles CPU tensors: move them with .cpu()");
+  const bool on_host = attribute(object, names().is_cpu).ptr() == Py_True;
+  if (!lies_on(on_host ? kHostMemory : memory_of(object), device)) {
+    refuse(table, "are " + elsewhere(object, device));
   }
   try {
     if (call(object, names().is_contiguous).ptr() != Py_True) {
@@ -116,9 +118,18 @@ Lookup view_torch(py::handle object, const std::string& table) {
 
 }  // namespace
 
-Lookup view_indices(py::handle object, const std::string& table) {
-  if (py::isinstance<py::array>(object)) return view_numpy(object, table);
-  if (PyObject_HasAttr(object.ptr(), names().data_ptr) != 0) return view_torch(object, table);
+Lookup view_indices(py::handle object, const std::string& table, int device) {
+  Lookup lookup;
+  if (py::isinstance<py::array>(object) && lies_on(kHostMemory, device)) {
+    lookup = view_numpy(object, table);
+    lookup.device = device;
+    return lookup;
+  }
+  if (PyObject_HasAttr(object.ptr(), names().data_ptr) != 0) {
+    lookup = view_torch(object, table, device);
+    lookup.device = device;
+    return lookup;
+  }
   refuse(table, "are a " + std::string(py::str(py::type::of(object).attr("__name__"))) +
                     "; allowed: torch.Tensor, numpy.ndarray");
 }

@@ -31,6 +31,8 @@ void register_errors() {
       raise_as("UsageError", error.what());
     } catch (const NanError& error) {
       raise_as("NanError", error.what());
+    } catch (const CudaError& error) {
+      raise_as("CudaError", error.what());
     } catch (const StorageError& error) {
       const py::object type = py::module_::import("cpr_ext.errors").attr("StorageError");
       const py::object value = type(error.code(), error.what(), error.path());
@@ -57,12 +59,16 @@ void register_core(py::module_& module) {
 }  // namespace
 }  // namespace cpr_ext
 
-PYBIND11_MODULE(_C, module) {
+PYBIND11_MODULE(CPR_EXT_MODULE, module) {
   module.doc() = "Native core of cpr_ext. Private: import it through cpr_ext._native only.";
   cpr_ext::register_errors();
   cpr_ext::register_core(module);
   cpr_ext::register_staging(module);
-  cpr_ext::register_pipeline(module);
   cpr_ext::register_tracking(module);
   cpr_ext::register_selection(module);
+  cpr_ext::register_device(module);
+  cpr_ext::register_pipeline(module);
+#ifdef CPR_EXT_EMULATED_DEVICE
+  cpr_ext::register_emulator(module);
+#endif
 }

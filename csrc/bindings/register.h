@@ -9,5 +9,9 @@ void register_tracking(pybind11::module_& module);
 void register_selection(pybind11::module_& module);
 void register_staging(pybind11::module_& module);
 void register_pipeline(pybind11::module_& module);
+void register_device(pybind11::module_& module);
+#ifdef CPR_EXT_EMULATED_DEVICE
+void register_emulator(pybind11::module_& module);
+#endif
 
 }  // namespace cpr_ext

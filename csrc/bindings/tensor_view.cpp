@@ -69,12 +69,10 @@ TensorView view_numpy(py::handle object, const char* name) {
   return view;
 }
 
-TensorView view_torch(py::handle object, const char* name) {
+TensorView view_torch(py::handle object, const char* name, int device) {
   TensorView view;
-  if (!py::cast<bool>(object.attr("is_cpu"))) {
-    throw UsageError(std::string(name) + " is on device '" +
-                     std::string(py::str(object.attr("device"))) +
-                     "'; this build handles CPU tensors: move it with .cpu()");
+  if (!lies_on(memory_of(object), device)) {
+    throw UsageError(std::string(name) + " is " + elsewhere(object, device));
   }
   const DTypeInfo& info = dtype_info(object.attr("dtype"));
   view.dtype = info.dtype;
@@ -114,17 +112,31 @@ bool TensorView::is_contiguous() const {
   return true;
 }
 
-TensorView view_tensor(py::handle object, const char* name) {
-  if (py::isinstance<py::array>(object)) return view_numpy(object, name);
-  if (py::hasattr(object, "data_ptr")) return view_torch(object, name);
+int memory_of(py::handle tensor) {
+  if (py::cast<bool>(tensor.attr("is_cpu"))) return kHostMemory;
+  if (!py::cast<bool>(tensor.attr("is_cuda"))) return kNoMemory;
+  return py::cast<int>(tensor.attr("device").attr("index"));
+}
+
+std::string elsewhere(py::handle tensor, int device) {
+  const std::string found = "on device '" + std::string(py::str(tensor.attr("device"))) + "'; ";
+  if (device == kHostMemory) return found + "needed is a CPU tensor: move it with .cpu()";
+  return found + "needed is 'cuda:" + std::to_string(device) + "', where its table is";
+}
+
+TensorView view_tensor(py::handle object, const char* name, int device) {
+  if (py::isinstance<py::array>(object) && lies_on(kHostMemory, device)) {
+    return view_numpy(object, name);
+  }
+  if (py::hasattr(object, "data_ptr")) return view_torch(object, name, device);
   throw UsageError(std::string(name) + " is a " +
                    std::string(py::str(py::type::of(object).attr("__name__"))) +
                    "; allowed: torch.Tensor, numpy.ndarray");
 }
 
 TensorView view_contiguous(py::handle object, const char* name, int ndim,
-                           std::initializer_list<DType> allowed) {
-  TensorView view = view_tensor(object, name);
+                           std::initializer_list<DType> allowed, int device) {
+  TensorView view = view_tensor(object, name, device);
   if (static_cast<int>(view.shape.size()) != ndim) {
     throw UsageError(std::string(name) + " has " + std::to_string(view.shape.size()) +
                      " dimensions; it must have " + std::to_string(ndim));

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/device_stream.h"
 #include "core/dtype.h"
 
 namespace cpr_ext {
@@ -25,13 +26,32 @@ struct TensorView {
   bool is_contiguous() const;
 };
 
-// Raises UsageError naming `name` unless `object` is a strided torch CPU tensor or a numpy array.
+// The device whose memory a torch tensor lies in: kHostMemory, the number of a CUDA device, or
+// kNoMemory (a meta tensor, such as).
+constexpr int kNoMemory = -2;
+int memory_of(pybind11::handle tensor);
+
+// Raises UsageError naming `name` unless `object` is a strided torch tensor in the memory of
+// `device`, or for the host's a numpy array.
 // The view holds no reference: the caller keeps `object` alive while it is used.
-TensorView view_tensor(pybind11::handle object, const char* name);
+TensorView view_tensor(pybind11::handle object, const char* name, int device = kHostMemory);
+
+// In place of view_tensor's words for a tensor elsewhere; "this tensor is on device 'cuda:1'; ...".
+std::string elsewhere(pybind11::handle tensor, int device);
+
+// Emulated devices have the host's memory.
+#ifdef CPR_EXT_EMULATED_DEVICE
+constexpr bool kDevicesAreEmulated = true;
+#else
+constexpr bool kDevicesAreEmulated = false;
+#endif
+inline bool lies_on(int memory, int device) {
+  return memory == device || (kDevicesAreEmulated && memory == kHostMemory);
+}
 
 // As view_tensor, but also checks that it is contiguous, has `ndim` dimensions and that its dtype
 // is one of `allowed` (any, if empty).
 TensorView view_contiguous(pybind11::handle object, const char* name, int ndim,
-                           std::initializer_list<DType> allowed);
+                           std::initializer_list<DType> allowed, int device = kHostMemory);
 
 }  // namespace cpr_ext

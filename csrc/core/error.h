@@ -38,4 +38,15 @@ class NanError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A call of the CUDA runtime failed, or work on a GPU that was found to have failed by it.
+class CudaError : public std::runtime_error {
+ public:
+  CudaError(const std::string& call, int code, const std::string& message, const std::string& file,
+            int line);
+  int code() const { return code_; }
+
+ private:
+  int code_;
+};
+
 }  // namespace cpr_ext

@@ -9,6 +9,24 @@
 
 namespace cpr_ext {
 
+namespace {
+
+// A row is whole only if one memory holds all of it, as its stream sees it at one moment.
+void check_devices(const SegmentTable& table, bool copy_on_write) {
+  for (const SegmentArray& array : table.arrays) {
+    if (array.rows.stager != table.arrays.front().rows.stager) {
+      throw UsageError("table '" + table.name + "': " + array.name + " and " +
+                       table.arrays.front().name + " lie on different devices; move them to one");
+    }
+    if (array.rows.stager != nullptr && copy_on_write) {
+      throw UsageError("table '" + table.name +
+                       "' lies on a device: its rows are not copied aside");
+    }
+  }
+}
+
+}  // namespace
+
 SegmentJob::SegmentJob(SnapshotPipeline& pipeline, CapturePlan plan)
     : pipeline_(pipeline),
       plan_(std::move(plan)),
@@ -17,6 +35,7 @@ SegmentJob::SegmentJob(SnapshotPipeline& pipeline, CapturePlan plan)
     const SegmentTable& table = plan_.tables[i];
     rows_per_chunk_.push_back(
         cpr_ext::rows_per_chunk(table, pipeline_.slots().slot_bytes(), plan_.max_chunk_bytes));
+    check_devices(table, plan_.copy_on_write);
     if (!plan_.copy_on_write) continue;
     kept_.push_back(std::make_unique<KeptRows>(table, plan_.row_ids[i], rows_per_chunk_[i],
                                                pipeline_.keep_arena()));
@@ -77,7 +96,7 @@ void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_s
       if (!open.slot) break;
     }
     Chunk chunk{next_table_, next_row_, count, step, {}};
-    gather_chunk(chunk, open.slot.data() + open_bytes);
+    gather_chunk(chunk, open.slot.data() + open_bytes, &open);
     if (!record(chunk, &open)) return;
     open_bytes += bytes;
     captured_bytes += bytes;
@@ -97,7 +116,7 @@ bool SegmentJob::record(const Chunk& chunk, FilledSlot* filled) {
   return true;
 }
 
-void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out) const {
+void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out, FilledSlot* filled) const {
   const SegmentTable& table = plan_.tables[chunk.table];
   ThreadPool* threads = pipeline_.threads_.get();
   std::byte* const begin = out;
@@ -111,13 +130,22 @@ void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out) const {
     std::memcpy(out, row_ids, chunk.count * sizeof(int64_t));
     pad(chunk.count * static_cast<int64_t>(sizeof(int64_t)));
   }
+  std::vector<StagedArray> on_device;
   for (const SegmentArray& array : table.arrays) {
-    if (row_ids == nullptr) {
+    if (array.rows.stager != nullptr) {
+      on_device.push_back({array.rows, out - begin});
+    } else if (row_ids == nullptr) {
       gather_range(array.rows, table.range_begin + chunk.first, chunk.count, out, threads);
     } else {
       gather_rows(array.rows, row_ids, chunk.count, out, threads);
     }
     pad(chunk.count * array.rows.row_bytes);
+  }
+  if (!on_device.empty()) {
+    // The row ids as they lie in the slot: its memory is pinned.
+    const auto* ids = row_ids == nullptr ? nullptr : reinterpret_cast<const int64_t*>(begin);
+    const StagedRows rows{ids, table.range_begin + chunk.first, chunk.count};
+    filled->arrivals.push_back(on_device.front().rows.stager->gather(on_device, rows, begin));
   }
   if (!kept_.empty()) kept_[chunk.table]->overlay(chunk.first, chunk.count, begin);
 }
@@ -153,6 +181,7 @@ void SegmentJob::check(FilledSlot* filled) noexcept {
       if (state_ == JobState::kFailed) return;
       for (const size_t index : filled->indices) filled->chunks.push_back(chunks_[index]);
     }
+    for (const auto& arrival : filled->arrivals) arrival->wait();
     const std::byte* data = filled->slot.data();
     for (Chunk& chunk : filled->chunks) {
       const SegmentTable& table = plan_.tables[chunk.table];
@@ -190,6 +219,7 @@ void SegmentJob::write(FilledSlot filled) {
   } catch (...) {
     error = std::current_exception();
   }
+  filled.arrivals.clear();    // of a job given up, too: a device may still write to the slot
   filled.slot = SlotLease();  // free before anyone is told
   {
     std::lock_guard<std::mutex> lock(mutex_);

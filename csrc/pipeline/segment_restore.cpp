@@ -6,9 +6,11 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "core/error.h"
+#include "staging/device_stager.h"
 #include "staging/row_copy.h"
 #include "storage/segment_reader.h"
 
@@ -182,10 +184,14 @@ std::string check_row_ids(const RestoreTable& wanted, const int64_t* row_ids, co
 // Scatters the wanted rows of an undamaged chunk.
 void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids, Run run,
                    const std::byte* data, ThreadPool* threads) {
+  const std::byte* const begin = data;
+  std::map<DeviceStager*, std::vector<StagedArray>> on_devices;
   for (const SegmentArray& array : table.arrays) {
     const std::byte* packed = data + run.begin * array.rows.row_bytes;
     const int64_t count = run.end - run.begin;
-    if (row_ids == nullptr) {
+    if (array.rows.stager != nullptr) {
+      on_devices[array.rows.stager].push_back({array.rows, packed - begin});
+    } else if (row_ids == nullptr) {
       scatter_range(packed, table.range_begin + chunk.first + run.begin, count, array.rows,
                     threads);
     } else {
@@ -193,6 +199,9 @@ void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t*
     }
     data += align_up(chunk.count * array.rows.row_bytes);
   }
+  const StagedRows rows{row_ids == nullptr ? nullptr : row_ids + run.begin,
+                        table.range_begin + chunk.first + run.begin, run.end - run.begin};
+  for (const auto& [stager, arrays] : on_devices) stager->scatter(arrays, rows, begin);
 }
 
 // What is wrong with a chunk, or an empty string, and whether its first piece, the row ids, is
@@ -248,6 +257,18 @@ void take_in(const RestoreTable& wanted, ReadChunk read, ThreadPool* threads,
   result->damaged.push_back(std::move(damaged));
 }
 
+// What was scattered on devices is there; throws CudaError if it is not.
+void finish_devices(const std::vector<RestoreSource>& sources) {
+  std::set<DeviceStager*> stagers;
+  for (const RestoreSource& source : sources) {
+    for (const RestoreTable& wanted : source.tables) {
+      for (const SegmentArray& array : wanted.table.arrays) stagers.insert(array.rows.stager);
+    }
+  }
+  stagers.erase(nullptr);
+  for (DeviceStager* stager : stagers) stager->finish();
+}
+
 }  // namespace
 
 std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,
@@ -264,6 +285,7 @@ std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& so
             &results[&source - sources.data()]);
     if (poll) poll();
   }
+  finish_devices(sources);
   return results;
 }
 

@@ -6,8 +6,12 @@
 namespace cpr_ext {
 
 SnapshotPipeline::SnapshotPipeline(int num_slots, int64_t slot_bytes, int64_t keep_bytes,
-                                   std::shared_ptr<ThreadPool> threads)
-    : slots_(num_slots, slot_bytes), keep_arena_(keep_bytes), threads_(std::move(threads)) {
+                                   std::shared_ptr<ThreadPool> threads,
+                                   std::vector<std::shared_ptr<DeviceStager>> stagers)
+    : slots_(num_slots, slot_bytes),
+      pinned_(slots_, std::move(stagers)),
+      keep_arena_(keep_bytes),
+      threads_(std::move(threads)) {
   if (keep_bytes < 0) {
     throw UsageError("keep_bytes is " + std::to_string(keep_bytes) + "; it must not be negative");
   }
@@ -30,6 +34,25 @@ SnapshotPipeline::~SnapshotPipeline() {
   checker_thread_.join();
   to_write_.close();
   writer_thread_.join();
+}
+
+SnapshotPipeline::PinnedSlots::PinnedSlots(SlotPool& slots,
+                                           std::vector<std::shared_ptr<DeviceStager>> stagers)
+    : stagers_(std::move(stagers)) {
+  if (stagers_.empty()) return;
+  try {
+    slots.for_each_slot([&](std::byte* slot) {
+      stagers_.front()->pin(slot, slots.slot_bytes());  // for all devices
+      pinned_.push_back(slot);
+    });
+  } catch (...) {
+    unpin();
+    throw;
+  }
+}
+
+void SnapshotPipeline::PinnedSlots::unpin() noexcept {
+  for (std::byte* slot : pinned_) stagers_.front()->unpin(slot);
 }
 
 std::shared_ptr<SegmentJob> SnapshotPipeline::start(CapturePlan plan) {

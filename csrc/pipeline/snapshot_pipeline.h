@@ -19,6 +19,7 @@
 #include "core/thread_pool.h"
 #include "pipeline/kept_rows.h"
 #include "pipeline/segment_plan.h"
+#include "staging/device_stager.h"
 #include "staging/slot_pool.h"
 
 namespace cpr_ext {
@@ -92,14 +93,15 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
   friend class SnapshotPipeline;
   struct FilledSlot {
     SlotLease slot;
-    std::vector<size_t> indices;  // of its chunks in chunks_
-    std::vector<Chunk> chunks;    // copies, with checksums once it is checked
-    std::exception_ptr error;     // of the check
+    std::vector<std::unique_ptr<Arrival>> arrivals;  // from devices; awaited before `slot` is free
+    std::vector<size_t> indices;                     // of its chunks in chunks_
+    std::vector<Chunk> chunks;                       // copies, with checksums once it is checked
+    std::exception_ptr error;                        // of the check
   };
   void capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_slot,
                       const std::atomic<bool>* stop, std::vector<Chunk>* captured);
   bool record(const Chunk& chunk, FilledSlot* filled);
-  void gather_chunk(const Chunk& chunk, std::byte* out) const;
+  void gather_chunk(const Chunk& chunk, std::byte* out, FilledSlot* filled) const;
   void submit(FilledSlot filled, bool is_last);
   void check(FilledSlot* filled) noexcept;  // on the checker's thread
   void write(FilledSlot filled);            // on the writer's thread
@@ -129,8 +131,10 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
 class SnapshotPipeline {
  public:
   // `keep_bytes`: most memory for rows that wait to be captured after they have changed.
+  // `stagers`: of the devices that tables lie on; the slots are pinned for them.
   SnapshotPipeline(int num_slots, int64_t slot_bytes, int64_t keep_bytes,
-                   std::shared_ptr<ThreadPool> threads);
+                   std::shared_ptr<ThreadPool> threads,
+                   std::vector<std::shared_ptr<DeviceStager>> stagers = {});
   // Writes what is queued, then ends. REQUIRES: every job but those queued has been destroyed.
   ~SnapshotPipeline();
   SnapshotPipeline(const SnapshotPipeline&) = delete;
@@ -165,7 +169,23 @@ class SnapshotPipeline {
   void checker_loop();
   void writer_loop();
 
+  // Slots that devices copy to without holding anyone up, until they are freed.
+  class PinnedSlots {
+   public:
+    PinnedSlots(SlotPool& slots, std::vector<std::shared_ptr<DeviceStager>> stagers);
+    ~PinnedSlots() { unpin(); }
+    PinnedSlots(const PinnedSlots&) = delete;
+    PinnedSlots& operator=(const PinnedSlots&) = delete;
+
+   private:
+    void unpin() noexcept;
+
+    const std::vector<std::shared_ptr<DeviceStager>> stagers_;
+    std::vector<std::byte*> pinned_;
+  };
+
   SlotPool slots_;
+  const PinnedSlots pinned_;
   KeepArena keep_arena_;
   const std::shared_ptr<ThreadPool> threads_;
   Queue to_check_;

@@ -45,6 +45,11 @@ class SlotPool {
   int64_t slot_bytes() const { return slot_bytes_; }
   int num_free() const;
 
+  template <class Body>
+  void for_each_slot(const Body& body) {
+    for (const auto& slot : slots_) body(slot.get());
+  }
+
   SlotLease acquire();      // waits until a slot is free
   SlotLease try_acquire();  // an empty lease if none is free
 

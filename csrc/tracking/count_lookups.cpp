@@ -1,6 +1,7 @@
 #include "tracking/count_lookups.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 namespace cpr_ext {
@@ -11,15 +12,11 @@ namespace {
 // core's cache to another's cost as much as the second thread saves.
 constexpr int64_t kFewestShared = 1 << 18;
 
-}  // namespace
-
-void count_lookups(const std::vector<RowTracker*>& trackers, const std::vector<Lookup>& lookups,
+// REQUIRES: all are checked.
+void count_on_host(const std::vector<RowTracker*>& trackers, const std::vector<Lookup>& lookups,
                    ThreadPool* pool) {
   int64_t num_indices = 0;
-  for (size_t i = 0; i < lookups.size(); ++i) {
-    trackers[i]->check(lookups[i]);
-    num_indices += lookups[i].num_indices;
-  }
+  for (const Lookup& lookup : lookups) num_indices += lookup.num_indices;
   if (pool == nullptr || pool->num_threads() == 1 || num_indices < kFewestShared) {
     for (size_t i = 0; i < lookups.size(); ++i) trackers[i]->observe(lookups[i]);
     return;
@@ -38,6 +35,31 @@ void count_lookups(const std::vector<RowTracker*>& trackers, const std::vector<L
     const size_t end = run + 1 < starts.size() ? starts[run + 1] : order.size();
     for (size_t i = starts[run]; i < end; ++i) trackers[order[i]]->observe(lookups[order[i]]);
   });
+}
+
+}  // namespace
+
+void count_lookups(const std::vector<RowTracker*>& trackers, const std::vector<Lookup>& lookups,
+                   ThreadPool* pool) {
+  std::map<int, std::vector<Observation>> by_device;
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    trackers[i]->check(lookups[i]);
+    if (trackers[i]->device() == kHostMemory) continue;
+    by_device[trackers[i]->device()].push_back({trackers[i], lookups[i]});
+  }
+  if (by_device.empty()) return count_on_host(trackers, lookups, pool);
+  for (RowTracker* tracker : trackers) tracker->report_faults();
+  for (const auto& [device, observations] : by_device) {
+    observations.front().tracker->observe_all(observations);
+  }
+  std::vector<RowTracker*> host_trackers;
+  std::vector<Lookup> host_lookups;
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    if (trackers[i]->device() != kHostMemory) continue;
+    host_trackers.push_back(trackers[i]);
+    host_lookups.push_back(lookups[i]);
+  }
+  count_on_host(host_trackers, host_lookups, pool);
 }
 
 }  // namespace cpr_ext

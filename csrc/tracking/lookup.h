@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/device_stream.h"
 #include "core/dtype.h"
 
 namespace cpr_ext {
@@ -11,6 +12,7 @@ struct Lookup {
   const void* indices = nullptr;  // (num_indices), contiguous, aligned; owned by the caller
   DType dtype = DType::kInt64;    // kInt32 or kInt64
   int64_t num_indices = 0;
+  int device = kHostMemory;  // whose memory the indices lie in
 };
 
 // Calls `body` with the indices as a typed pointer and their number.

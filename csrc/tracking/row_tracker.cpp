@@ -63,6 +63,7 @@ RowTracker::RowTracker(std::string name, int64_t num_rows)
 }
 
 void RowTracker::check(const Lookup& lookup) const {
+  if (lookup.device != kHostMemory) return;
   visit_indices(lookup, [&](const auto* indices, int64_t num_indices) {
     if (any_outside(indices, num_indices, num_rows_)) {
       throw_first_outside(name_, indices, num_indices, num_rows_);
@@ -91,6 +92,11 @@ RowIdVector RowTracker::select(RowRange range, int64_t k, const WeightView* weig
   return select_best(range, std::max<int64_t>(0, k), weight, pool);
 }
 
+std::unique_ptr<PendingRows> RowTracker::begin_select(RowRange range, int64_t k) const {
+  check_range(range);
+  return begin_select_best(range, std::max<int64_t>(0, k));
+}
+
 TakenRows RowTracker::take(RowIds row_ids, const WeightView* weight, ThreadPool* pool) {
   for (int64_t i = 0; i < row_ids.size; ++i) {
     if (i > 0 && row_ids.data[i] <= row_ids.data[i - 1]) {
@@ -109,6 +115,7 @@ TakenRows RowTracker::take_range(RowRange range, const WeightView* weight, Threa
 }
 
 void RowTracker::put_back(TakenRows& taken) {
+  taken.settle();
   const bool from_here = taken.tracker == name_ && taken.kind == kind() &&
                          (taken.row_ids.empty() || taken.row_ids.back() < num_rows_);
   if (!from_here) {

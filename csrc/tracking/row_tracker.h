@@ -7,7 +7,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "core/row_id_vector.h"
 #include "core/thread_pool.h"
@@ -25,9 +27,24 @@ struct RowRange {
   bool contains(int64_t row_id) const { return begin <= row_id && row_id < end; }
 };
 
+// Rows that a device is choosing.
+class PendingRows {
+ public:
+  virtual ~PendingRows() = default;
+  virtual bool is_ready() = 0;     // does not wait; throws CudaError
+  virtual RowIdVector read() = 0;  // waits; once
+};
+
 struct RowIds {
   const int64_t* data = nullptr;  // strictly ascending
   int64_t size = 0;
+};
+
+class RowTracker;
+
+struct Observation {
+  RowTracker* tracker;
+  Lookup lookup;
 };
 
 // The public calls check their arguments and throw UsageError with nothing changed; the private
@@ -43,12 +60,23 @@ class RowTracker {
   int64_t num_rows() const { return num_rows_; }
   virtual const char* kind() const = 0;
   virtual int64_t memory_bytes() const = 0;
+  virtual int device() const { return kHostMemory; }  // where lookups must lie, too
 
-  // Throws RowIndexError for the first index that is negative or not below num_rows.
+  // Throws RowIndexError for the first index that is negative or not below num_rows; of a lookup on
+  // a device report_faults() does, later.
   void check(const Lookup& lookup) const;
 
   // Marks the rows dirty and adds to their score. REQUIRES: check(lookup) has passed.
   virtual void observe(const Lookup& lookup) = 0;
+
+  // As observe() of each, at once. REQUIRES: the trackers are of this one's class and device.
+  virtual void observe_all(const std::vector<Observation>& observations) {
+    for (const Observation& each : observations) each.tracker->observe(each.lookup);
+  }
+
+  // Throws RowIndexError, once, if a device has found an index outside the table since last asked.
+  // Does not wait for the device.
+  virtual void report_faults() {}
 
   int64_t num_dirty(RowRange range) const;
   bool is_clean(RowRange range) const;           // none is dirty; stops at the first that is
@@ -57,6 +85,10 @@ class RowTracker {
   // At most `k` dirty rows of the range, those with the highest score, ties by lowest row id;
   // ascending. `weight` is needed by ChangeMeter only.
   RowIdVector select(RowRange range, int64_t k, const WeightView* weight, ThreadPool* pool) const;
+
+  // As select(), which on a device waits for training's stream: here the caller may go on, and asks
+  // later. Null on the host.
+  std::unique_ptr<PendingRows> begin_select(RowRange range, int64_t k) const;
 
   // The rows have just been captured: clears their score and dirtiness. If it throws, nothing has
   // changed.
@@ -68,7 +100,7 @@ class RowTracker {
   void put_back(TakenRows& taken);
 
  protected:
-  TakenRows nothing_taken() const { return {name_, kind(), {}, {}, {}}; }
+  TakenRows nothing_taken() const { return {name_, kind(), {}, {}, {}, nullptr}; }
 
  private:
   virtual int64_t count_dirty(RowRange range) const = 0;
@@ -76,6 +108,9 @@ class RowTracker {
   virtual RowIdVector list_dirty(RowRange range) const = 0;
   virtual RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
                                   ThreadPool* pool) const = 0;
+  virtual std::unique_ptr<PendingRows> begin_select_best(RowRange, int64_t) const {
+    return nullptr;
+  }
   virtual TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) = 0;
   virtual TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) = 0;
   virtual void restore(const TakenRows& taken) = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,14 +10,31 @@
 
 namespace cpr_ext {
 
+struct TakenRows;
+
+// Rows that a device still holds; reading them waits for it.
+class LateRows {
+ public:
+  virtual ~LateRows() = default;
+  virtual void read(TakenRows* taken) = 0;  // fills row_ids and what belongs to them
+};
+
 // Invariant: of `counts` and `changes` the one the tracker uses has row_ids.size() entries, the
-// other none.
+// other none. While there is `late`, all are empty; see settle().
 struct TakenRows {
   std::string tracker;           // name of the table it was taken from
   std::string kind;              // class of the tracker
   RowIdVector row_ids;           // ascending; only rows that were dirty
   std::vector<uint32_t> counts;  // AccessCounter: access count; RowSampler: 1 if it was sampled
   std::vector<float> changes;    // ChangeMeter: L2 change
+  std::shared_ptr<LateRows> late;
+
+  // Reads what is late; if it throws, nothing has changed.
+  void settle() {
+    if (!late) return;
+    late->read(this);
+    late.reset();
+  }
 
   int64_t num_rows() const { return static_cast<int64_t>(row_ids.size()); }
 };

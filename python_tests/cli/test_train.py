@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 QUICK = ["--quiet", "--steps", "60", "--every-steps", "20"]
 
@@ -55,6 +56,31 @@ def test_the_same_command_gives_the_same_figures() -> None:
     timed = ("training time", "held training up", "failure")
     for line, again in zip(first.splitlines(), second.splitlines(), strict=True):
         assert line.startswith(timed) or line == again
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_told_with_the_remedy() -> None:
+    run = cpr("train", *QUICK, "--device", "cuda:0")
+    assert run.returncode == 1
+    assert "device is 'cuda:0', but PyTorch" in run.stderr
+    assert "use device cpu" in run.stderr
+
+
+def test_what_is_no_device_is_refused_by_name() -> None:
+    run = cpr("train", *QUICK, "--device", "tpu")
+    assert run.returncode == 1
+    assert "device is 'tpu'; allowed: cpu, cuda, cuda:N" in run.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: no CUDA device or driver")
+def test_a_run_on_a_gpu_goes_on_on_the_cpu(tmp_path: Path) -> None:
+    options = ("train", "--quiet", "--every-steps", "20", "--store", tmp_path / "s")
+    first = cpr(*options, "--steps", "60", "--device", "cuda", "--fail-at", "30:1+2")
+    assert first.returncode == 0, first.stderr
+    report = tmp_path / "run.json"
+    second = cpr(*options, "--steps", "80", "--device", "cpu", "--json", report)
+    assert second.returncode == 0, second.stderr
+    assert json.loads(report.read_text())["resumed_from_step"] == 60
 
 
 @pytest.mark.parametrize("priority", ["mfu", "ssu", "scar", "all"])

@@ -1,8 +1,12 @@
-"""Tests marked ``usefixtures("every_instruction_set")`` hold for each one that this CPU has."""
+"""What native tests hold for: every instruction set of this CPU, every backend of an operation."""
+
+import contextlib
+import importlib
 
 import pytest
 
 from cpr_ext._native import native
+from python_tests.csrc import backends
 
 
 @pytest.fixture(scope="module", params=native.instruction_sets())
@@ -11,3 +15,32 @@ def every_instruction_set(request):
     native.use_instruction_set(request.param)
     yield
     native.use_instruction_set(before)
+
+
+@pytest.fixture(params=backends.NAMES)
+def backend(request):
+    """Each place where the operation runs, see backends.py."""
+    return backends.find(request.param)
+
+
+@pytest.fixture(params=backends.DEVICE_NAMES)
+def device(request):
+    """Each backend with a device."""
+    return backends.find(request.param)
+
+
+@pytest.fixture
+def emulated():
+    """The emulated device; afterwards it is as it was, and nothing fails any more."""
+    found = backends.find("emulated")
+    yield found
+    found.native.emulator.fail_call("", 0)
+    found.native.emulator.set_lazy(False)
+    found.native.emulator.shuffle_threads(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shuffled_threads():
+    """Emulated threads never run in their order: what depends on it fails somewhere."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("cpr_ext._emulated").emulator.shuffle_threads(1)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cpr_ext import _C
 from cpr_ext.errors import UsageError
-from python_tests.csrc import reference
+from python_tests.csrc import backends, reference
 
 pytestmark = pytest.mark.usefixtures("every_instruction_set")
 
@@ -132,3 +132,34 @@ def test_what_is_no_array_of_scores_is_refused(scores, message):
 
 def test_no_scores_give_no_rows():
     assert _C.top_rows(np.zeros(0, np.float32), 5).tolist() == []
+
+
+@pytest.fixture(scope="module", params=backends.DEVICE_NAMES)
+def device_top_rows(request):
+    found = backends.find(request.param)
+    return lambda scores, k: found.native.device_top_rows(
+        found.put(scores), k, device=found.device
+    ).tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(scores=st.lists(COUNTS, max_size=60), k=st.integers(-1, 61))
+def test_a_device_ranks_counts_as_a_sort_does(device_top_rows, scores, k):
+    assert device_top_rows(np.array(scores, dtype=np.uint32), k) == reference.top_rows(scores, k)
+
+
+COUNT_KINDS = [kind for kind in KINDS if "float" not in kind]
+
+
+@pytest.mark.parametrize("kind", COUNT_KINDS)
+@pytest.mark.parametrize("n", [1, 4, 5, 1024, 1025, 16_384, 16_385, 70_001])
+def test_a_device_chooses_the_same_rows_at_every_size_and_budget(device_top_rows, kind, n):
+    scores = KINDS[kind](np.random.default_rng(n), n)
+    for k in {0, 1, n // 8, n - 1, n, n + 1}:
+        assert device_top_rows(scores, k) == reference.top_rows_fast(scores, k).tolist()
+
+
+@pytest.mark.parametrize("begin", [1, 2, 3])
+def test_a_device_reads_scores_from_any_address(device_top_rows, begin):
+    scores = np.random.default_rng(0).poisson(2, 5000).astype(np.uint32)[begin:]
+    assert device_top_rows(scores, 700) == reference.top_rows_fast(scores, 700).tolist()

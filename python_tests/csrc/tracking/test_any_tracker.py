@@ -8,7 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
 from cpr_ext import _C
 from cpr_ext.errors import RowIndexError, UsageError
-from python_tests.csrc import reference
+from python_tests.csrc import backends, reference
 
 POOLS = [None] + [_C.ThreadPool(num_threads=threads) for threads in range(1, 5)]
 SIZES = st.sampled_from([1, 2, 7, 63, 64, 65, 128, 200])
@@ -72,9 +72,9 @@ class TrackerLife(RuleBasedStateMachine):
         return self.compare_taken(native, self.model.take(row_ids, self.weight))
 
     def compare_taken(self, native, model):
+        self.check()  # before the rows taken are looked at: a device hands them out late
         assert native.num_rows == len(model)
         assert native.row_ids.tolist() == [row_id for row_id, _ in model]
-        self.check()
         return native, model
 
     @rule(pair=taken)
@@ -99,6 +99,18 @@ class AccessCounterLife(TrackerLife):
     def check(self, begin=0, end=None):
         super().check(begin, end)
         assert self.native.counts().tolist() == self.model.count
+
+
+class EmulatedCounterLife(AccessCounterLife):
+    backend = "emulated"
+
+    def make(self, num_rows, data):
+        found = backends.find(self.backend)
+        return found.access_counter("t", num_rows), reference.AccessCounter(num_rows)
+
+
+class CudaCounterLife(EmulatedCounterLife):
+    backend = "cuda"
 
 
 class RowSamplerLife(TrackerLife):
@@ -129,11 +141,14 @@ class ChangeMeterLife(TrackerLife):
         return native, reference.ChangeMeter(self.weight)
 
 
-for life in (DirtyRowsLife, AccessCounterLife, RowSamplerLife, ChangeMeterLife):
+LIVES = (DirtyRowsLife, AccessCounterLife, RowSamplerLife, ChangeMeterLife)
+for life in (*LIVES, EmulatedCounterLife, CudaCounterLife):
     life.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 TestDirtyRowsLife = DirtyRowsLife.TestCase
 TestAccessCounterLife = AccessCounterLife.TestCase
+TestEmulatedCounterLife = EmulatedCounterLife.TestCase
+TestCudaCounterLife = CudaCounterLife.TestCase
 TestRowSamplerLife = RowSamplerLife.TestCase
 TestChangeMeterLife = ChangeMeterLife.TestCase
 
@@ -147,8 +162,16 @@ MAKERS = {
 }
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(params=[*MAKERS, *backends.DEVICE_NAMES])
 def make(request):
+    if request.param in MAKERS:
+        return MAKERS[request.param]
+    found = backends.find(request.param)
+    return lambda name="users": found.access_counter(name, 100)
+
+
+@pytest.fixture(params=MAKERS)
+def make_on_host(request):
     return MAKERS[request.param]
 
 
@@ -171,8 +194,8 @@ def test_a_tracker_tells_its_name_size_and_memory(make):
 @pytest.mark.usefixtures("every_instruction_set")
 @pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_an_index_outside_the_table_is_named_and_nothing_changes(make, bad, dtype):
-    tracker = make()
+def test_an_index_outside_the_table_is_named_and_nothing_changes(make_on_host, bad, dtype):
+    tracker = make_on_host()
     tracker.observe(np.array([5]))
     indices = np.array([[1, 2], [bad, -7]], dtype=dtype)
     for call in (tracker.check, tracker.observe):
@@ -183,9 +206,9 @@ def test_an_index_outside_the_table_is_named_and_nothing_changes(make, bad, dtyp
 
 @pytest.mark.usefixtures("every_instruction_set")
 @pytest.mark.parametrize("bad", [-(2**63), 2**63 - 1, 2**32, -(2**32) + 1])
-def test_an_index_of_64_bits_outside_the_table_is_refused(make, bad):
+def test_an_index_of_64_bits_outside_the_table_is_refused(make_on_host, bad):
     with pytest.raises(RowIndexError, match=str(bad)):
-        make().observe(np.array([bad]))
+        make_on_host().observe(np.array([bad]))
 
 
 @pytest.mark.parametrize(("begin", "end"), [(-1, 5), (0, 101), (6, 5)])
@@ -222,7 +245,8 @@ def test_rows_cannot_be_put_back_into_another_table_or_tracker(make):
     taken = tracker.take_range(0, 100, weight=WEIGHT)
     assert "users" in repr(taken)
     others = [make("items")]
-    others += [other() for other in MAKERS.values() if type(other()) is not type(tracker)]
+    if make in MAKERS.values():
+        others += [other() for other in MAKERS.values() if type(other()) is not type(tracker)]
     for other in others:
         with pytest.raises(UsageError, match="users"):
             other.put_back(taken)

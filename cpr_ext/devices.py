@@ -1,0 +1,91 @@
+"""Tables on CUDA devices: which device, on which stream training uses it, and its staging buffers.
+
+The native core submits its work on a device to the stream that is current in PyTorch when the
+training thread calls the Checkpointer. So it is ordered with what training submits there: lookups
+are counted after they were made, and rows are captured between one optimizer step and the next,
+without anyone waiting.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from cpr_ext._native import native
+from cpr_ext.errors import UsageError
+
+_stagers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_DEFAULT_SLOT_BYTES = 8 << 20
+
+
+def device_of(tensor: torch.Tensor) -> int | None:
+    """Number of the CUDA device that a tensor lies on; None: not on one.
+
+    Raises:
+        UsageError: it lies on one, and this build of the library has no CUDA.
+    """
+    if not tensor.is_cuda:
+        return None
+    if not native.has_cuda:
+        raise UsageError(
+            f"a table lies on {tensor.device}, but this cpr_ext was built without CUDA; install it "
+            "where nvcc is found, with CPR_EXT_CUDA=ON"
+        )
+    return tensor.get_device()
+
+
+def devices_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """The CUDA devices that any of the tensors lie on, ascending."""
+    return sorted({device for t in tensors if (device := device_of(t)) is not None})
+
+
+def use_training_streams(devices: Sequence[int]) -> None:
+    """From here on this thread's native work goes to the streams that are current in PyTorch."""
+    for device in devices:
+        native.use_stream(device, _current_stream(device))
+
+
+def _current_stream(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def keep_for_stream(tensor: torch.Tensor) -> None:
+    """The current stream will use a tensor: its memory is not given away before that is done."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def make_stagers(devices: Sequence[int], *, slot_bytes: int, num_slots: int) -> list[Any]:
+    """A native ``DeviceStager`` per device; :func:`stager_of` gives it out while it lives.
+
+    Where a device's memory is short its buffers are smaller, with a warning: rows are then copied
+    in several rounds, and training on that device waits for all but the last.
+    """
+    stagers = []
+    for device in devices:
+        stager = native.DeviceStager(device=device, slot_bytes=slot_bytes, num_slots=num_slots)
+        if stager.slot_bytes < slot_bytes:
+            warnings.warn(
+                f"device {device} has no memory for {num_slots} staging slots of {slot_bytes} "
+                f"bytes; they have {stager.slot_bytes}. Free some, or choose smaller slot_bytes",
+                stacklevel=3,
+            )
+        _stagers[device] = stager
+        stagers.append(stager)
+    return stagers
+
+
+def stager_of(tensor: torch.Tensor) -> Any:
+    """What copies the rows of a tensor between its device and slots; None: it lies on no device."""
+    device = device_of(tensor)
+    if device is None:
+        return None
+    keep_for_stream(tensor)
+    stager = _stagers.get(device)
+    if stager is None:
+        [stager] = make_stagers([device], slot_bytes=_DEFAULT_SLOT_BYTES, num_slots=2)
+    return stager

@@ -1,0 +1,142 @@
+#include <pybind11/stl.h>
+
+#include "bindings/register.h"
+#include "bindings/row_array_view.h"
+#include "bindings/tensor_view.h"
+#include "bindings/vector_array.h"
+#include "core/error.h"
+#include "staging/device_stager.h"
+
+#if CPR_EXT_HAS_CUDA
+#include "selection/device_top_rows.h"
+#include "staging/device_row_copy.h"
+#include "tracking/device_access_counter.h"
+#endif
+
+namespace py = pybind11;
+
+namespace cpr_ext {
+
+#if CPR_EXT_HAS_CUDA
+
+namespace {
+
+using Stager = std::shared_ptr<DeviceStager>;
+
+// What gather and scatter are given: one array, its rows, and the host memory they lie packed in.
+struct DeviceCopy {
+  StagedArray array;
+  StagedRows rows;
+  std::byte* packed;
+
+  DeviceCopy(const DeviceStager& stager, py::handle table, py::handle row_ids, py::handle packed) {
+    array.rows = view_rows(table, "table", 0, stager.device());
+    const TensorView ids = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
+    rows.row_ids = static_cast<const int64_t*>(ids.data);
+    rows.count = ids.shape[0];
+    for (int64_t i = 0; i < rows.count; ++i) {
+      if (array.rows.holds(rows.row_ids[i])) continue;
+      throw RowIndexError("row_ids[" + std::to_string(i) + "] is " +
+                          std::to_string(rows.row_ids[i]) + "; the table has " +
+                          std::to_string(array.rows.num_rows) + " rows");
+    }
+    const TensorView bytes = view_tensor(packed, "packed");
+    const int64_t needed = rows.count * array.rows.row_bytes;
+    if (!bytes.is_contiguous() || bytes.numel() * bytes.item_bytes != needed) {
+      throw UsageError("packed has " + std::to_string(bytes.numel() * bytes.item_bytes) +
+                       " bytes; needed are " + std::to_string(rows.count) + " contiguous rows of " +
+                       std::to_string(array.rows.row_bytes));
+    }
+    this->packed = static_cast<std::byte*>(bytes.data);
+  }
+};
+
+void gather(DeviceStager& stager, py::handle table, py::handle row_ids, py::handle out) {
+  if (!view_tensor(out, "out").writable) throw UsageError("out is read-only");
+  const DeviceCopy copy(stager, table, row_ids, out);
+  py::gil_scoped_release release;
+  stager.gather({copy.array}, copy.rows, copy.packed)->wait();
+}
+
+void scatter(DeviceStager& stager, py::handle packed, py::handle row_ids, py::handle table) {
+  const DeviceCopy copy(stager, table, row_ids, packed);
+  py::gil_scoped_release release;
+  stager.scatter({copy.array}, copy.rows, copy.packed);
+  stager.finish();
+}
+
+py::array_t<int64_t> top_rows_of(const py::object& scores, int64_t k, int device) {
+  const TensorView view = view_contiguous(scores, "scores", 1, {DType::kUInt32}, device);
+  RowIdVector row_ids;
+  {
+    py::gil_scoped_release release;
+    row_ids = device_top_rows(device, static_cast<const uint32_t*>(view.data), view.shape[0], k);
+  }
+  return to_numpy(std::move(row_ids));
+}
+
+void register_stager(py::module_& module) {
+  py::class_<DeviceStager, Stager>(
+      module, "DeviceStager",
+      "Rows of tables on a CUDA device into staging slots and back, in the order of its stream.")
+      .def(py::init([](int device, int64_t slot_bytes, int num_slots) {
+             return make_device_stager(device, slot_bytes, num_slots);
+           }),
+           py::kw_only(), py::arg("device"), py::arg("slot_bytes"), py::arg("num_slots"))
+      .def_property_readonly("device", &DeviceStager::device)
+      .def_property_readonly("slot_bytes", &DeviceStager::buffer_bytes,
+                             "As asked for, or less where the device's memory was short.")
+      .def("gather_rows", &gather, py::arg("table"), py::arg("row_ids"), py::arg("out"),
+           "Pack the rows row_ids (n,) int64 of table, on the device, into out (n, ...) in host\n"
+           "memory; waits until they are there.")
+      .def("scatter_rows", &scatter, py::arg("packed"), py::arg("row_ids"), py::arg("table"),
+           "Write packed rows (n, ...) to the rows row_ids (n,) int64, distinct, of table; waits.");
+}
+
+}  // namespace
+
+void register_device(py::module_& module) {
+  module.attr("has_cuda") = true;
+  module.def("num_devices", &num_devices, "CUDA devices that can be used; 0 without a driver.");
+  module.def(
+      "use_stream",
+      [](int device, uintptr_t stream) {
+        set_current_stream(device, reinterpret_cast<void*>(stream));
+      },
+      py::arg("device"), py::arg("stream"),
+      "All work on the device that this thread submits from here on goes to this stream (a\n"
+      "cudaStream_t as a number), the one that it trains on.");
+  register_stager(module);
+  py::class_<DeviceAccessCounter, RowTracker>(
+      module, "DeviceAccessCounter",
+      "MFU of a table on a CUDA device: AccessCounter with its counts there. A call that asks for\n"
+      "a result waits for the device's stream, the others do not.")
+      .def(py::init<std::string, int64_t, int>(), py::kw_only(), py::arg("name"),
+           py::arg("num_rows"), py::arg("device"))
+      .def(
+          "counts",
+          [](const DeviceAccessCounter& counter) {
+            std::vector<uint32_t> counts;
+            {
+              py::gil_scoped_release release;
+              counts = counter.counts();
+            }
+            return to_numpy(std::move(counts));
+          },
+          "(num_rows) uint32: a copy of the counts.");
+  module.def("device_top_rows", &top_rows_of, py::arg("scores"), py::arg("k"), py::kw_only(),
+             py::arg("device"), "As top_rows, of scores (num_rows) uint32 on a CUDA device.");
+}
+
+#else
+
+void register_device(py::module_& module) {
+  module.attr("has_cuda") = false;
+  module.def("num_devices", [] { return 0; }, "This build has no CUDA.");
+  py::class_<DeviceStager, std::shared_ptr<DeviceStager> >(module, "DeviceStager",
+                                                           "Of a build with CUDA.");
+}
+
+#endif
+
+}  // namespace cpr_ext

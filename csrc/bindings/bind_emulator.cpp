@@ -1,0 +1,44 @@
+// What tests set on the emulated device; only in the module that is built for them.
+#include <pybind11/stl.h>
+
+#include "bindings/register.h"
+#include "testing/broken_kernels.h"
+#include "testing/emulated_cuda.h"
+
+namespace py = pybind11;
+
+namespace cpr_ext {
+
+void register_emulator(py::module_& module) {
+  py::module_ emulator = module.def_submodule("emulator", "The emulated CUDA device.");
+  emulator.def("set_lazy", &emulated_cuda::set_lazy, py::arg("lazy"),
+               "Streams run only when somebody waits for them.");
+  emulator.def("shuffle_threads", &emulated_cuda::shuffle_threads, py::arg("seed"),
+               "Blocks and their threads run in a random order; 0: in theirs.");
+  emulator.def(
+      "fail_call",
+      [](const std::string& name, int nth, int error) {
+        emulated_cuda::fail_call(name, nth, static_cast<cudaError_t>(error));
+      },
+      py::arg("name"), py::arg("nth"), py::arg("error") = 2,
+      "The nth call of this function from here on fails (2: out of memory); 0: none does.");
+  emulator.def(
+      "run_broken_kernel",
+      [](const std::string& fault) {
+        return static_cast<int>(emulated_cuda::run_broken_kernel(fault));
+      },
+      py::arg("fault"), "The error that a kernel with this fault ends with; 0: none.");
+  emulator.def("calls", &emulated_cuda::calls, "Calls by name since last asked.");
+  emulator.def("allocations", &emulated_cuda::allocations,
+               "Device memory that is not freed: bytes by address. Runs what waits.");
+  emulator.def(
+      "submit_fill",
+      [](uintptr_t address, int value, int64_t bytes) {
+        cudaMemsetAsync(reinterpret_cast<void*>(address), value, static_cast<size_t>(bytes),
+                        nullptr);
+      },
+      py::arg("address"), py::arg("value"), py::arg("bytes"),
+      "As an optimizer would: changes memory when the default stream gets here.");
+}
+
+}  // namespace cpr_ext

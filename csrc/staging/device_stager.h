@@ -1,0 +1,64 @@
+// Rows of tables on a device into slots of host memory, and back, in the order of the stream that
+// training uses. What the pipeline knows of a device; device_row_copy.h implements it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "staging/row_array.h"
+
+namespace cpr_ext {
+
+// Bytes on their way into a slot. The slot is not free before wait() has returned or this is
+// destroyed, which waits too.
+class Arrival {
+ public:
+  virtual ~Arrival() = default;
+  virtual void wait() = 0;  // throws CudaError if they will not arrive
+};
+
+// Rows of a table: `row_ids` (count,), or if null the rows from first_row_id on.
+struct StagedRows {
+  const int64_t* row_ids = nullptr;
+  int64_t first_row_id = 0;
+  int64_t count = 0;
+};
+
+// An array of the table, and where in the slot its packed rows lie.
+struct StagedArray {
+  RowArray rows;
+  int64_t offset = 0;
+};
+
+class DeviceStager {
+ public:
+  virtual ~DeviceStager() = default;
+
+  virtual int device() const = 0;
+
+  // Memory on the device that one gather or scatter fills before the next has to wait for a copy.
+  virtual int64_t buffer_bytes() const = 0;
+
+  // Makes host memory such that copies from any device into it hold nothing up.
+  virtual void pin(std::byte* slot, int64_t bytes) = 0;
+  virtual void unpin(std::byte* slot) noexcept = 0;  // REQUIRES: pinned, all has arrived
+
+  // Packs rows of `arrays`, as they are when the stream gets here, into `slot`. Only submits it:
+  // rows may change as soon as whoever changes them submits that to the same stream.
+  // REQUIRES: every array lies on this device and holds the rows; `row_ids` stay until arrival.
+  virtual std::unique_ptr<Arrival> gather(const std::vector<StagedArray>& arrays,
+                                          const StagedRows& rows, std::byte* slot) = 0;
+
+  // Writes packed rows to the rows of `arrays`. When it returns, `slot` may be used again; the rows
+  // are there when the stream gets here.
+  // REQUIRES: as gather; the rows are distinct.
+  virtual void scatter(const std::vector<StagedArray>& arrays, const StagedRows& rows,
+                       const std::byte* slot) = 0;
+
+  // Waits until everything submitted is done; throws CudaError if any of it has failed.
+  virtual void finish() = 0;
+};
+
+}  // namespace cpr_ext

@@ -1,0 +1,15 @@
+// The threads of one block as fibers.
+#pragma once
+
+#include <functional>
+#include <random>
+
+#include "testing/emulated_cuda.h"
+
+namespace emulated_cuda {
+
+// Runs `thread` once for each thread of the block blockIdx; without `random` in their order. False
+// if the block cannot end, since threads wait for others that will not come.
+bool run_block(const std::function<void()>& thread, std::mt19937_64* random);
+
+}  // namespace emulated_cuda

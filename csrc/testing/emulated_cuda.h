@@ -1,0 +1,192 @@
+// CUDA executed on the CPU, for tests of this project's kernels: what of the language and of the
+// runtime they use, under the same names. core/device.h includes this in place of the real thing.
+//
+// A block's threads are fibers that run one at a time, in an order that a test may shuffle, and
+// change places at barriers and warp operations only. So what depends on the order of threads gives
+// other answers, and a barrier that not all reach is found; races that need true concurrency, and
+// anything about speed, are not.
+//
+// Streams run what was submitted either at once or, in lazy mode, only when somebody waits for it:
+// then memory given away too early, or an order that no event asks for, shows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <tuple>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static  // one block runs at a time
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorNoDevice = 100,
+  cudaErrorNotReady = 600,
+  cudaErrorLaunchFailure = 719,
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+constexpr unsigned cudaHostAllocMapped = 2;
+constexpr unsigned cudaHostRegisterPortable = 1;
+constexpr unsigned cudaEventDisableTiming = 2;
+constexpr unsigned cudaEventBlockingSync = 1;
+constexpr unsigned cudaStreamNonBlocking = 1;
+
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+struct uint4 {
+  unsigned x, y, z, w;
+};
+struct uint2 {
+  unsigned x, y;
+};
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+struct EmulatedStream;
+struct EmulatedEvent;
+using cudaStream_t = EmulatedStream*;
+using cudaEvent_t = EmulatedEvent*;
+
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes = 0;
+  cudaStream_t stream = nullptr;
+  void* attrs = nullptr;
+  unsigned numAttrs = 0;
+};
+
+const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetLastError();
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaMalloc(void** data, size_t bytes);
+cudaError_t cudaFree(void* data);
+cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t stream);
+cudaError_t cudaFreeAsync(void* data, cudaStream_t stream);
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void* data);
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned flags);
+cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void* data);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventQuery(cudaEvent_t event);  // in lazy mode it takes some asking
+
+namespace emulated_cuda {
+
+// What a test sets and reads.
+void set_lazy(bool lazy);
+void shuffle_threads(uint64_t seed);                                  // 0: in their order
+void fail_call(const std::string& name, int nth, cudaError_t error);  // of those yet to come
+std::map<std::string, int64_t> calls();                               // since the last ask, by name
+std::map<uintptr_t, int64_t> allocations();  // of device memory: address, bytes
+
+void repair();  // after a fault in a kernel, which else breaks the device for good
+
+cudaError_t submit_kernel(const cudaLaunchConfig_t& config, std::function<void()> thread);
+void barrier();
+// Every lane of `mask` gives a value; returns those of all 32 lanes, valid until the next exchange.
+const uint64_t* exchange(unsigned mask, uint64_t value);
+int lane();
+[[noreturn]] void misuse(const char* what);
+
+template <class T>
+uint64_t to_bits(T value) {
+  static_assert(sizeof(T) <= sizeof(uint64_t), "one register pair");
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  return bits;
+}
+
+template <class T>
+T from_bits(uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+}  // namespace emulated_cuda
+
+template <class... Params, class... Args>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
+                               Args&&... args) {
+  auto values = std::tuple<std::decay_t<Params>...>(std::forward<Args>(args)...);
+  return emulated_cuda::submit_kernel(*config, [=] { std::apply(kernel, values); });
+}
+
+inline void __syncthreads() { emulated_cuda::barrier(); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { emulated_cuda::exchange(mask, 0); }
+inline void __threadfence() {}
+inline void __threadfence_system() {}
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane) {
+  return emulated_cuda::from_bits<T>(
+      emulated_cuda::exchange(mask, emulated_cuda::to_bits(value))[lane & 31]);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta) {
+  const int from = emulated_cuda::lane() - static_cast<int>(delta);
+  const uint64_t* values = emulated_cuda::exchange(mask, emulated_cuda::to_bits(value));
+  return from < 0 ? value : emulated_cuda::from_bits<T>(values[from]);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
+  const int from = emulated_cuda::lane() + static_cast<int>(delta);
+  const uint64_t* values = emulated_cuda::exchange(mask, emulated_cuda::to_bits(value));
+  return from > 31 ? value : emulated_cuda::from_bits<T>(values[from]);
+}
+template <class T>
+unsigned __match_any_sync(unsigned mask, T value) {
+  const uint64_t mine = emulated_cuda::to_bits(value);
+  const uint64_t* values = emulated_cuda::exchange(mask, mine);
+  unsigned equal = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1) != 0 && values[lane] == mine) equal |= 1u << lane;
+  }
+  return equal;
+}
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
+
+template <class T>
+T atomicAdd(T* address, T value) {
+  const T old = *address;
+  *address = old + value;
+  return old;
+}
+template <class T>
+T atomicExch(T* address, T value) {
+  const T old = *address;
+  *address = value;
+  return old;
+}
+template <class T>
+T atomicCAS(T* address, T expected, T value) {
+  const T old = *address;
+  if (old == expected) *address = value;
+  return old;
+}

@@ -1,0 +1,94 @@
+"""Where an operation with a CUDA form runs in the tests: one suite, every backend.
+
+``emulated`` is the CUDA sources compiled as C++ (``csrc/testing/emulated_cuda.h``): their kernels
+run on the CPU, with threads in a random order. ``cuda`` is a GPU, and skips where there is none.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpr_ext._native import native
+from python_tests.csrc.segments import SANITIZER
+
+NAMES = ("cpu", "emulated", "cuda")
+DEVICE_NAMES = ("emulated", "cuda")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """
+    Attributes:
+        native: the compiled module that has it.
+        device: number of the CUDA device; None: the CPU.
+    """
+
+    name: str
+    native: ModuleType
+    device: int | None
+
+    def put(self, array: np.ndarray) -> Any:
+        """The same values in the backend's memory; numpy's own array where that is the host's."""
+        if self.name != "cuda":
+            return array
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(array)).to(f"cuda:{self.device}")
+
+    def get(self, array: Any) -> np.ndarray:
+        return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+
+    def access_counter(self, name: str, num_rows: int) -> Any:
+        if self.device is None:
+            return self.native.AccessCounter(name=name, num_rows=num_rows)
+        tracker = self.native.DeviceAccessCounter(name=name, num_rows=num_rows, device=self.device)
+        return Moving(self, tracker)
+
+
+class Moving:
+    """A tracker of a backend that is told lookups by numpy arrays, wherever its memory is."""
+
+    def __init__(self, backend: Backend, tracker: Any) -> None:
+        self.tracker = tracker
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tracker, name)
+
+    def __repr__(self) -> str:
+        return repr(self.tracker)
+
+    def observe(self, indices: np.ndarray) -> None:
+        self.tracker.observe(self._backend.put(indices))
+
+    def select(self, *args: Any, **options: Any) -> Any:
+        return self.tracker.select(*args, **{**options, "pool": None})
+
+    def take(self, row_ids: Any, **options: Any) -> Any:
+        return self.tracker.take(row_ids, **{**options, "pool": None})
+
+
+def live_bytes(emulated: Backend) -> int:
+    """Device memory that is allocated."""
+    return sum(emulated.native.emulator.allocations().values())
+
+
+def find(name: str) -> Backend:
+    """The backend of this name; the test skips, or fails, where it is not."""
+    if name == "cpu":
+        return Backend(name, native, None)
+    if name == "emulated":
+        if SANITIZER == "thread":
+            pytest.skip("ThreadSanitizer does not follow the fibers that emulate threads")
+        # Not built is a failure: `make build` builds it, and then nothing else runs the kernels.
+        return Backend(name, importlib.import_module("cpr_ext._emulated"), 0)
+    if native.num_devices() == 0:
+        why = "no CUDA device or driver" if native.has_cuda else "this build has no CUDA"
+        pytest.skip(f"needs a GPU: {why}")
+    return Backend(name, native, 0)

@@ -1,0 +1,213 @@
+"""csrc/tracking/device_access_counter.h: what differs from AccessCounter, which test_any_tracker.py
+holds both to."""
+
+import contextlib
+import ctypes
+
+import numpy as np
+import pytest
+
+from cpr_ext.errors import CudaError, RowIndexError, UsageError
+from python_tests.csrc import backends
+from python_tests.csrc.backends import live_bytes
+
+HIGHEST_COUNT = 2**32 - 1
+
+
+@pytest.mark.parametrize("skew", [1, 3, 64, 100_000])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("num_indices", [0, 1, 31, 33, 1023, 1025, 5000])
+def test_any_skew_of_lookups_is_counted(device, skew, dtype, num_indices):
+    indices = (np.random.default_rng(skew).integers(0, 3000, num_indices) // skew).astype(dtype)
+    counter = device.access_counter("t", 3000)
+    counter.observe(indices)
+    np.testing.assert_array_equal(counter.counts(), np.bincount(indices, minlength=3000))
+    assert counter.num_dirty() == len(np.unique(indices))
+
+
+@pytest.mark.parametrize("num_tables", [1, 2, 26, 64, 65, 130])
+def test_a_batch_of_many_tables_is_counted_table_by_table(device, num_tables):
+    random = np.random.default_rng(num_tables)
+    counters = [device.access_counter(f"t{i}", 50 + i) for i in range(num_tables)]
+    batch = [random.integers(0, 50, random.integers(0, 100)) for _ in counters]
+    trackers = [counter.tracker for counter in counters]
+    device.native.count_lookups(trackers, [device.put(indices) for indices in batch])
+    for i, (counter, indices) in enumerate(zip(counters, batch, strict=True)):
+        np.testing.assert_array_equal(counter.counts(), np.bincount(indices, minlength=50 + i))
+
+
+def test_a_batch_of_26_tables_is_one_launch_and_allocates_nothing(emulated):
+    counters = [emulated.access_counter(f"t{i}", 1000).tracker for i in range(26)]
+    batch = [np.arange(100) for _ in counters]
+    emulated.native.emulator.calls()
+    emulated.native.count_lookups(counters, batch)
+    assert emulated.native.emulator.calls() == {"cudaLaunchKernelEx": 1}
+
+
+def test_tables_on_the_cpu_and_on_a_device_share_a_batch(emulated):
+    on_device = emulated.access_counter("a", 10).tracker
+    on_host = emulated.native.AccessCounter(name="b", num_rows=10)
+    emulated.native.count_lookups(
+        [on_host, on_device, on_host], [np.array([1]), np.array([2, 2]), np.array([3])]
+    )
+    assert on_host.counts().tolist() == [0, 1, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert on_device.counts().tolist() == [0, 0, 2, 0, 0, 0, 0, 0, 0, 0]
+    assert (on_host.device, on_device.device) == (None, 0)
+
+
+def counter_with(emulated, row_id, count):
+    """Four thousand million lookups would take too long, so the test writes the memory itself."""
+    num_rows = 1237  # no other memory has this size
+    counter = emulated.access_counter("t", num_rows)
+    memory = emulated.native.emulator.allocations()
+    [address] = [where for where, size in memory.items() if size == 4 * num_rows]
+    ctypes.c_uint32.from_address(address + 4 * row_id).value = count
+    counter.put_back(counter.take_range(0, num_rows))  # it knows no more how high counts are
+    return counter
+
+
+@pytest.mark.parametrize("below", [0, 1, 5, 40])
+@pytest.mark.parametrize("num_lookups", [1, 4, 100])
+def test_a_count_stops_at_its_limit(emulated, below, num_lookups):
+    counter = counter_with(emulated, 3, HIGHEST_COUNT - below)
+    counter.observe(np.full(num_lookups, 3))
+    expected = min(HIGHEST_COUNT, HIGHEST_COUNT - below + num_lookups)
+    assert counter.counts()[3] == expected
+    assert counter.dirty_rows().tolist() == [3]
+
+
+@pytest.mark.parametrize("below", [0, 1, 5])
+def test_a_count_put_back_stops_at_the_limit(emulated, below):
+    counter = counter_with(emulated, 3, HIGHEST_COUNT - below)
+    taken = counter.take_range(0, 10)
+    counter.observe(np.array([3, 3, 3]))
+    counter.put_back(taken)
+    assert counter.counts()[3] == min(HIGHEST_COUNT, HIGHEST_COUNT - below + 3)
+
+
+def test_an_index_outside_the_table_is_told_at_the_next_batch_and_not_counted(device):
+    counter = device.access_counter("users", 100)
+    counter.observe(np.array([5, 100, 6]))
+    assert counter.dirty_rows().tolist() == [5, 6]
+    lookups = [device.put(np.array([7]))]
+    with pytest.raises(
+        RowIndexError, match=r"'users': index 100 at position 1 of an earlier .* 0 to 99"
+    ):
+        device.native.count_lookups([counter.tracker], lookups)
+    assert counter.dirty_rows().tolist() == [5, 6]
+    device.native.count_lookups([counter.tracker], lookups)
+    assert counter.dirty_rows().tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**32])
+def test_one_of_several_bad_indices_is_told_once(device, bad):
+    counter = device.access_counter("t", 100)
+    counter.observe(np.array([bad] * 70 + [1]))
+    counter.num_dirty()  # the device has passed
+    with pytest.raises(RowIndexError, match=f"index {bad} at position [0-9]+ "):
+        counter.report_faults()
+    counter.report_faults()
+    counter.observe(np.array([-5]))
+    counter.num_dirty()
+    with pytest.raises(RowIndexError, match="index -5 at position 0 "):
+        counter.report_faults()
+    assert counter.counts()[1] == 1
+
+
+def test_counts_are_a_copy(device):
+    counter = device.access_counter("t", 4)
+    counts = counter.counts()
+    counter.observe(np.array([2, 2]))
+    assert counts.tolist() == [0, 0, 0, 0]
+    assert counter.counts().tolist() == [0, 0, 2, 0]
+
+
+def test_taking_rows_waits_for_nothing(emulated):
+    counter = emulated.access_counter("t", 1000)
+    counter.observe(np.arange(500))
+    emulated.native.emulator.set_lazy(True)
+    emulated.native.emulator.calls()
+    taken = [counter.take(np.arange(10, 20)), counter.take_range(400, 600)]
+    calls = emulated.native.emulator.calls()
+    assert "cudaStreamSynchronize" not in calls
+    assert calls["cudaEventSynchronize"] == 1  # that of an upload's block, long free
+    assert [t.num_rows for t in taken] == [10, 100]
+    assert counter.num_dirty() == 390
+
+
+def test_rows_taken_are_those_of_the_moment_they_were_taken(emulated):
+    emulated.native.emulator.set_lazy(True)
+    counter = emulated.access_counter("t", 10)
+    first, second = np.array([3, 3]), np.array([3, 4])
+    counter.observe(first)
+    taken = counter.take_range(0, 10)
+    counter.observe(second)
+    assert taken.row_ids.tolist() == [3]
+    counter.put_back(taken)
+    assert counter.counts().tolist() == [0, 0, 0, 3, 1, 0, 0, 0, 0, 0]
+
+
+def test_memory_is_given_back(emulated):
+    before = live_bytes(emulated)
+    counter = emulated.access_counter("t", 100_000)
+    counter.observe(np.arange(1000))
+    taken = counter.take_range(0, 100_000)
+    counter.put_back(taken)
+    counter.select(0, 100_000, 10)
+    counter.counts()
+    assert live_bytes(emulated) - before <= 400_000 + 4
+    del counter, taken
+    assert live_bytes(emulated) == before
+
+
+@pytest.mark.parametrize("call", ["cudaMalloc", "cudaHostAlloc", "cudaMemsetAsync"])
+def test_no_counter_is_made_where_a_call_fails(emulated, call):
+    before = live_bytes(emulated)
+    emulated.native.emulator.fail_call(call, 1)
+    with pytest.raises(CudaError, match=r"out of memory\) at cuda"):
+        emulated.access_counter("t", 1000)
+    assert live_bytes(emulated) == before
+
+
+@pytest.mark.parametrize("nth", range(1, 8))
+@pytest.mark.parametrize("call", ["cudaMallocAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"])
+def test_a_failing_call_leaves_the_counts_as_they_are(emulated, call, nth):
+    counter = emulated.access_counter("t", 1000)
+    counter.observe(np.arange(100))
+    emulated.native.emulator.fail_call(call, nth)
+    with contextlib.suppress(CudaError):  # not every call is made so often
+        counter.select(0, 1000, 50)
+    emulated.native.emulator.fail_call("", 0)
+    assert counter.select(0, 1000, 50).tolist() == list(range(50))
+
+
+def test_a_device_that_is_not_there_is_refused(device):
+    with pytest.raises(UsageError, match="device is 99; there are"):
+        device.native.DeviceAccessCounter(name="t", num_rows=5, device=99)
+
+
+def test_rows_are_chosen_while_the_caller_goes_on(emulated):
+    counter = emulated.access_counter("t", 1000)
+    counter.observe(np.repeat(np.arange(100), 3))
+    emulated.native.emulator.set_lazy(True)
+    pending = counter.begin_select(0, 1000, 200)
+    later = np.repeat(np.arange(500, 600), 9)
+    counter.observe(later)  # submitted later: not among those chosen
+    asked = 0
+    while not pending.is_ready():
+        asked += 1
+    assert asked > 3
+    assert pending.read().tolist() == list(range(100))
+    assert counter.select(0, 1000, 100).tolist() == list(range(500, 600))
+
+
+def test_rows_chosen_later_are_read_at_once_if_asked_for(device):
+    counter = device.access_counter("t", 1000)
+    counter.observe(np.array([7, 7, 9]))
+    assert counter.begin_select(0, 1000, 1).read().tolist() == [7]
+    assert counter.begin_select(8, 1000, 0).read().tolist() == []
+
+
+def test_a_tracker_on_the_cpu_has_nothing_to_wait_for():
+    counter = backends.find("cpu").access_counter("t", 10)
+    assert counter.begin_select(0, 10, 5) is None

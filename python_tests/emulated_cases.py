@@ -1,0 +1,138 @@
+"""What only a GPU does: run by python_tests/test_emulated_gpu.py on the emulated device."""
+
+import pytest
+import torch
+
+import cpr_ext
+from cpr_ext import _emulated, devices
+from cpr_ext.errors import CudaError, RowIndexError, SnapshotError
+
+emulator = _emulated.emulator
+
+
+@pytest.fixture(autouse=True)
+def calm():
+    yield
+    emulator.fail_call("", 0)
+    emulator.set_lazy(False)
+
+
+class Run:
+    """A table of 4000 rows in training."""
+
+    def __init__(self, directory, **options) -> None:
+        self.model = torch.nn.EmbeddingBag(4000, 16, mode="sum", sparse=True)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        # PyTorch gives a GPU's memory away only behind what its stream still does; not the CPU's.
+        self.lookups: list[torch.Tensor] = []
+        self.checkpointer = cpr_ext.Checkpointer(
+            self.model, self.optimizer, directory, **{"schedule": cpr_ext.EverySteps(3), **options}
+        )
+
+    def step(self, row_ids=range(100)):
+        self.optimizer.zero_grad()
+        self.lookups.append(torch.tensor(list(row_ids)).reshape(1, -1))
+        self.model(self.lookups[-1]).sum().backward()
+        self.optimizer.step()
+        return self.checkpointer.step()
+
+    def save_base(self):
+        self.step()
+        self.checkpointer.wait()
+        assert self.checkpointer.metrics.base_snapshots == 1
+
+
+def test_training_goes_on_while_the_device_chooses_rows(tmp_path):
+    run = Run(tmp_path / "s")
+    run.save_base()
+    emulator.set_lazy(True)
+    while (snapshot := run.step()) is None:
+        pass
+    assert snapshot.kind == "partial"
+    assert not snapshot.is_chosen
+    emulator.calls()
+    run.step()
+    calls = emulator.calls()
+    assert not snapshot.is_chosen
+    assert "cudaEventSynchronize" not in calls, "step() waited for the device"
+    for _ in range(30):
+        run.step()
+    assert snapshot.is_chosen
+    run.checkpointer.wait()
+    assert snapshot.state == "committed"
+    run.checkpointer.close()
+
+
+def test_save_waits_for_the_device_and_takes_this_step(tmp_path):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    run.step([5, 6, 7])
+    expected = run.model.weight.detach().clone()
+    snapshot = run.checkpointer.save("partial")
+    assert (snapshot.first_step, snapshot.last_step) == (2, 2)
+    run.checkpointer.close()
+    other = Run(tmp_path / "s")
+    other.checkpointer.recover()
+    assert torch.equal(other.model.weight, expected)
+    other.checkpointer.close()
+
+
+def test_a_bad_lookup_is_told_at_the_next_step(tmp_path):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    name = run.checkpointer.tables[0].name
+    run.checkpointer.record_lookups(name, torch.tensor([3, 4000]))
+    run.step()
+    with pytest.raises(RowIndexError, match="index 4000 at position 1 of an earlier lookup"):
+        run.step()
+    run.step()
+    run.checkpointer.close()
+
+
+@pytest.mark.parametrize("call", ["cudaMallocAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"])
+@pytest.mark.parametrize("nth", [1, 2, 4, 8, 12])
+def test_a_device_that_fails_during_a_snapshot_costs_that_snapshot_only(tmp_path, call, nth):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    run.step()
+    emulator.fail_call(call, nth, 1)
+    snapshot = run.checkpointer.save("partial")
+    emulator.fail_call("", 0)
+    snapshot.wait_until_done()
+    if snapshot.error is not None:
+        assert isinstance(snapshot.error, CudaError)
+        with pytest.warns(UserWarning, match="training goes on"):
+            run.step()
+    saved = run.checkpointer.save("partial")
+    expected = run.model.weight.detach().clone()
+    run.checkpointer.wait()
+    assert saved.state == "committed"
+    metrics = run.checkpointer.metrics
+    if metrics.failures:
+        with pytest.raises(SnapshotError):
+            run.checkpointer.close()
+    else:
+        run.checkpointer.close()
+    other = Run(tmp_path / "s")
+    other.checkpointer.recover()
+    assert torch.equal(other.model.weight, expected), "rows of the failed snapshot were forgotten"
+    other.checkpointer.close()
+
+
+def test_where_the_device_is_short_of_memory_slots_are_smaller_with_a_warning(tmp_path):
+    emulator.fail_call("cudaMalloc", 1)
+    with pytest.warns(UserWarning, match=r"device 0 has no memory for 2 staging slots of 8388608"):
+        [stager] = devices.make_stagers([0], slot_bytes=8 << 20, num_slots=2)
+    assert stager.slot_bytes == 4 << 20
+
+
+def test_what_was_taken_on_the_device_is_freed_with_the_snapshot(tmp_path):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(2))
+    run.save_base()
+    sizes = []
+    for _ in range(12):
+        run.step()
+        run.checkpointer.wait()
+        sizes.append(sum(emulator.allocations().values()))
+    assert len(set(sizes[4:])) == 1
+    run.checkpointer.close()

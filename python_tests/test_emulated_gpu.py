@@ -1,0 +1,36 @@
+"""The Checkpointer as a whole with tables on a GPU, which is emulated: the tests that hold it to
+its promises on the CPU, run again (python_tests/emulated_gpu.py)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# What is of the trackers that a GPU does not have.
+NOT_THERE = "sampler or LargestChange"
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["emulated_cases", "test_snapshot", "test_recovery", "test_failed_saves", "test_checkpointer"],
+)
+def test_promises_hold_for_tables_on_a_gpu(file):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "python_tests.emulated_gpu"),
+            *("-q", f"python_tests/{file}.py", "-k", f"not ({NOT_THERE})"),
+            *("-p", "no:cacheprovider", "-p", "no:xdist"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    launched = int(done.stdout.rsplit("kernels launched:", 1)[1])
+    assert launched > 100, "the tests did not use the emulated device"

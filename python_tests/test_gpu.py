@@ -1,0 +1,168 @@
+"""The Checkpointer on a real GPU; what an emulated one cannot show is PyTorch's part in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import cpr_ext
+from cpr_ext._native import native
+
+pytestmark = pytest.mark.skipif(
+    native.num_devices() == 0 or not torch.cuda.is_available(),
+    reason="needs a GPU: no CUDA device or driver, or a PyTorch without CUDA",
+)
+
+
+def build(device, num_rows=20_000, seed=0):
+    torch.manual_seed(seed)
+    model = torch.nn.EmbeddingBag(num_rows, 16, mode="sum", sparse=True).to(device)
+    return model, torch.optim.Adagrad(model.parameters(), lr=0.1)
+
+
+def train(model, optimizer, checkpointer, steps, seed=1):
+    """Trains; after each step, the table and its state as they are then."""
+    random = torch.Generator().manual_seed(seed)
+    seen = []
+    for _ in range(steps):
+        indices = torch.randint(model.num_embeddings, (512, 4), generator=random)
+        optimizer.zero_grad()
+        model(indices.to(model.weight.device)).pow(2).sum().backward()
+        optimizer.step()
+        checkpointer.step()
+        seen.append(state_of(model, optimizer))
+    return seen
+
+
+def state_of(model, optimizer):
+    state = optimizer.state[model.weight]["sum"]
+    return model.weight.detach().cpu().clone(), state.detach().cpu().clone()
+
+
+def restore(directory, device, **options):
+    model, optimizer = build(device, seed=99)
+    with cpr_ext.Checkpointer(model, optimizer, directory, **options) as checkpointer:
+        report = checkpointer.recover()
+    return report, state_of(model, optimizer)
+
+
+@pytest.mark.parametrize("consistency", ["row", "step"])
+@pytest.mark.parametrize("slot_bytes", [128 << 10, 8 << 20])
+def test_every_row_saved_is_as_it_was_at_one_step(tmp_path, consistency, slot_bytes):
+    model, optimizer = build("cuda")
+    with cpr_ext.Checkpointer(
+        model,
+        optimizer,
+        tmp_path / "s",
+        schedule=cpr_ext.EverySteps(5),
+        consistency=consistency,
+        slot_bytes=slot_bytes,
+    ) as checkpointer:
+        seen = train(model, optimizer, checkpointer, 40)
+        checkpointer.wait()
+    _, (weight, state) = restore(tmp_path / "s", "cpu")
+    found = torch.zeros(len(weight), dtype=torch.bool)
+    for old_weight, old_state in seen:
+        found |= (weight == old_weight).all(1) & (state == old_state).all(1)
+    assert found.all(), "a row is of no step, or its weight and its state are of different ones"
+
+
+@pytest.mark.parametrize(("first", "second"), [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
+def test_a_snapshot_restores_bit_for_bit_wherever_it_was_taken(tmp_path, first, second):
+    model, optimizer = build(first)
+    with cpr_ext.Checkpointer(model, optimizer, tmp_path / "s") as checkpointer:
+        train(model, optimizer, checkpointer, 5)
+        checkpointer.save("base")
+        expected = state_of(model, optimizer)
+        checkpointer.wait()
+    report, (weight, state) = restore(tmp_path / "s", second)
+    assert report.step == 5
+    assert torch.equal(weight, expected[0])
+    assert torch.equal(state, expected[1])
+
+
+def test_lost_shards_come_back_on_the_gpu_and_others_stay(tmp_path):
+    model, optimizer = build("cuda")
+    with cpr_ext.Checkpointer(model, optimizer, tmp_path / "s", num_shards=8) as checkpointer:
+        train(model, optimizer, checkpointer, 5)
+        checkpointer.save("base")
+        checkpointer.wait()
+        before = state_of(model, optimizer)
+        with torch.no_grad():
+            model.weight[2500:5000] = 7.0
+        assert checkpointer.recover(shards=[1]).rows_restored == 2500
+        after = state_of(model, optimizer)
+    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[1], after[1])
+
+
+def test_training_on_a_stream_of_its_own_is_followed(tmp_path):
+    model, optimizer = build("cuda")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        with cpr_ext.Checkpointer(model, optimizer, tmp_path / "s") as checkpointer:
+            train(model, optimizer, checkpointer, 20)
+            checkpointer.save("base")
+            expected = state_of(model, optimizer)
+            checkpointer.wait()
+    _, (weight, _) = restore(tmp_path / "s", "cuda")
+    assert torch.equal(weight, expected[0])
+
+
+def test_counting_can_be_captured_in_a_graph_and_counts_at_every_launch():
+    counter = native.DeviceAccessCounter(name="t", num_rows=1000, device=0)
+    indices = torch.arange(0, 1000, 2, device="cuda")
+    side = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        native.use_stream(0, side.cuda_stream)
+        counter.observe(indices)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            counter.observe(indices)
+        for _ in range(3):
+            graph.replay()
+        torch.cuda.synchronize()
+    native.use_stream(0, 0)
+    assert counter.counts()[::2].tolist() == [4] * 500
+    assert counter.counts()[1::2].sum() == 0
+
+
+def test_tables_on_the_cpu_and_on_the_gpu_share_a_checkpointer(tmp_path: Path):
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.here = torch.nn.Embedding(5000, 8, sparse=True)
+            self.there = torch.nn.Embedding(5000, 8, sparse=True, device="cuda")
+
+        def forward(self, indices):
+            return self.here(indices).sum() + self.there(indices.cuda()).sum().cpu()
+
+    model = Two()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with cpr_ext.Checkpointer(model, optimizer, tmp_path / "s") as checkpointer:
+        for step in range(5):
+            optimizer.zero_grad()
+            model(torch.arange(step, 100 + step)).backward()
+            optimizer.step()
+            checkpointer.step()
+        checkpointer.save("base")
+        expected = [p.detach().cpu().clone() for p in model.parameters()]
+        checkpointer.wait()
+    other = Two()
+    with cpr_ext.Checkpointer(
+        other, torch.optim.SGD(other.parameters(), lr=0.1), tmp_path / "s"
+    ) as checkpointer:
+        checkpointer.recover()
+    for parameter, value in zip(other.parameters(), expected, strict=True):
+        assert torch.equal(parameter.detach().cpu(), value)
+
+
+@pytest.mark.parametrize("priority", [cpr_ext.SubSampledUsed(), cpr_ext.LargestChange()])
+def test_a_priority_that_a_gpu_does_not_have_is_refused_by_name(tmp_path, priority):
+    model, optimizer = build("cuda")
+    with pytest.raises(cpr_ext.errors.UsageError, match=r"cuda:0, where .* does not follow it"):
+        cpr_ext.Checkpointer(model, optimizer, tmp_path / "s", priority=priority)
