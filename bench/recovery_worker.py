@@ -1,12 +1,14 @@
 """A worker of the jobs that ``recovery_time.py`` kills: ours, and one that restarts the usual way.
 
-Journals its steps and what lies between a loss and the next step, one JSON line each.
+Journals its steps and what lies between a loss and the next step, one JSON line each. Each way
+imports what it needs itself, as its start-up counts.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from datetime import timedelta
@@ -17,12 +19,8 @@ STARTED = time.time()  # before torch is imported
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-import cpr_ext  # noqa: E402
-from cpr_ext.distributed import Event, Job, Worker  # noqa: E402
-from cpr_ext.distributed.identity import SPARE  # noqa: E402
 from cpr_ext.dlrm import row_sharded  # noqa: E402
 from cpr_ext.dlrm.batch import Batch  # noqa: E402
 from cpr_ext.dlrm.hyperparameters import Hyperparameters  # noqa: E402
@@ -93,6 +91,10 @@ class Training:
 
 def run_live(settings: dict[str, Any], folder: Path) -> None:
     """Workers that outlive each other."""
+    import cpr_ext
+    from cpr_ext.distributed import Event, Job, Worker
+    from cpr_ext.distributed.identity import SPARE
+
     is_spare = SPARE in os.environ
     worker = Worker.from_environment(folder / "stores", observe=lambda event: observe(event))
     training = Training(settings["table_bytes"], settings["batch_size"])
@@ -122,6 +124,8 @@ def run_live(settings: dict[str, Any], folder: Path) -> None:
 
 def run_usual(settings: dict[str, Any], folder: Path) -> None:
     """All processes restart and load a checkpoint of torch.distributed.checkpoint."""
+    import torch.distributed.checkpoint as dcp
+
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     group = dist.group.WORLD
     journal = Journal(folder / f"journal-{dist.get_rank()}")
@@ -129,17 +133,18 @@ def run_usual(settings: dict[str, Any], folder: Path) -> None:
     training = Training(settings["table_bytes"], settings["batch_size"])
     model, optimizers = training.build(group)
     journal.write("ready", 0)
-    checkpoint = folder / "checkpoint"
-    begin = 0
-    if (checkpoint / ".metadata").exists():
-        begin = settings["checkpoint_step"]
-        dcp.load(state_of(model, optimizers), checkpoint_id=checkpoint)
+    checkpoints, every = folder / "checkpoints", settings["checkpoint_every_steps"]
+    saved = [int(path.parent.name) for path in checkpoints.glob("*/.metadata")]
+    if begin := max(saved, default=0):
+        dcp.load(state_of(model, optimizers), checkpoint_id=checkpoints / str(begin))
         journal.write("recovered", begin)
-    for number in range(begin, settings["num_steps"]):
-        training.step(model, optimizers, group, number)
-        if number + 1 == settings["checkpoint_step"] and begin == 0:
-            dcp.save(state_of(model, optimizers), checkpoint_id=checkpoint)
-        journal.write("step", number + 1)
+    for step in range(begin + 1, settings["num_steps"] + 1):
+        training.step(model, optimizers, group, step - 1)
+        if step % every == 0:
+            dcp.save(state_of(model, optimizers), checkpoint_id=checkpoints / str(step))
+            if dist.get_rank() == 0:
+                shutil.rmtree(checkpoints / str(step - every), ignore_errors=True)
+        journal.write("step", step)
     dist.destroy_process_group()
 
 

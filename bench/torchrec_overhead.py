@@ -1,12 +1,13 @@
 """What tracking and partial snapshots cost a TorchRec job: steps per second with and without.
 
-    python bench/torchrec_overhead.py [--workers 4] [--rounds 10] [--steps 25] [--tiny]
+    python bench/torchrec_overhead.py [--rounds 10] [--ways none,cpr_ext] [--add] [--tiny]
 
 Trains the DLRM of examples/torchrec_dlrm.py (DistributedModelParallel, tables cut by rows, gloo) in
 one job, in blocks of steps that take turns, so that each ratio is of neighbours in time: without
 anything, with a Checkpointer that takes one partial snapshot (12.5 % of the rows) in each block and
 has it durable at its end, and with TorchRec's own ModelDeltaTracker, which is asked for the changed
-ids once per block and saves nothing. Keeps bench/results/torchrec_overhead.json.
+ids once per block and saves nothing. Every second round goes through the ways backwards. Keeps
+bench/results/torchrec_overhead.json; ``--add`` adds its rounds to those that are kept.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def train(options: argparse.Namespace) -> None:
     group, rank = dist.group.WORLD, dist.get_rank()
     model, optimizer = example.build(group)
     quiet = argparse.Namespace(rank=lambda: rank, size=group.size)
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    ways, rounds = options.ways.split(","), []
     number = 1  # the example prints every 50th step
     with example.checkpointer_of(model, optimizer, Path(options.folder) / str(rank)) as ckpt:
 
@@ -58,18 +59,19 @@ def train(options: argparse.Namespace) -> None:
             return int(example.train_step(model, optimizer, number, quiet))
 
         blocks = blocks_of(model, ckpt, step, options.steps)
-        for way in WAYS:  # counts to select by, a base, and what is made at a first use
+        for way in ways:  # counts to select by, a base, and what is made at a first use
             blocks[way](options.steps)
-        for _ in range(options.rounds):
-            for way in WAYS:
+        for index in range(options.rounds):
+            seconds = {}
+            for way in ways if index % 2 == 0 else reversed(ways):
                 dist.barrier()
                 began = time.perf_counter()
                 blocks[way](options.steps)
                 dist.barrier()
-                seconds[way].append(time.perf_counter() - began)
-        snapshots = ckpt.metrics.partial_snapshots
+                seconds[way] = time.perf_counter() - began
+            rounds.append(seconds)
     if rank == 0:
-        print(json.dumps({"seconds": seconds, "snapshots": snapshots}))
+        print(json.dumps(rounds))
     dist.destroy_process_group()
 
 
@@ -113,33 +115,36 @@ def blocks_of(model: Any, ckpt: Any, step: Callable[[], int], length: int) -> di
     return dict(zip(WAYS, (none, saving, tracking, delta_tracker), strict=True))
 
 
-def summarize(seconds: dict[str, list[float]], steps: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "way": way,
-            "what": WAYS[way],
-            "steps_per_second": round(steps / statistics.median(of_way), 2),
-            "ratio_to_none": round(
-                statistics.median(
-                    none / mine for none, mine in zip(seconds["none"], of_way, strict=True)
-                ),
-                3,
-            ),
-            "milliseconds_per_step_over_none": round(
-                1e3 * statistics.median(
-                    mine - none for none, mine in zip(seconds["none"], of_way, strict=True)
-                ) / steps,
-                2,
-            ),
-        }
-        for way, of_way in seconds.items()
-    ]  # fmt: skip
+def summarize(rounds: list[dict[str, float]], steps: int) -> list[dict[str, Any]]:
+    """Of each way; ratios and differences are those of neighbours in a round."""
+    rows = []
+    for way, what in WAYS.items():
+        pairs = [(seconds["none"], seconds[way]) for seconds in rounds if way in seconds]
+        if not pairs:
+            continue
+        ratios = [none / mine for none, mine in pairs]
+        lowest, _, highest = statistics.quantiles(ratios) if len(ratios) > 1 else ratios * 3
+        over = statistics.median(mine - none for none, mine in pairs)
+        rows.append(
+            {
+                "way": way,
+                "what": what,
+                "rounds": len(pairs),
+                "steps_per_second": round(steps / statistics.median(mine for _, mine in pairs), 2),
+                "ratio_to_none": round(statistics.median(ratios), 3),
+                "ratio_quartiles": [round(lowest, 3), round(highest, 3)],
+                "milliseconds_per_step_over_none": round(1e3 * over / steps, 2),
+            }
+        )
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--ways", default=",".join(WAYS), help="with commas between; none first")
+    parser.add_argument("--add", action="store_true", help="to the rounds that are kept")
     parser.add_argument("--steps", type=int, default=25, help="of a block")
     parser.add_argument("--rows", type=int, default=500_000, help="of each of 8 tables")
     parser.add_argument("--batch-size", type=int, default=2048, help="of each worker")
@@ -152,7 +157,7 @@ def main() -> None:
         return
     if options.tiny:
         options.workers, options.rounds, options.steps, options.rows = 2, 1, 4, 1000
-    given = [f"--{name}={getattr(options, name)}" for name in ("rounds", "steps", "rows")]
+    given = [f"--{name}={getattr(options, name)}" for name in ("rounds", "steps", "rows", "ways")]
     with tempfile.TemporaryDirectory(prefix="cpr_bench.") as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(options.workers), __file__, *given]
@@ -160,19 +165,28 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(done.stderr)
-    measured = json.loads(done.stdout.splitlines()[-1])
-    rows = summarize(measured["seconds"], options.steps)
-    print(f"{'':<20}{'steps/s':>10}{'of none':>10}{'ms per step':>14}")
+    kept = ("workers", "steps", "rows", "batch_size")
+    settings = {key: getattr(options, key) for key in kept} | {"target": TARGET}
+    rounds = json.loads(done.stdout.splitlines()[-1])
+    if options.add:
+        earlier = json.loads(RESULTS.read_text())
+        if earlier["settings"] != settings:
+            raise SystemExit(f"kept are rounds of {earlier['settings']}, these are of {settings}")
+        rounds = earlier["rounds"] + rounds
+    rows = summarize(rounds, options.steps)
+    print(f"{'':<20}{'steps/s':>8}{'of none':>9}{'quartiles':>15}{'ms per step':>13}{'rounds':>8}")
     for row in rows:
-        over = row["milliseconds_per_step_over_none"]
-        print(f"{row['way']:<20}{row['steps_per_second']:>10}{row['ratio_to_none']:>10}{over:>14}")
+        lowest, highest = row["ratio_quartiles"]
+        print(
+            f"{row['way']:<20}{row['steps_per_second']:>8}{row['ratio_to_none']:>9}"
+            f"{lowest:>8} {highest:<6}{row['milliseconds_per_step_over_none']:>13}"
+            f"{row['rounds']:>8}"
+        )
     if not options.tiny:
         from cpr_ext.emulation.machine import describe_machine
 
-        kept = ("workers", "rounds", "steps", "rows", "batch_size")
-        settings = {key: getattr(options, key) for key in kept} | {"target": TARGET}
         result = {"machine": describe_machine(), "settings": settings, "rows": rows}
-        RESULTS.write_text(json.dumps(result | measured, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(result | {"rounds": rounds}, indent=1) + "\n")
         print(f"kept in {RESULTS.relative_to(HERE.parent)}")
 
 

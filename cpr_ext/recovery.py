@@ -180,7 +180,7 @@ def _restore_segments(
     report: RecoveryReport,
     direct_io: bool,
 ) -> None:
-    """Lay the rows of segments over the tables; damaged chunks are noted in each source."""
+    """Lay the rows of segments over the tables; each source notes which chunks are damaged."""
     found = [(source, shard.ranges) for shard in shards for source in shard.usable]
     results = native.restore_segments(
         [_native_source(_segment(source), tables, ranges) for source, ranges in found],

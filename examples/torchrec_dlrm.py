@@ -121,4 +121,4 @@ if __name__ == "__main__":
     parser.add_argument("--store", default="torchrec_stores")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    run_live() if "CPR_RANK" in os.environ else run_together()
+    run_live() if "CPR_WORLD_SIZE" in os.environ else run_together()

@@ -25,9 +25,10 @@ import click
 @click.option(
     "--spares",
     type=click.IntRange(min=0),
-    default=0,
+    default=1,
     show_default=True,
-    help="Processes that have done their imports and wait to replace a worker.",
+    help="Processes more, which run SCRIPT up to Worker.from_environment() and wait there to "
+    "replace a worker that dies, so that nobody waits for imports.",
 )
 @click.option(
     "--rendezvous",

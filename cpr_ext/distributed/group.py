@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
     _create_work_from_future,
 )
 
+from cpr_ext.distributed.notes import within
 from cpr_ext.errors import PeerLostError, UsageError
 
 BACKEND = "cpr_ext"
@@ -128,6 +129,8 @@ class ReformableGroup(dist.ProcessGroup):
         if self._inner is None:
             self._inner = self._connect(self._round)
         work = getattr(self._inner, operation)(*args, **kwargs)
+        if "reduce_scatter" in operation:
+            work = _ReduceScatterWork(work)
         self._works.append(work)
         return work
 
@@ -140,13 +143,19 @@ class ReformableGroup(dist.ProcessGroup):
             if this_round.address is None
             else dist.ProcessGroupGloo.create_device(hostname=this_round.address)
         ]
+        seconds = this_round.connect_time_out.total_seconds()
         try:
-            gloo = dist.ProcessGroupGloo(store, self._rank, self._world_size, options)
+            # What it asks of a store whose host hangs has no end of its own.
+            gloo = within(
+                seconds + 1.0,
+                "the rendezvous",
+                lambda: dist.ProcessGroupGloo(store, self._rank, self._world_size, options),
+            )
         except RuntimeError as error:
             self._was_lost = True
             raise PeerLostError(
                 f"worker {self._rank} could not connect to all {self._world_size} within "
-                f"{this_round.connect_time_out.total_seconds():g} s: {error}"
+                f"{seconds:g} s: {error}"
             ) from error
         gloo._set_default_timeout(this_round.time_out)
         inner = dist.ProcessGroup(store, self._rank, self._world_size)
@@ -199,7 +208,26 @@ def _create(options: Any, backend_options: Any) -> ReformableGroup:
     return group
 
 
+class _ReduceScatterWork(dist.Work):
+    """Notes how it ended: gloo's own of a reduce-scatter is never completed, as far as it says."""
+
+    def __init__(self, work: dist.Work) -> None:
+        super().__init__()
+        self._work = work
+        self.has_failed = False
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Of the work that it stands for."""
+        try:
+            return self._work.wait(timeout)
+        except RuntimeError:
+            self.has_failed = True
+            raise
+
+
 def _has_failed(work: Any) -> bool:
+    if isinstance(work, _ReduceScatterWork):
+        return work.has_failed
     if not work.is_completed():
         return False
     try:

@@ -19,6 +19,8 @@ from cpr_ext.files import make_directory, open_regular
 
 RANK, WORLD_SIZE = "CPR_RANK", "CPR_WORLD_SIZE"
 RENDEZVOUS, JOB, ADDRESS = "CPR_RENDEZVOUS", "CPR_JOB", "CPR_ADDRESS"
+# How many workers a machine has; TorchRec's plans by host ask for it under this name.
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 # A file that a worker touches as a sign of life, if its supervisor wants one.
 ALIVE = "CPR_ALIVE_FILE"
 # The descriptor on which a spare process is told which worker it is to be.

@@ -22,6 +22,7 @@ from cpr_ext.distributed.identity import (
     ADDRESS,
     ALIVE,
     JOB,
+    LOCAL_WORLD_SIZE,
     RANK,
     RENDEZVOUS,
     SPARE,
@@ -80,6 +81,8 @@ class Launcher:
             must be longer than the workers' time-outs of collectives, and than loading takes.
         spares: so many processes more run the program up to where they would learn their rank. One
             of them takes the place of a worker that died, so that nobody waits for its imports.
+        spare_delay_seconds: a spare is started when no worker was for so long, so that it does not
+            take the processor from one that starts or recovers.
         job: distinguishes jobs that meet at the same rendezvous.
         tell: is told what happens, one sentence each.
 
@@ -95,11 +98,13 @@ class Launcher:
     max_restarts: int = 10
     hang_seconds: float | None = None
     spares: int = 0
+    spare_delay_seconds: float = 5.0
     job: str = "cpr"
     tell: Callable[[str], None] = print
     _children: dict[int, _Child] = field(default_factory=dict, init=False)
     _waiting: list[_Spare] = field(default_factory=list, init=False)
     _spares_lost: int = field(default=0, init=False)
+    _started: float = field(default=0.0, init=False)
     _host: subprocess.Popen[str] | None = field(default=None, init=False)
     _signal: int | None = field(default=None, init=False)
 
@@ -131,7 +136,6 @@ class Launcher:
                 place = self.rendezvous or f"{_LOOPBACK}:{self._start_host(0)}"
                 for rank in range(self.first_rank, self.first_rank + self.num_workers):
                     self._start(rank, place, Path(folder))
-                self._start_spares(place)
                 return self._supervise(place, Path(folder))
         finally:
             self._end_all()
@@ -173,6 +177,7 @@ class Launcher:
         return 0
 
     def _start(self, rank: int, place: str, folder: Path, *, restarts: int = 0) -> None:
+        self._started = time.monotonic()
         alive_file = folder / f"worker-{rank}"
         alive_file.touch()
         while self._waiting:
@@ -192,6 +197,8 @@ class Launcher:
             spare.end()
             self._spares_lost += 1
             self.tell(f"a spare worker {_how(spare.process.returncode)}")
+        if time.monotonic() < self._started + self.spare_delay_seconds:
+            return
         while len(self._waiting) < self.spares and self._spares_lost <= self.max_restarts:
             reading, writing = os.pipe()
             environment = {**self._environment(place), SPARE: str(reading)}
@@ -203,6 +210,7 @@ class Launcher:
         environment = {
             **os.environ,
             WORLD_SIZE: str(self.num_workers if self.world_size is None else self.world_size),
+            LOCAL_WORLD_SIZE: str(self.num_workers),
             RENDEZVOUS: place,
             JOB: self.job,
         }

@@ -18,7 +18,7 @@ import uuid
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousStoreInfo,
@@ -31,12 +31,12 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from cpr_ext.distributed.identity import Identity, TimeOuts, show_alive
+from cpr_ext.distributed.notes import ANSWER_SECONDS, Notes, connect, place_of, within
 from cpr_ext.errors import RendezvousError
 
 logger = logging.getLogger("cpr_ext")
 
 _MISSED_HEARTBEATS = 5
-_STORE_SECONDS = 5.0  # for one answer of the store's host
 _TELL_SECONDS = 10.0  # between two lines about a long wait
 _GRACE_SECONDS = 1.0  # in which the handler takes itself off the list
 _RETRY_SECONDS = 0.2
@@ -55,7 +55,7 @@ class Rendezvous:
         self._identity = identity
         self._time_outs = time_outs
         self._handler: DynamicRendezvousHandler | None = None
-        self._notes: Store | None = None
+        self._notes = Notes(identity)
         self._waiter: threading.Thread | None = None
         os.environ[_NO_SHARED_STORE] = "1"
 
@@ -79,20 +79,20 @@ class Rendezvous:
                     raise self._give_up(error) from error
                 if not isinstance(error, RendezvousClosedError):
                     logger.info("rendezvous at %s: %s; trying again", self._place(), error)
-                    self._notes = None
+                    self._notes.reconnect()
                     time.sleep(_RETRY_SECONDS)
 
     def note(self, key: str) -> None:
         """Leave a note for the whole job, beyond this round, if the host answers."""
         try:
-            self._connected_notes().set(key, "1")
+            self._notes.write(key, "1")
         except _HOST_ERRORS as error:
             logger.warning("could not note %r at %s: %s", key, self._place(), error)
 
     def all_noted(self, keys: list[str]) -> bool:
         """Whether all these notes were left; False if the host does not answer."""
         try:
-            return bool(self._connected_notes().check(keys))
+            return self._notes.has(keys)
         except _HOST_ERRORS:
             return False
 
@@ -103,17 +103,16 @@ class Rendezvous:
             return
         if self._waiter is not None:
             self._waiter.join(_GRACE_SECONDS)
-        if not handler.shutdown():
+        if not within(ANSWER_SECONDS, self._place(), handler.shutdown):
             logger.info("round %s could not be closed at %s", handler.get_run_id(), self._place())
         number = int(handler.get_run_id().rpartition(".")[2])
-        self._connected_notes().compare_set(_ROUND, str(number), str(number + 1))
+        self._notes.replace(_ROUND, str(number), str(number + 1))
 
     def _next_round(self, deadline: float) -> Store:
-        notes = self._connected_notes()
-        number = int(notes.compare_set(_ROUND, "", "0"))
+        number = int(self._notes.replace(_ROUND, "", "0"))
         handler = self._handler = self._make_handler(number)
         waiting, token = self._waiting_key(self._identity.rank), uuid.uuid4().hex
-        notes.set(waiting, token)
+        self._notes.write(waiting, token)
         outcome: list[Exception | None] = []
 
         def wait() -> None:
@@ -127,13 +126,13 @@ class Rendezvous:
         self._waiter = threading.Thread(target=wait, name="cpr_ext-rendezvous", daemon=True)
         self._waiter.start()
         told = time.monotonic()
-        while token not in (members := self._members(notes, number)):
+        while token not in (members := self._members(number)):
             if outcome:
                 if (error := outcome[0]) is not None:
                     raise error
-                self._announce(notes, number, token)
+                self._announce(number, token)
                 # Replaced by that of another process, if it is not named now.
-                if token not in self._members(notes, number):
+                if token not in self._members(number):
                     raise RendezvousError(
                         f"two processes are worker {self._identity.rank}; give each worker a rank "
                         "of its own"
@@ -146,43 +145,40 @@ class Rendezvous:
             if time.monotonic() > told + _TELL_SECONDS:
                 logger.info("waiting at %s for workers: %s", self._place(), self._missing())
                 told = time.monotonic()
-        notes.set(waiting, _NOT_WAITING)
-        return PrefixStore(f"cpr_ext/{self._identity.job}/{members}", self._connect())
+        self._notes.write(waiting, _NOT_WAITING)
+        return PrefixStore(f"cpr_ext/{self._identity.job}/{members}", connect(self._identity))
 
     # Who completes a round says so, as the others' handlers look only once a second.
-    def _members(self, notes: Store, number: int) -> str:
+    def _members(self, number: int) -> str:
         """The tokens of those who are in the round, once it is complete; before, nothing."""
-        key = f"members/{number}"
-        return notes.get(key).decode() if notes.check([key]) else ""
+        return self._notes.read(f"members/{number}")
 
-    def _announce(self, notes: Store, number: int, token: str) -> None:
+    def _announce(self, number: int, token: str) -> None:
         # Read first: whoever is named takes its token away, but then this is not what it was.
-        known = self._members(notes, number)
+        known = self._members(number)
         if token in known:
             return
-        tokens = [self._token(notes, rank) for rank in range(self._identity.world_size)]
-        notes.compare_set(f"members/{number}", known, "+".join(tokens))
-
-    def _connected_notes(self) -> Store:
-        if self._notes is None:
-            prefix = f"cpr_ext/{self._identity.job}"
-            self._notes = PrefixStore(prefix, self._connect())
-        return self._notes
+        tokens = [self._token(rank) for rank in range(self._identity.world_size)]
+        self._notes.replace(f"members/{number}", known, "+".join(tokens))
 
     # One connection each: a wait on one holds up whoever shares it, and heartbeats must go on.
     def _make_handler(self, number: int) -> DynamicRendezvousHandler:
         run_id, world_size = f"{self._identity.job}.{number}", self._identity.world_size
+        store, state_store = connect(self._identity), connect(self._identity)
+
+        def prepare() -> C10dRendezvousBackend:
+            # The handler waits for the round's first to say where a store of its own is. Nobody
+            # here needs it, and whoever completes the round would wait a second for it.
+            said = PrefixStore(f"torch.rendezvous.{run_id}.0", store)
+            said.set(RendezvousStoreInfo.MASTER_ADDR_KEY, "unused")
+            said.set(RendezvousStoreInfo.MASTER_PORT_KEY, "0")
+            return C10dRendezvousBackend(state_store, run_id)
+
         limit = timedelta(seconds=max(1.0, self._time_outs.join_seconds))
-        store = self._connect()
-        # The handler waits for the round's first to say where a store of its own is. Nobody here
-        # needs it, and whoever completes the round would wait a second for it.
-        said = PrefixStore(f"torch.rendezvous.{run_id}.0", store)
-        said.set(RendezvousStoreInfo.MASTER_ADDR_KEY, "unused")
-        said.set(RendezvousStoreInfo.MASTER_PORT_KEY, "0")
         handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             run_id,
             store,
-            C10dRendezvousBackend(self._connect(), run_id),
+            within(ANSWER_SECONDS, self._place(), prepare),
             min_nodes=world_size,
             max_nodes=world_size,
             local_addr=self._identity.address,
@@ -192,27 +188,6 @@ class Rendezvous:
             keep_alive_max_attempt=_MISSED_HEARTBEATS,
         )
         return handler
-
-    def _connect(self) -> TCPStore:
-        """A connection of its own to the host; its time-out does not cover the host's greeting."""
-        made: list[TCPStore | Exception] = []
-
-        def connect() -> None:
-            limit = timedelta(seconds=_STORE_SECONDS)
-            place = (self._identity.host, self._identity.port)
-            try:
-                made.append(TCPStore(*place, is_master=False, timeout=limit))
-            except Exception as error:
-                made.append(error)
-
-        thread = threading.Thread(target=connect, name="cpr_ext-connect", daemon=True)
-        thread.start()
-        thread.join(_STORE_SECONDS + _GRACE_SECONDS)
-        if not made:
-            raise dist.DistNetworkError(f"{self._place()} does not answer")
-        if isinstance(made[0], Exception):
-            raise made[0]
-        return made[0]
 
     def _give_up(self, error: Exception | None) -> RendezvousError:
         return RendezvousError(
@@ -225,18 +200,16 @@ class Rendezvous:
     def _missing(self) -> str:
         ranks = range(self._identity.world_size)
         try:
-            notes = self._connected_notes()
-            missing = [rank for rank in ranks if self._token(notes, rank) == _NOT_WAITING]
+            missing = [rank for rank in ranks if self._token(rank) == _NOT_WAITING]
         except _HOST_ERRORS:
             return "unknown, as the rendezvous does not answer"
         return ", ".join(map(str, missing)) or "that have just left"
 
-    def _token(self, notes: Store, rank: int) -> str:
-        key = self._waiting_key(rank)
-        return notes.get(key).decode() if notes.check([key]) else _NOT_WAITING
+    def _token(self, rank: int) -> str:
+        return self._notes.read(self._waiting_key(rank)) or _NOT_WAITING
 
     def _waiting_key(self, rank: int) -> str:
         return f"waiting/{rank}"
 
     def _place(self) -> str:
-        return f"{self._identity.host}:{self._identity.port}"
+        return place_of(self._identity)

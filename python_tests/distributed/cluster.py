@@ -91,9 +91,10 @@ class Cluster:
         for rank in ranks:
             os.kill(self.pids[rank], with_signal)
 
-    def kill_host(self):
-        os.kill(self._host, signal.SIGKILL)
-        self.wait_for_exit(self._host, 5)
+    def kill_host(self, with_signal=signal.SIGKILL):
+        os.kill(self._host, with_signal)
+        if with_signal == signal.SIGKILL:
+            self.wait_for_exit(self._host, 5)
 
     def start_host(self):
         self._host = self._fork(self._nurseries[0], "host", self.settings.port)

@@ -5,6 +5,7 @@ Every worker journals what happens, with digests of its tables, one line per eve
 
 import faulthandler
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -51,8 +52,11 @@ class Settings:
     priority: str = "MostFrequentlyUsed"
     consistency: str = "row"
     time_outs: dict = field(default_factory=dict)
-    # rank -> what it does to itself in which life: ["training" | "saving" | "recovering", step]
+    # rank -> what it does to itself in which life: ["training" | "saving" | "recovering" |
+    # "rolling back", step]
     suicides: dict = field(default_factory=dict)
+    # module and class of what the workers train
+    job: tuple = ("python_tests.distributed.sharded_job", "ShardedJob")
 
 
 SEED = 1
@@ -106,6 +110,17 @@ class RecoversAndDies(cpr_ext.Checkpointer):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class RollsBackAndDies(cpr_ext.Checkpointer):
+    def recover(self, **options):
+        report = super().recover(**options)
+        if options.get("up_to_step", 0) > 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return report
+
+
+KINDS = {"recovering": RecoversAndDies, "rolling back": RollsBackAndDies}
+
+
 class ShardedJob:
     """The functions that a Worker asks for."""
 
@@ -127,9 +142,13 @@ class ShardedJob:
 
     def make_checkpointer(self, model, optimizers, directory):
         settings = self.settings
-        kind = RecoversAndDies if self.suicide == ["recovering", 0] else RecoversSlowly
+        kind = KINDS.get(self.suicide[0], RecoversSlowly) if self.suicide else RecoversSlowly
         RecoversSlowly.seconds = settings.load_seconds
-        checkpointer = kind(
+        return self.watched(kind, model, optimizers, directory)
+
+    def watched(self, make, model, optimizers, directory):
+        settings = self.settings
+        checkpointer = make(
             model,
             optimizers,
             directory,
@@ -226,4 +245,5 @@ def run_worker(plain, rank, life):
     os.dup2(descriptor, 2)
     faulthandler.dump_traceback_later(20, repeat=True)  # where it is, if it hangs
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
-    ShardedJob(settings, rank, life).run()
+    module, name = settings.job
+    getattr(importlib.import_module(module), name)(settings, rank, life).run()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from cpr_ext.distributed.group import Round, init_group
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import PeerLostError, UsageError
 from python_tests.distributed.cluster import free_port
 
 WORLD_SIZE = 3
@@ -27,6 +28,7 @@ def members(nursery, tmp_path):
     def run(scenario):
         port = free_port()
         host = nursery.ask("host", port)
+        (tmp_path / "host").write_text(str(host))
         pids = [
             nursery.ask("call", __name__, "run_member", scenario, rank, str(tmp_path), port)
             for rank in range(WORLD_SIZE)
@@ -45,13 +47,14 @@ def members(nursery, tmp_path):
 
 def run_member(scenario, rank, folder, port):
     torch.set_num_threads(1)
-    time_out = timedelta(seconds=10)
     store = TCPStore("127.0.0.1", port, is_master=False)
     group = init_group(rank, WORLD_SIZE)
 
-    def meet(number):
-        group.reform(Round(PrefixStore(f"round {number}", store), time_out, "127.0.0.1"))
+    def meet(number, seconds=10):
+        round_store = PrefixStore(f"round {number}", store)
+        group.reform(Round(round_store, timedelta(seconds=seconds), "127.0.0.1"))
 
+    meet.host = int(Path(folder, "host").read_text())
     said = globals()[scenario](rank, group, meet)
     Path(folder, str(rank)).write_text(json.dumps(said))
 
@@ -151,6 +154,28 @@ def test_a_data_parallel_module_is_made_alone_and_notices_a_lost_member(members)
     assert said[0] == said[1] == [[[2.0, 1.0]], 2]
 
 
+def lost_in_reduce_scatter(rank, group, meet):
+    """The last member dies; what the others notice it in, and whether the group knows."""
+    pair = dist.new_group([0, 2])
+    meet(0)
+    dist.barrier()
+    own, all_of_it = torch.empty(1), torch.ones(WORLD_SIZE)
+    dist.reduce_scatter_tensor(own, all_of_it)
+    if rank != 1:
+        dist.barrier(group=pair)
+    if rank == 2:
+        os.kill(os.getpid(), 9)
+    values, of = (torch.ones(2), pair) if rank == 0 else (all_of_it, group)
+    with pytest.raises(RuntimeError):  # waited for later than it is called, as TorchRec does
+        dist.reduce_scatter_tensor(own, values, group=of, async_op=True).wait()
+    return own.item(), group.has_lost_peer()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_member_that_is_lost_in_a_reduce_scatter_is_noticed(members):
+    assert members("lost_in_reduce_scatter") == [[3.0, True], [3.0, True], None]
+
+
 def alone(rank, group, meet):
     """What a process hears before the others are there."""
     heard = [torch.empty(1) for _ in range(WORLD_SIZE)]
@@ -181,3 +206,19 @@ def subgroups(rank, group, meet):
 
 def test_a_group_of_some_ranks_is_formed_again_with_the_whole(members):
     assert members("subgroups") == [[4.0, 4.0], [], [4.0, 4.0]]
+
+
+def hanging_host(rank, group, meet):
+    """Nobody answers those who want to connect."""
+    meet(0)
+    dist.barrier()
+    if rank == 0:
+        os.kill(meet.host, signal.SIGSTOP)
+    meet(1, seconds=1)
+    with pytest.raises(PeerLostError, match="could not connect to all 3 within 1 s"):
+        dist.all_reduce(torch.ones(1))
+    return group.has_lost_peer()
+
+
+def test_connecting_ends_though_the_rendezvous_hangs(members):
+    assert members("hanging_host") == [True] * WORLD_SIZE

@@ -3,6 +3,8 @@
 import signal
 import time
 
+import pytest
+
 
 def test_a_worker_that_is_stopped_for_less_than_the_time_out_is_waited_for(make_cluster):
     cluster = make_cluster(num_steps=40, world_size=2, step_seconds=0.02)
@@ -68,6 +70,39 @@ def test_training_outlives_the_rendezvous_and_needs_it_again_when_a_worker_is_lo
     cluster.start(0)
     cluster.finish()
     assert [r["recovery"]["lost"] for r in cluster.recoveries(1)] == [[0, 1], [0]]
+
+
+def test_a_rendezvous_that_hangs_is_asked_again_until_it_answers(make_cluster):
+    cluster = make_cluster(num_steps=40, world_size=2, step_seconds=0.02)
+    cluster.start()
+    cluster.wait_for_step(10)
+    cluster.kill_host(signal.SIGSTOP)
+    cluster.kill(1)
+    cluster.wait_for_death(1)
+    cluster.start(1)
+    cluster.wait_until(lambda: "does not answer" in cluster.logs())
+    cluster.kill_host(signal.SIGCONT)
+    cluster.finish()
+    assert [r["recovery"]["lost"] for r in cluster.recoveries(0)] == [[0, 1], [1]]
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_rendezvous_that_hangs_for_good_ends_the_job(make_cluster, is_waiting):
+    cluster = make_cluster(
+        num_steps=1000, world_size=2, step_seconds=0.01, time_outs={"join_seconds": 4.0}
+    )
+    cluster.start()
+    cluster.wait_for_step(10)
+    if not is_waiting:
+        cluster.kill_host(signal.SIGSTOP)
+    cluster.kill(1)
+    cluster.wait_for_death(1)
+    if is_waiting:  # it looks for the others all the time
+        cluster.wait_until(lambda: cluster.events(0, "peer_lost"))
+        time.sleep(1)
+        cluster.kill_host(signal.SIGSTOP)
+    assert cluster.exit_code(0) == 1
+    assert "unknown, as the rendezvous does not answer, which did not come" in cluster.logs()
 
 
 def test_an_error_of_the_training_step_is_no_lost_peer(make_cluster):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from cpr_ext.distributed import worker_directory
 
-BATCH_SIZE = 32
 # Every row of a snapshot is of one step, so that a replacement's tables can be compared.
 EXACT = {"step_seconds": 0.01, "priority": "AllRows", "consistency": "step", "every_steps": 4}
 
@@ -46,15 +45,15 @@ def last_three(cluster, rank):
 
 def check_replacement(cluster, rank, old_pid, victims):
     """Its tables are those its predecessor had when they were last saved; the account says when."""
-    event = cluster.recoveries(rank)[-1]
+    event, batch_size = cluster.recoveries(rank)[-1], cluster.settings.batch_size
     recovery = event["recovery"]
     assert recovery["lost"] == sorted(victims)
     assert recovery["source"] not in victims
     for other in cluster.ranks:
         is_victim = other in victims
         assert (recovery["bytes_read"][other] > 0) == is_victim
-        assert is_victim or recovery["samples_lost"][other] <= BATCH_SIZE
-    saved_step = recovery["step"] - recovery["samples_lost"][rank] // BATCH_SIZE
+        assert is_victim or recovery["samples_lost"][other] <= batch_size
+    saved_step = recovery["step"] - recovery["samples_lost"][rank] // batch_size
     steps = [e for e in cluster.events(rank) if e["event"] in ("step", "recovered")]
     saved = [e for e in steps if e["step"] == saved_step and e["pid"] != event["pid"]]
     assert saved, f"worker {rank} says its rows are of step {saved_step}"
@@ -159,6 +158,34 @@ def test_full_recovery_ends_in_the_very_state_of_a_job_without_failures(make_clu
     # A survivor went back, too, and to a step that was saved.
     assert last["step"] % 5 in (0, 1)
     assert cluster.events(0, "peer_lost")[0]["step"] > last["step"]
+
+
+def test_a_worker_lost_while_all_roll_back_changes_nothing_of_where_they_end(make_cluster):
+    exact = {
+        "num_steps": 40, "recovery": "full", "priority": "AllRows", "consistency": "step",
+        "world_size": 3, "batch_size": 33, "step_seconds": 0.01,
+    }  # fmt: skip
+    untouched = make_cluster("untouched", **exact)
+    untouched.start()
+    struck = make_cluster("struck", suicides={"0": {"1": ["rolling back", 0]}}, **exact)
+    struck.start()
+    struck.wait_for_step(18)
+    struck.kill(1)
+    struck.wait_for_death(1)
+    struck.start(1)
+    struck.wait_for_death(0)  # it had outlived worker 1
+    struck.start(0)
+    for cluster in (struck, untouched):
+        cluster.finish()
+    ends = [
+        [cluster.events(rank, "finished")[0]["tables"] for rank in cluster.ranks]
+        for cluster in (struck, untouched)
+    ]
+    assert ends[0] == ends[1]
+    # Worker 2 outlived both. Not half rolled back: it says so, and nobody takes its position.
+    last = struck.recoveries(2)[-1]["recovery"]
+    assert (last["recovery"], last["samples_lost"]) == ("full", [0, 0, 0])
+    assert last["step"] > 0
 
 
 def test_without_a_point_that_all_have_full_recovery_begins_anew(make_cluster):

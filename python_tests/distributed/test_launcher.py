@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -88,6 +89,61 @@ def test_a_silent_worker_is_killed_and_started_again(launch, tmp_path):
     assert lives(tmp_path, 0) == 2
 
 
+WORKER = """
+import os, pathlib, signal, sys
+import torch
+import cpr_ext
+from cpr_ext.distributed import TimeOuts, Worker
+
+folder = pathlib.Path(sys.argv[1])
+worker = Worker.from_environment(folder, time_outs=TimeOuts(collective_seconds=1.0))
+
+
+def build(group):
+    torch.manual_seed(group.rank())
+    table = torch.nn.EmbeddingBag(10, 4, sparse=True)
+    return torch.nn.ModuleList([table]), [torch.optim.SGD(table.parameters(), lr=0.1)]
+
+
+def train_step(job, step):
+    job.model[0](torch.tensor([[step % 10]])).sum().backward()
+    torch.distributed.all_reduce(torch.ones(1))
+    job.optimizers[0].step()
+    with (folder / f"pids-{job.rank}").open("a") as file:
+        print(os.getpid(), file=file)
+    if (job.rank, step) == (1, 5) and not (folder / "stopped").exists():
+        (folder / "stopped").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+worker.run(build, train_step, num_steps=10)
+"""
+
+
+def test_a_worker_that_hangs_in_training_is_replaced_and_the_others_go_on(tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    said = []
+
+    def tell(text):
+        said.append(text)
+        launcher.hang_seconds = None  # the replacement's imports are no hang, however slow
+
+    launcher = Launcher([sys.executable, str(tmp_path / "worker.py"), str(tmp_path)], 2, tell=tell)
+
+    def mind_hangs():
+        while not (tmp_path / "stopped").exists():
+            time.sleep(0.05)
+        launcher.hang_seconds = 4.0
+
+    threading.Thread(target=mind_hangs, daemon=True).start()
+    assert launcher.run() == 0
+    assert "worker 1 (process " in said[0]
+    assert "has been silent for" in said[0]
+    assert "was killed by SIGKILL; started again (1 of 10)" in said[1]
+    pids = [set((tmp_path / f"pids-{rank}").read_text().split()) for rank in range(2)]
+    assert [len(of_rank) for of_rank in pids] == [1, 2]
+
+
 def alive(pid):
     try:
         os.kill(pid, 0)
@@ -139,7 +195,9 @@ def test_a_spare_that_has_done_its_imports_takes_the_place_of_the_dead(tmp_path)
     )
     said = []
     command = [sys.executable, str(script), str(tmp_path)]
-    launcher = Launcher(command, 2, rendezvous="127.0.0.1:1", spares=1, tell=said.append)
+    launcher = Launcher(
+        command, 2, rendezvous="127.0.0.1:1", spares=1, spare_delay_seconds=0, tell=said.append
+    )
     assert launcher.run() == 0
     first, second = (tmp_path / "lives-1").read_text().split()
     # It was there, and had imported, before worker 1 died.
@@ -152,9 +210,14 @@ def test_a_spare_that_has_done_its_imports_takes_the_place_of_the_dead(tmp_path)
 
 
 def test_spares_that_end_by_themselves_are_told_of_and_not_started_for_ever(launch, tmp_path):
-    code, said = launch({0: "sleep"}, spares=1, max_restarts=2)
+    code, said = launch({0: "sleep"}, spares=1, spare_delay_seconds=0, max_restarts=2)
     assert code == 0
     assert said == ["a spare worker ended with code 1"] * 3
+
+
+def test_a_spare_leaves_the_processor_to_workers_that_start(launch):
+    # A spare would be told of, as above.
+    assert launch({0: "sleep"}, spares=1, spare_delay_seconds=60) == (0, [])
 
 
 @pytest.mark.parametrize(

@@ -49,17 +49,25 @@ LEARNING_RATE = 0.1
 SAMPLES = 4
 
 
-class SmallDlrm(torch.nn.Module):
+class PooledDlrm(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.bags = EmbeddingBagCollection(tables=_configs(EmbeddingBagConfig, POOLED))
-        self.sequences = EmbeddingCollection(tables=_configs(EmbeddingConfig, SEQUENCE))
         width = sum(dim * len(features) for _, dim, features in POOLED.values())
         self.linear = torch.nn.Linear(width, 1)
 
     def forward(self, pooled, sequences):
+        return self.linear(self.bags(pooled).values()).sin().mean()
+
+
+class SmallDlrm(PooledDlrm):
+    def __init__(self):
+        super().__init__()
+        self.sequences = EmbeddingCollection(tables=_configs(EmbeddingConfig, SEQUENCE))
+
+    def forward(self, pooled, sequences):
         rows = self.sequences(sequences)["s0"].values()
-        return self.linear(self.bags(pooled).values()).sin().mean() + rows.sin().sum()
+        return super().forward(pooled, sequences) + rows.sin().sum()
 
 
 def _configs(kind, tables):
@@ -75,37 +83,43 @@ def join(path, rank=0, world_size=1):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
 
 
-def sharded(plan, fused="adagrad", *, seed=0, replicated=(), model=None):
+def sharded(
+    plan, fused="adagrad", *, seed=0, replicated=(), model=None, env=None, hosts=1, **options
+):
     """The model on all ranks of the group, its tables cut by ``plan``, and its optimizer.
 
     Args:
         replicated: names of tables that every rank holds whole (data parallel).
+        hosts: over which table-row-wise plans spread the tables.
+        options: of DistributedModelParallel.
     """
     torch.manual_seed(seed)
     model = model or SmallDlrm()
     for name, parameter in model.named_parameters():
         if "embedding" in name and name.split(".")[-2] not in replicated and fused:
-            options = {"lr": LEARNING_RATE} | ({} if fused == "sgd" else {"eps": 1e-3})
-            apply_optimizer_in_backward(FUSED[fused], [parameter], options)
+            settings = {"lr": LEARNING_RATE} | ({} if fused == "sgd" else {"eps": 1e-3})
+            apply_optimizer_in_backward(FUSED[fused], [parameter], settings)
     sharders = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
     modules = zip(("bags", "sequences"), (POOLED, SEQUENCE), sharders, strict=True)
     plans = {
         name: construct_module_sharding_plan(
             getattr(model, name),
-            {t: data_parallel() if t in replicated else _cut(plan, t) for t in tables},
+            {t: data_parallel() if t in replicated else _cut(plan, t, hosts) for t in tables},
             sharder=sharder,
             world_size=dist.get_world_size(),
-            local_size=dist.get_world_size(),
+            local_size=dist.get_world_size() // hosts,
             device_type="cpu",
         )
         for name, tables, sharder in modules
+        if hasattr(model, name)
     }
     parallel = DistributedModelParallel(
         model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        env=env or ShardingEnv.from_process_group(dist.group.WORLD),
         device=torch.device("cpu"),
         plan=ShardingPlan(plan=plans),
         sharders=sharders,
+        **options,
     )
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(parallel.named_parameters())),
@@ -114,7 +128,7 @@ def sharded(plan, fused="adagrad", *, seed=0, replicated=(), model=None):
     return parallel, CombinedOptimizer([parallel.fused_optimizer, dense])
 
 
-def _cut(plan, table):
+def _cut(plan, table, hosts):
     number, last = list(TABLES).index(table), dist.get_world_size() - 1
     if plan == "mixed":
         plan = ("table_row_wise", "column_wise", "table_wise", "table_wise", "row_wise")[number]
@@ -125,7 +139,7 @@ def _cut(plan, table):
         "first_rank": lambda: table_wise(rank=0),  # the others have no tables
         "row_wise": row_wise,
         "column_wise": lambda: column_wise(ranks=[0, last]),
-        "table_row_wise": lambda: table_row_wise(host_index=0),
+        "table_row_wise": lambda: table_row_wise(host_index=number % hosts),
     }[plan]()
 
 
