@@ -3,7 +3,8 @@
 # ThreadSanitizer, each in a folder of its own under build/, and runs the native tests under each.
 # One line per sanitizer; any report or failing test makes the exit status non-zero.
 #
-#   tools/sanitize.sh [address|thread]...     both if none is named
+#   tools/sanitize.sh [address|thread|device]...  the first two if none is named; device: the CUDA
+#                                             sources as they run on the CPU, under address
 #   tools/sanitize.sh fuzz --seconds 600      instead of the tests: hostile stores, under address
 #   PYTHON=python3.12 PYTEST_ARGS="-k crc32c" tools/sanitize.sh address
 set -uo pipefail
@@ -21,12 +22,12 @@ without_aslr() {
 
 # build_one KIND RUNTIME FOLDER: sets build, log, package, runtime_path.
 build_one() {
-  local kind=$1 runtime=$2 emulated
+  local kind=$1 runtime=$2
   build=build/$3 log=build/$3.log
   mkdir -p "$build"
-  # ThreadSanitizer does not follow the fibers of the emulated device.
-  [ "$kind" = address ] && emulated=1 || emulated=0
-  if ! CPR_EXT_SANITIZE=$kind CPR_EXT_CUDA=OFF CPR_EXT_EMULATED=$emulated "$python" setup.py -q build --build-base "$build" \
+  # Its CUDA sources are built with `emulated` only: it takes minutes, and ThreadSanitizer does not
+  # follow the fibers of the emulated device.
+  if ! CPR_EXT_SANITIZE=$kind CPR_EXT_CUDA=OFF CPR_EXT_EMULATED=${emulated:-0} "$python" setup.py -q build --build-base "$build" \
       >"$log" 2>&1; then
     tail -40 "$log"
     echo "$kind: the build failed, see $log"
@@ -109,8 +110,11 @@ declare -A started
 for one in ${*:-address thread}; do
   case $one in
     address) run_one address libasan.so asan & started[address]=$! ;;
+    device)
+      emulated=1 PYTEST_TESTS=python_tests/csrc PYTEST_ARGS="-k emulated ${PYTEST_ARGS:-}" \
+        run_one address libasan.so asan-device & started[device]=$! ;;
     thread) run_one thread libtsan.so tsan & started[thread]=$! ;;
-    *) echo "'$one' is no sanitizer; allowed: address, thread" >&2; status=2 ;;
+    *) echo "'$one' is no sanitizer; allowed: address, thread, device" >&2; status=2 ;;
   esac
 done
 for pid in "${started[@]}"; do
