@@ -17,12 +17,15 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 SANITIZE = os.environ.get("CPR_EXT_SANITIZE", "")
+EMULATED = os.environ.get("CPR_EXT_EMULATED") == "1"
 
 
 class CMakeBuild(build_ext):
     """Hands the one extension to CMake and leaves placing the result to setuptools."""
 
     def build_extension(self, ext: Extension) -> None:
+        if ext.name != "cpr_ext._C":
+            return  # CMake has made it beside that one
         output = Path(self.get_ext_fullpath(ext.name)).resolve()
         build_dir = Path(self.build_temp).resolve()
         build_dir.mkdir(parents=True, exist_ok=True)
@@ -40,7 +43,7 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_BUILD_TYPE={'RelWithDebInfo' if SANITIZE else 'Release'}",
             f"-DCPR_EXT_SANITIZE={SANITIZE}",
             f"-DCPR_EXT_CUDA={os.environ.get('CPR_EXT_CUDA', 'AUTO')}",
-            f"-DCPR_EXT_EMULATED={'ON' if os.environ.get('CPR_EXT_EMULATED') == '1' else 'OFF'}",
+            f"-DCPR_EXT_EMULATED={'ON' if EMULATED else 'OFF'}",
             f"-DCPR_EXT_WERROR={'ON' if os.environ.get('CPR_EXT_WERROR') == '1' else 'OFF'}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
@@ -56,4 +59,8 @@ class CMakeBuild(build_ext):
             subprocess.run(command, check=True, env={**os.environ, "PATH": path})
 
 
-setup(ext_modules=[Extension("cpr_ext._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+modules = ["cpr_ext._C", *["cpr_ext._emulated"] * EMULATED]
+setup(
+    ext_modules=[Extension(name, sources=[]) for name in modules],
+    cmdclass={"build_ext": CMakeBuild},
+)

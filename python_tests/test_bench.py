@@ -218,7 +218,7 @@ def test_a_target_that_is_missed_tells_the_limit(tmp_path: Path) -> None:
     contenders = [
         ("gather_cpr_ext", "ours", 10.0, {"index_select(out=)": 1.2, "prefetching loop": 0.9}),
         ("index_select(out=)", "peer", 12.0, None),
-        ("prefetching loop", "bound", 8.0, None),
+        ("streaming loop", "bound", 8.0, None),
     ]
     rows = [
         {**facts, "name": name, "role": role, "median_seconds": seconds, "ratios": ratios}

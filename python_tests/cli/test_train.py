@@ -61,14 +61,14 @@ def test_the_same_command_gives_the_same_figures() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_told_with_the_remedy() -> None:
     run = cpr("train", *QUICK, "--device", "cuda:0")
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert "device is 'cuda:0', but PyTorch" in run.stderr
     assert "use device cpu" in run.stderr
 
 
 def test_what_is_no_device_is_refused_by_name() -> None:
     run = cpr("train", *QUICK, "--device", "tpu")
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert "device is 'tpu'; allowed: cpu, cuda, cuda:N" in run.stderr
 
 
