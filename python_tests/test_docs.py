@@ -73,7 +73,8 @@ def test_every_command_of_the_guide_to_intervals_prints_what_it_shows(tmp_path: 
         if not dots:
             assert done.stdout.rstrip() == exact.rstrip()
         assert done.stdout.startswith(exact)
-        assert without_numbers(done.stdout).endswith(without_numbers(end))
+        # On a busy machine the planner may tell of a new plan behind it.
+        assert without_numbers(end) in without_numbers(done.stdout)
 
 
 def without_numbers(text: str) -> str:
