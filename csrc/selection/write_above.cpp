@@ -3,15 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/instruction_set.h"
-
-#if CPR_EXT_HAS_AVX512
-#include <immintrin.h>
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC's own header warns of its undefined vectors (bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#endif
+#include "core/avx512.h"
 
 namespace cpr_ext {
 

@@ -3,11 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/instruction_set.h"
-
-#if CPR_EXT_HAS_AVX512
-#include <immintrin.h>
-#endif
+#include "core/avx512.h"
 
 namespace cpr_ext {
 
