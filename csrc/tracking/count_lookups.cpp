@@ -1,8 +1,11 @@
 #include "tracking/count_lookups.h"
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <numeric>
+
+#include "core/error.h"
 
 namespace cpr_ext {
 
@@ -48,7 +51,12 @@ void count_lookups(const std::vector<RowTracker*>& trackers, const std::vector<L
     by_device[trackers[i]->device()].push_back({trackers[i], lookups[i]});
   }
   if (by_device.empty()) return count_on_host(trackers, lookups, pool);
-  for (RowTracker* tracker : trackers) tracker->report_faults();
+  std::exception_ptr fault;  // of an earlier batch: this one is counted nevertheless
+  try {
+    for (RowTracker* tracker : trackers) tracker->report_faults();
+  } catch (const RowIndexError&) {
+    fault = std::current_exception();
+  }
   for (const auto& [device, observations] : by_device) {
     observations.front().tracker->observe_all(observations);
   }
@@ -60,6 +68,7 @@ void count_lookups(const std::vector<RowTracker*>& trackers, const std::vector<L
     host_lookups.push_back(lookups[i]);
   }
   count_on_host(host_trackers, host_lookups, pool);
+  if (fault) std::rethrow_exception(fault);
 }
 
 }  // namespace cpr_ext

@@ -94,9 +94,8 @@ def test_an_index_outside_the_table_is_told_at_the_next_batch_and_not_counted(de
         RowIndexError, match=r"'users': index 100 at position 1 of an earlier .* 0 to 99"
     ):
         device.native.count_lookups([counter.tracker], lookups)
-    assert counter.dirty_rows().tolist() == [5, 6]
-    device.native.count_lookups([counter.tracker], lookups)
-    assert counter.dirty_rows().tolist() == [5, 6, 7]
+    assert counter.dirty_rows().tolist() == [5, 6, 7], "this batch is good"
+    device.native.count_lookups([counter.tracker], lookups)  # told once
 
 
 @pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**32])
