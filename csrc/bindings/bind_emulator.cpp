@@ -13,6 +13,8 @@ void register_emulator(py::module_& module) {
   py::module_ emulator = module.def_submodule("emulator", "The emulated CUDA device.");
   emulator.def("set_lazy", &emulated_cuda::set_lazy, py::arg("lazy"),
                "Streams run only when somebody waits for them.");
+  emulator.def("set_capturing", &emulated_cuda::set_capturing, py::arg("capturing"),
+               "Streams say that a graph is made of them; what is submitted runs nevertheless.");
   emulator.def("shuffle_threads", &emulated_cuda::shuffle_threads, py::arg("seed"),
                "Blocks and their threads run in a random order; 0: in theirs.");
   emulator.def(

@@ -38,6 +38,7 @@ struct Failure {
 struct Machine {
   std::recursive_mutex mutex;  // guards all
   bool lazy = false;
+  bool is_capturing = false;
   std::mt19937_64 random;
   bool shuffles = false;
   std::map<std::string, int64_t> calls;
@@ -139,6 +140,11 @@ void set_lazy(bool lazy) {
   Lock lock(machine().mutex);
   run_all();
   machine().lazy = lazy;
+}
+
+void set_capturing(bool capturing) {
+  Lock lock(machine().mutex);
+  machine().is_capturing = capturing;
 }
 
 void shuffle_threads(uint64_t seed) {
@@ -318,7 +324,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
+  Lock lock(machine().mutex);
+  *status = machine().is_capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 

@@ -98,7 +98,8 @@ namespace emulated_cuda {
 
 // What a test sets and reads.
 void set_lazy(bool lazy);
-void shuffle_threads(uint64_t seed);                                  // 0: in their order
+void set_capturing(bool capturing);   // streams say that a graph is made of them, but run
+void shuffle_threads(uint64_t seed);  // 0: in their order
 void fail_call(const std::string& name, int nth, cudaError_t error);  // of those yet to come
 std::map<std::string, int64_t> calls();                               // since the last ask, by name
 std::map<uintptr_t, int64_t> allocations();  // of device memory: address, bytes

@@ -240,11 +240,12 @@ void DeviceAccessCounter::observe(const Lookup& lookup) { observe_all({{this, lo
 void DeviceAccessCounter::observe_all(const std::vector<Observation>& observations) {
   const DeviceGuard guard(device_);
   const cudaStream_t stream = stream_of(device_);
+  const bool captures = is_capturing(stream);
   for (size_t begin = 0; begin < observations.size(); begin += kTablesPerLaunch) {
     const size_t end = std::min(observations.size(), begin + kTablesPerLaunch);
     BatchLookups batch{};
     int64_t num_blocks = 0;
-    bool saturates = is_capturing(stream);  // nobody counts how often a graph is launched
+    bool saturates = false;
     for (size_t i = begin; i < end; ++i) {
       auto& counter = static_cast<DeviceAccessCounter&>(*observations[i].tracker);
       const Lookup& lookup = observations[i].lookup;
@@ -259,7 +260,8 @@ void DeviceAccessCounter::observe_all(const std::vector<Observation>& observatio
                                           static_cast<int32_t>(num_blocks),
                                           item_size(lookup.dtype)};
       num_blocks += blocks_for(lookup.num_indices, kLookupsPerBlock);
-      saturates = saturates || lookup.num_indices > counter.headroom_;
+      counter.is_in_graph_ = counter.is_in_graph_ || captures;
+      saturates = saturates || counter.is_in_graph_ || lookup.num_indices > counter.headroom_;
       counter.headroom_ = std::max<int64_t>(0, counter.headroom_ - lookup.num_indices);
     }
     CPR_EXT_LAUNCH(saturates ? count_lookups_kernel<true> : count_lookups_kernel<false>, num_blocks,

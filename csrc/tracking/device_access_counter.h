@@ -46,7 +46,9 @@ class DeviceAccessCounter final : public RowTracker {
 
   const int device_;
   std::unique_ptr<OnDevice> on_device_;
-  int64_t headroom_ = UINT32_MAX;  // Invariant: no count can saturate within this many lookups
+  // Invariant: no count can saturate within so many lookups, but for those of graphs.
+  int64_t headroom_ = UINT32_MAX;
+  bool is_in_graph_ = false;  // nobody counts how often a graph is launched
 };
 
 }  // namespace cpr_ext

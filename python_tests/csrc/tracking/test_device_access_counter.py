@@ -55,15 +55,32 @@ def test_tables_on_the_cpu_and_on_a_device_share_a_batch(emulated):
     assert (on_host.device, on_device.device) == (None, 0)
 
 
-def counter_with(emulated, row_id, count):
+NUM_ROWS = 1237  # no other memory has this size
+
+
+def write_count(emulated, row_id, count):
     """Four thousand million lookups would take too long, so the test writes the memory itself."""
-    num_rows = 1237  # no other memory has this size
-    counter = emulated.access_counter("t", num_rows)
     memory = emulated.native.emulator.allocations()
-    [address] = [where for where, size in memory.items() if size == 4 * num_rows]
+    [address] = [where for where, size in memory.items() if size == 4 * NUM_ROWS]
     ctypes.c_uint32.from_address(address + 4 * row_id).value = count
-    counter.put_back(counter.take_range(0, num_rows))  # it knows no more how high counts are
+
+
+def counter_with(emulated, row_id, count):
+    counter = emulated.access_counter("t", NUM_ROWS)
+    write_count(emulated, row_id, count)
+    counter.put_back(counter.take_range(0, NUM_ROWS))  # it knows no more how high counts are
     return counter
+
+
+def test_a_count_that_graphs_may_have_raised_stops_at_its_limit(emulated):
+    counter = emulated.access_counter("t", NUM_ROWS)
+    emulated.native.emulator.set_capturing(True)
+    counter.observe(np.array([3]))
+    emulated.native.emulator.set_capturing(False)
+    counter.take_range(0, NUM_ROWS)
+    write_count(emulated, 3, HIGHEST_COUNT)  # as launches of the graph may
+    counter.observe(np.array([3]))
+    assert counter.counts()[3] == HIGHEST_COUNT
 
 
 @pytest.mark.parametrize("below", [0, 1, 5, 40])
