@@ -7,10 +7,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from cpr_ext._native import native
-from cpr_ext.devices import device_of
+from cpr_ext.devices import device_of, keep_for_stream
 from cpr_ext.errors import UsageError
-from cpr_ext.row_updates import CountedTracker, counts_updates
+from cpr_ext.row_updates import CountedTracker, counts_updates, native_tracker
 from cpr_ext.tables import Table
 
 
@@ -44,15 +43,15 @@ class MostFrequentlyUsed(Priority):
     """MFU: the rows looked up most often since they were last saved. 4 bytes per row."""
 
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
-        return _access_counter(table)
+        return _tracker("AccessCounter", table)
 
 
 @dataclass(frozen=True)
 class SubSampledUsed(Priority):
     """SSU: rows met by sampling every ``period``-th lookup into a bounded list.
 
-    Takes 1 bit per row and the list of at most ``fraction * num_rows`` row ids; when it is full a
-    random one is evicted. Same ``seed``, same lookups: same rows.
+    Takes 2 bits per row and the list of at most ``fraction * num_rows`` row ids; when it is full a
+    random one is evicted. Same ``seed``, same lookups: same rows; on a GPU while none is evicted.
     """
 
     period: int = 2
@@ -64,10 +63,9 @@ class SubSampledUsed(Priority):
             raise UsageError(f"SubSampledUsed: period is {self.period}; it must be at least 1")
 
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
-        _require_host(table, self)
-        return native.RowSampler(
-            name=table.name,
-            num_rows=table.num_embeddings,
+        return _tracker(
+            "RowSampler",
+            table,
             capacity=self.budget(table.num_embeddings),
             period=self.period,
             seed=self.seed,
@@ -78,39 +76,29 @@ class SubSampledUsed(Priority):
 class LargestChange(Priority):
     """SCAR: the rows whose weight moved furthest (L2) since they were last saved.
 
-    Keeps a copy of every prioritised table's weight.
+    Keeps a copy of every prioritised table's weight, where the table lies.
     """
 
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
-        _require_host(table, self)
-        return native.ChangeMeter(name=table.name, weight=table.weight.detach())
+        weight = table.weight.detach()
+        device = device_of(weight)
+        keep_for_stream(weight)
+        return native_tracker("ChangeMeter", device, name=table.name, weight=weight)
 
 
 @dataclass(frozen=True)
 class AllRows(Priority):
-    """Every row that changed since it was last saved. 1 bit per row, on a GPU 4 bytes."""
+    """Every row that changed since it was last saved. 1 bit per row."""
 
     fraction: float = 1.0
 
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
-        if device_of(table.weight) is not None:
-            return _access_counter(table)
-        return native.DirtyRows(name=table.name, num_rows=table.num_embeddings)
+        return _tracker("DirtyRows", table)
 
 
-def _access_counter(table: Table) -> Any:
+def _tracker(kind: str, table: Table, **options: Any) -> Any:
     device = device_of(table.weight)
-    if device is None:
-        return native.AccessCounter(name=table.name, num_rows=table.num_embeddings)
-    return native.DeviceAccessCounter(name=table.name, num_rows=table.num_embeddings, device=device)
-
-
-def _require_host(table: Table, priority: Priority) -> None:
-    if device_of(table.weight) is not None:
-        raise UsageError(
-            f"table '{table.name}' lies on {table.weight.device}, where {type(priority).__name__} "
-            "does not follow it; use MostFrequentlyUsed or AllRows"
-        )
+    return native_tracker(kind, device, name=table.name, num_rows=table.num_embeddings, **options)
 
 
 def make_tracker(
@@ -122,7 +110,7 @@ def make_tracker(
         count_updates: count row updates beside a priority that does not.
     """
     if not is_prioritized:
-        return _access_counter(table)
+        return _tracker("AccessCounter", table)
     tracker = priority.make_tracker(table)
     if count_updates and not counts_updates(tracker):
         return CountedTracker(tracker)

@@ -1,6 +1,6 @@
 """How many row updates are not saved: one for each lookup of a row in a training step.
 
-An :class:`AccessCounter` counts exactly that, from the moment its row was last captured. For
+A native ``AccessCounter`` counts exactly that, from the moment its row was last captured. For
 priorities that track something else, one is kept beside their tracker.
 """
 
@@ -13,6 +13,18 @@ import numpy as np
 from cpr_ext._native import native
 
 
+def native_tracker(kind: str, device: int | None, **options: Any) -> Any:
+    """A native tracker for a table on a CUDA device, or with None on the CPU.
+
+    Args:
+        kind: its class on the CPU, such as ``AccessCounter``.
+        options: what it is made with.
+    """
+    if device is None:
+        return getattr(native, kind)(**options)
+    return getattr(native, f"Device{kind}")(**options, device=device)
+
+
 class CountedTracker:
     """A tracker with a counter beside it; taken from and put back together.
 
@@ -21,7 +33,9 @@ class CountedTracker:
 
     def __init__(self, tracker: Any) -> None:
         self.tracker = tracker
-        self.counter = native.AccessCounter(name=tracker.name, num_rows=tracker.num_rows)
+        self.counter = native_tracker(
+            "AccessCounter", tracker.device, name=tracker.name, num_rows=tracker.num_rows
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tracker, name)

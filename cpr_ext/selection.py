@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cpr_ext.devices import keep_for_stream
 from cpr_ext.priorities import AllRows, Priority
 from cpr_ext.tables import Table, shard_row_range
 
@@ -98,7 +99,9 @@ class Selector:
         if chosen.name not in self._prioritized or self._saves_all(end - begin):
             return None
         budget = self._priority.budget(end - begin)
-        return self._trackers[chosen.name].begin_select(begin, end, budget)
+        keep_for_stream(chosen.weight)
+        tracker = self._trackers[chosen.name]
+        return tracker.begin_select(begin, end, budget, weight=chosen.weight)
 
     def _saves_all(self, num_rows: int) -> bool:
         return isinstance(self._priority, AllRows) and self._priority.budget(num_rows) == num_rows

@@ -10,7 +10,6 @@
 #if CPR_EXT_HAS_CUDA
 #include "selection/device_top_rows.h"
 #include "staging/device_row_copy.h"
-#include "tracking/device_access_counter.h"
 #endif
 
 namespace py = pybind11;
@@ -107,23 +106,7 @@ void register_device(py::module_& module) {
       "All work on the device that this thread submits from here on goes to this stream (a\n"
       "cudaStream_t as a number), the one that it trains on.");
   register_stager(module);
-  py::class_<DeviceAccessCounter, RowTracker>(
-      module, "DeviceAccessCounter",
-      "MFU of a table on a CUDA device: AccessCounter with its counts there. A call that asks for\n"
-      "a result waits for the device's stream, the others do not.")
-      .def(py::init<std::string, int64_t, int>(), py::kw_only(), py::arg("name"),
-           py::arg("num_rows"), py::arg("device"))
-      .def(
-          "counts",
-          [](const DeviceAccessCounter& counter) {
-            std::vector<uint32_t> counts;
-            {
-              py::gil_scoped_release release;
-              counts = counter.counts();
-            }
-            return to_numpy(std::move(counts));
-          },
-          "(num_rows) uint32: a copy of the counts.");
+  register_device_tracking(module);
   module.def("device_top_rows", &top_rows_of, py::arg("scores"), py::arg("k"), py::kw_only(),
              py::arg("device"), "As top_rows, of scores (num_rows) uint32 on a CUDA device.");
 }

@@ -6,6 +6,7 @@
 #include "bindings/register.h"
 #include "bindings/tensor_view.h"
 #include "bindings/vector_array.h"
+#include "bindings/weight_view.h"
 #include "core/error.h"
 #include "tracking/access_counter.h"
 #include "tracking/change_meter.h"
@@ -21,32 +22,6 @@ namespace cpr_ext {
 namespace {
 
 using Pool = std::shared_ptr<ThreadPool>;
-
-WeightView view_weight(py::handle object, const std::string& table) {
-  const std::string name = "the weight of table '" + table + "'";
-  const TensorView view = view_tensor(object, name.c_str());
-  if (view.shape.size() != 2 || !is_floating(view.dtype)) {
-    throw UsageError(name + " has dtype " + view.dtype_name + " and " +
-                     std::to_string(view.shape.size()) +
-                     " dimensions; it must be floating and (num_rows, embedding_dim)");
-  }
-  const bool row_contiguous = view.shape[1] <= 1 || view.strides[1] == 1;
-  const bool rows_apart = view.shape[0] <= 1 || view.strides[0] >= view.shape[1];
-  if (!row_contiguous || !rows_apart) {
-    throw UsageError(name + " must have contiguous rows, one after the other; pass .contiguous()");
-  }
-  return {static_cast<const std::byte*>(view.data), view.dtype, view.shape[0], view.shape[1],
-          view.strides[0] * view.item_bytes};
-}
-
-struct OptionalWeight {
-  OptionalWeight(const py::object& object, const RowTracker& tracker) {
-    if (!object.is_none() && tracker.device() == kHostMemory)
-      view = view_weight(object, tracker.name());
-  }
-  const WeightView* get() const { return view ? &*view : nullptr; }
-  std::optional<WeightView> view;
-};
 
 RowRange range_of(const RowTracker& tracker, int64_t begin, std::optional<int64_t> end) {
   return {begin, end.value_or(tracker.num_rows())};
@@ -172,9 +147,10 @@ void register_taken_rows(py::module_& module) {
 }
 
 std::unique_ptr<PendingRows> begin_select(const RowTracker& tracker, int64_t begin, int64_t end,
-                                          int64_t k) {
+                                          int64_t k, const py::object& weight) {
+  const OptionalWeight now(weight, tracker);
   py::gil_scoped_release release;
-  return tracker.begin_select({begin, end}, k);
+  return tracker.begin_select({begin, end}, k, now.get());
 }
 
 py::array_t<int64_t> read_pending(PendingRows& pending) {
@@ -221,6 +197,7 @@ void register_row_tracker(py::module_& module) {
            "weight: (num_rows, embedding_dim), as it is now; ChangeMeter needs it, others ignore\n"
            "it. Returns int64 row ids, ascending; the same for any number of threads.")
       .def("begin_select", &begin_select, py::arg("begin"), py::arg("end"), py::arg("k"),
+           py::kw_only(), py::arg("weight") = py::none(),
            "As select, of a tracker on a device, without waiting for it: PendingRows. None of a\n"
            "tracker on the CPU.")
       .def("take", &take, py::arg("row_ids"), py::kw_only(), py::arg("weight") = py::none(),
@@ -277,7 +254,7 @@ void register_tracking(py::module_& module) {
       module, "ChangeMeter",
       "SCAR: L2 change of each dirty row since last taken; holds one more copy of the weight.")
       .def(py::init([](std::string name, const py::object& weight) {
-             const WeightView view = view_weight(weight, name);
+             const WeightView view = view_weight(weight, name, kHostMemory);
              return std::make_unique<ChangeMeter>(std::move(name), view);
            }),
            py::kw_only(), py::arg("name"), py::arg("weight"));

@@ -10,6 +10,7 @@ void register_selection(pybind11::module_& module);
 void register_staging(pybind11::module_& module);
 void register_pipeline(pybind11::module_& module);
 void register_device(pybind11::module_& module);
+void register_device_tracking(pybind11::module_& module);  // of builds with CUDA
 #ifdef CPR_EXT_EMULATED_DEVICE
 void register_emulator(pybind11::module_& module);
 #endif

@@ -43,6 +43,9 @@ class CudaError : public std::runtime_error {
  public:
   CudaError(const std::string& call, int code, const std::string& message, const std::string& file,
             int line);
+  // The same error, with what it was that could not be done and the remedy before it.
+  CudaError(const CudaError& error, const std::string& purpose)
+      : std::runtime_error(purpose + ": " + error.what()), code_(error.code_) {}
   int code() const { return code_; }
 
  private:

@@ -1,10 +1,11 @@
-// top_rows of counts that lie on a device; for *.cu only.
+// top_rows of scores that lie on a device; for *.cu only.
 #pragma once
 
 #include <cstdint>
 
 #include "core/device.h"
 #include "core/row_id_vector.h"
+#include "selection/device_scores.h"
 
 namespace cpr_ext {
 
@@ -14,8 +15,9 @@ class DeviceRows {
   // As top_rows of scores (num_rows,), with first_row_id added to every row id; on `stream`, for
   // which it allocates 8 bytes per row that may be chosen and 8 KiB per 16 K rows, at most 8 MiB.
   // The caller returns before the rows are known.
-  // REQUIRES: the device is current.
-  DeviceRows(const uint32_t* scores, int64_t num_rows, int64_t k, int64_t first_row_id,
+  // Scores: one of device_scores.h. REQUIRES: the device is current.
+  template <class Scores>
+  DeviceRows(const Scores& scores, int64_t num_rows, int64_t k, int64_t first_row_id,
              cudaStream_t stream);
 
   bool is_ready() { return chosen_.is_done(); }
@@ -24,7 +26,8 @@ class DeviceRows {
   RowIdVector read(int device);
 
  private:
-  void choose(const uint32_t* scores, int64_t num_rows, int64_t most_rows, int64_t first_row_id,
+  template <class Scores>
+  void choose(const Scores& scores, int64_t num_rows, int64_t most_rows, int64_t first_row_id,
               cudaStream_t stream);
 
   StreamMemory state_;

@@ -22,8 +22,7 @@ constexpr int kBinsPerThread = kNumBins / kThreads;
 constexpr int64_t kMostParts = 1024;
 constexpr int64_t kFewestRowsPerPart = 16384;
 constexpr int kPartsPerThread = static_cast<int>(kMostParts) / kThreads;
-constexpr int kRowsPerThread = 4;
-constexpr int kTileRows = kThreads * kRowsPerThread;
+constexpr int kTileRows = kThreads * kRowsPerLoad;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 using Count = unsigned long long;
@@ -54,10 +53,13 @@ struct Part {
   Count ties;
 };
 
-struct Scores {
-  const uint32_t* keys;
-  int64_t num_rows;
-  int64_t rows_per_part;
+// The rows that each block sees.
+struct Rows {
+  int64_t size;
+  int64_t per_part;
+
+  __device__ int64_t begin() const { return blockIdx.x * per_part; }
+  __device__ int64_t end() const { return begin() + per_part < size ? begin() + per_part : size; }
 };
 
 // Bin of a key in a pass; kNumBins: not counted. A key of zero never is.
@@ -67,20 +69,6 @@ __device__ uint32_t bin_of(uint32_t key, int pass, uint32_t prefix) {
   if (pass == 1) return key >> 22;
   const uint32_t bin = (pass == 2 ? key >> 11 : key) ^ (prefix << 11);
   return bin < kNumBins ? bin : kNumBins;  // under another prefix a high bit is left
-}
-
-// Four keys from `row` on, zero from `end` on.
-__device__ void load_keys(const Scores& scores, int64_t row, int64_t end, uint32_t* keys) {
-  const uint32_t* from = scores.keys + row;
-  if (row + kRowsPerThread <= end && reinterpret_cast<uintptr_t>(from) % sizeof(uint4) == 0) {
-    const uint4 four = *reinterpret_cast<const uint4*>(from);
-    keys[0] = four.x;
-    keys[1] = four.y;
-    keys[2] = four.z;
-    keys[3] = four.w;
-    return;
-  }
-  for (int i = 0; i < kRowsPerThread; ++i) keys[i] = row + i < end ? from[i] : 0;
 }
 
 // Sum over the threads before this one; `total` gets that of all. Every thread calls it.
@@ -151,8 +139,10 @@ __device__ void open_bin(State* state, int number, Count k) {
 }
 
 // grid: one block per part. part_bins: (num_parts, kNumBins).
+template <class Scores>
 __global__ void __launch_bounds__(kThreads)
-    count_bins_kernel(Scores scores, State* state, uint32_t* part_bins, int number, Count k) {
+    count_bins_kernel(Scores scores, Rows rows, State* state, uint32_t* part_bins, int number,
+                      Count k) {
   __shared__ uint32_t bins[kNumBins];
   __shared__ unsigned is_last_block;
   Pass& pass = state->passes[number];
@@ -160,13 +150,11 @@ __global__ void __launch_bounds__(kThreads)
   for (int bin = threadIdx.x; bin < kNumBins; bin += kThreads) bins[bin] = 0;
   __syncthreads();
   const uint32_t prefix = pass.prefix;
-  const int64_t begin = blockIdx.x * scores.rows_per_part;
-  const int64_t end = begin + scores.rows_per_part < scores.num_rows ? begin + scores.rows_per_part
-                                                                     : scores.num_rows;
-  for (int64_t row = begin + threadIdx.x * kRowsPerThread; row < end; row += kTileRows) {
-    uint32_t keys[kRowsPerThread];
-    load_keys(scores, row, end, keys);
-    for (int i = 0; i < kRowsPerThread; ++i) {
+  const int64_t end = rows.end();
+  for (int64_t row = rows.begin() + threadIdx.x * kRowsPerLoad; row < end; row += kTileRows) {
+    uint32_t keys[kRowsPerLoad];
+    scores.load_keys(row, end, keys);
+    for (int i = 0; i < kRowsPerLoad; ++i) {
       const uint32_t bin = bin_of(keys[i], number, prefix);
       if (bin < kNumBins) atomicAdd(&bins[bin], 1u);
     }
@@ -233,31 +221,30 @@ __global__ void __launch_bounds__(kThreads) place_kernel(State* state, Part* par
 }
 
 // Writes a part's rows: those above the cut and its first ties. grid: one block per part.
+template <class Scores>
 __global__ void __launch_bounds__(kThreads)
-    write_kernel(Scores scores, const State* state, const Part* parts, int64_t first_row_id,
-                 int64_t* row_ids) {
+    write_kernel(Scores scores, Rows rows, const State* state, const Part* parts,
+                 int64_t first_row_id, int64_t* row_ids) {
   const Part part = parts[blockIdx.x];
   if (part.above + part.ties == 0) return;
   const uint32_t last = state->last;
-  const int64_t begin = blockIdx.x * scores.rows_per_part;
-  const int64_t end = begin + scores.rows_per_part < scores.num_rows ? begin + scores.rows_per_part
-                                                                     : scores.num_rows;
+  const int64_t end = rows.end();
   Count above_before = 0;
   Count ties_before = 0;
-  for (int64_t tile = begin; tile < end; tile += kTileRows) {
-    const int64_t row = tile + threadIdx.x * kRowsPerThread;
-    uint32_t keys[kRowsPerThread];
-    load_keys(scores, row, end, keys);
+  for (int64_t tile = rows.begin(); tile < end; tile += kTileRows) {
+    const int64_t row = tile + threadIdx.x * kRowsPerLoad;
+    uint32_t keys[kRowsPerLoad];
+    scores.load_keys(row, end, keys);
     // Rows above in the low half, ties in the high one: both at once, at most kTileRows each.
     uint32_t mine = 0;
-    for (int i = 0; i < kRowsPerThread; ++i) {
+    for (int i = 0; i < kRowsPerLoad; ++i) {
       mine += keys[i] > last ? 1u : keys[i] == last && keys[i] != 0 ? 1u << 16 : 0u;
     }
     uint32_t total;
     const uint32_t before = sum_before(mine, &total);
     Count above = above_before + (before & 0xffffu);
     Count ties = ties_before + (before >> 16);
-    for (int i = 0; i < kRowsPerThread; ++i) {
+    for (int i = 0; i < kRowsPerLoad; ++i) {
       const bool is_above = keys[i] > last;
       const bool is_tie = keys[i] == last && keys[i] != 0;
       if (is_above || (is_tie && ties < part.ties)) {
@@ -276,7 +263,8 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 
 }  // namespace
 
-DeviceRows::DeviceRows(const uint32_t* scores, int64_t num_rows, int64_t k, int64_t first_row_id,
+template <class Scores>
+DeviceRows::DeviceRows(const Scores& scores, int64_t num_rows, int64_t k, int64_t first_row_id,
                        cudaStream_t stream)
     : state_(sizeof(State), stream) {
   CPR_EXT_CUDA(cudaMemsetAsync(state_.as<void>(), 0, sizeof(State), stream));
@@ -285,7 +273,8 @@ DeviceRows::DeviceRows(const uint32_t* scores, int64_t num_rows, int64_t k, int6
   chosen_.record(stream);
 }
 
-void DeviceRows::choose(const uint32_t* scores, int64_t num_rows, int64_t most_rows,
+template <class Scores>
+void DeviceRows::choose(const Scores& scores, int64_t num_rows, int64_t most_rows,
                         int64_t first_row_id, cudaStream_t stream) {
   auto* const state = state_.as<State>();
   row_ids_ = StreamMemory(most_rows * static_cast<int64_t>(sizeof(int64_t)), stream);
@@ -297,18 +286,22 @@ void DeviceRows::choose(const uint32_t* scores, int64_t num_rows, int64_t most_r
   const StreamMemory part_bins(num_parts * kNumBins * static_cast<int64_t>(sizeof(uint32_t)),
                                stream);
   const StreamMemory parts(num_parts * static_cast<int64_t>(sizeof(Part)), stream);
-  const Scores view{scores, num_rows, rows_per_part};
+  const Rows rows{num_rows, rows_per_part};
   for (int pass = 0; pass < kNumPasses; ++pass) {
-    CPR_EXT_LAUNCH(count_bins_kernel, num_parts, kThreads, stream, view, state,
+    CPR_EXT_LAUNCH(count_bins_kernel<Scores>, num_parts, kThreads, stream, scores, rows, state,
                    part_bins.as<uint32_t>(), pass, static_cast<Count>(most_rows));
     CPR_EXT_LAUNCH(tally_kernel, num_parts, kThreads, stream, state, part_bins.as<uint32_t>(),
                    parts.as<Part>(), pass);
   }
   CPR_EXT_LAUNCH(place_kernel, 1, kThreads, stream, state, parts.as<Part>(),
                  static_cast<int>(num_parts));
-  CPR_EXT_LAUNCH(write_kernel, num_parts, kThreads, stream, view, state, parts.as<Part>(),
-                 first_row_id, row_ids_.as<int64_t>());
+  CPR_EXT_LAUNCH(write_kernel<Scores>, num_parts, kThreads, stream, scores, rows, state,
+                 parts.as<Part>(), first_row_id, row_ids_.as<int64_t>());
 }
+
+template DeviceRows::DeviceRows(const StoredScores&, int64_t, int64_t, int64_t, cudaStream_t);
+template DeviceRows::DeviceRows(const SetBits&, int64_t, int64_t, int64_t, cudaStream_t);
+template DeviceRows::DeviceRows(const BitLots&, int64_t, int64_t, int64_t, cudaStream_t);
 
 RowIdVector DeviceRows::read(int device) {
   HostLink& link = HostLink::of(device);
@@ -322,7 +315,7 @@ RowIdVector DeviceRows::read(int device) {
 
 RowIdVector device_top_rows(int device, const uint32_t* scores, int64_t num_rows, int64_t k) {
   const DeviceGuard guard(device);
-  return DeviceRows(scores, num_rows, k, 0, stream_of(device)).read(device);
+  return DeviceRows(StoredScores{scores}, num_rows, k, 0, stream_of(device)).read(device);
 }
 
 }  // namespace cpr_ext

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr size_t kStackBytes = 64 * 1024;
+constexpr unsigned kAtomicsPerChange = 4;  // on average
 
 struct Fiber {
   ucontext_t context;
@@ -36,6 +37,7 @@ struct Block {
   int num_at_barrier = 0;
   const std::function<void()>* body = nullptr;
   std::string misuse;
+  std::mt19937_64* random = nullptr;
 };
 
 Block* block = nullptr;
@@ -95,6 +97,7 @@ bool run_block(const std::function<void()>& body, std::mt19937_64* random) {
   here.warps.resize((num_threads + kWarp - 1) / kWarp);
   here.num_alive = num_threads;
   here.body = &body;
+  here.random = random;
   block = &here;
   for (int i = 0; i < num_threads; ++i) prepare(i);
   std::vector<int> order(num_threads);
@@ -121,6 +124,10 @@ void misuse(const char* what) {
 }
 
 int lane() { return block->current % kWarp; }
+
+void reach_atomic() {
+  if (block->random != nullptr && (*block->random)() % kAtomicsPerChange == 0) leave();
+}
 
 void barrier() {
   block->fibers[block->current].state = Fiber::kAtBarrier;

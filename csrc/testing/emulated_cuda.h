@@ -2,9 +2,9 @@
 // runtime they use, under the same names. core/device.h includes this in place of the real thing.
 //
 // A block's threads are fibers that run one at a time, in an order that a test may shuffle, and
-// change places at barriers and warp operations only. So what depends on the order of threads gives
-// other answers, and a barrier that not all reach is found; races that need true concurrency, and
-// anything about speed, are not.
+// change places at barriers and warp operations, shuffled ones also before some atomic operations.
+// So what depends on the order of threads gives other answers, and a barrier that not all reach is
+// found; races that need true concurrency, and anything about speed, are not.
 //
 // Streams run what was submitted either at once or, in lazy mode, only when somebody waits for it:
 // then memory given away too early, or an order that no event asks for, shows.
@@ -111,6 +111,7 @@ void barrier();
 // Every lane of `mask` gives a value; returns those of all 32 lanes, valid until the next exchange.
 const uint64_t* exchange(unsigned mask, uint64_t value);
 int lane();
+void reach_atomic();  // where threads change places if their order is random
 [[noreturn]] void misuse(const char* what);
 
 template <class T>
@@ -175,19 +176,43 @@ inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); 
 
 template <class T>
 T atomicAdd(T* address, T value) {
+  emulated_cuda::reach_atomic();
   const T old = *address;
   *address = old + value;
   return old;
 }
 template <class T>
 T atomicExch(T* address, T value) {
+  emulated_cuda::reach_atomic();
   const T old = *address;
   *address = value;
   return old;
 }
 template <class T>
 T atomicCAS(T* address, T expected, T value) {
+  emulated_cuda::reach_atomic();
   const T old = *address;
   if (old == expected) *address = value;
+  return old;
+}
+template <class T>
+T atomicOr(T* address, T value) {
+  emulated_cuda::reach_atomic();
+  const T old = *address;
+  *address = old | value;
+  return old;
+}
+template <class T>
+T atomicAnd(T* address, T value) {
+  emulated_cuda::reach_atomic();
+  const T old = *address;
+  *address = old & value;
+  return old;
+}
+template <class T>
+T atomicMin(T* address, T value) {
+  emulated_cuda::reach_atomic();
+  const T old = *address;
+  if (value < old) *address = value;
   return old;
 }

@@ -1,11 +1,9 @@
 #include "tracking/change_meter.h"
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 #include <cstring>
 
-#include "core/error.h"
 #include "selection/top_rows.h"
 #include "tracking/row_change.h"
 
@@ -15,10 +13,6 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 2048;
 constexpr int64_t kPrefetchRows = 8;
-
-// Below every change that can be told from none, above the zero that top_rows passes over. Normal,
-// so that it survives a thread that flushes subnormals to zero.
-constexpr float kSmallestChange = FLT_MIN;
 
 template <class Body>
 void in_blocks(int64_t size, ThreadPool* pool, const Body& body) {
@@ -36,22 +30,14 @@ void in_blocks(int64_t size, ThreadPool* pool, const Body& body) {
 }  // namespace
 
 ChangeMeter::ChangeMeter(std::string name, const WeightView& weight)
-    : RowTracker(name, weight.num_rows),
-      dtype_(weight.dtype),
-      embedding_dim_(weight.embedding_dim),
-      row_bytes_(weight.embedding_dim * item_size(weight.dtype)),
-      dirty_(name, weight.num_rows) {
-  if (!is_floating(weight.dtype) || weight.embedding_dim < 1) {
-    throw UsageError("table '" + name + "': change is measured on a floating weight with at least" +
-                     " one column");
-  }
-  baseline_.reset(new std::byte[static_cast<size_t>(weight.num_rows * row_bytes_)]);
+    : RowTracker(name, weight.num_rows), weight_(name, weight), dirty_(name, weight.num_rows) {
+  baseline_.reset(new std::byte[static_cast<size_t>(weight.num_rows * weight_.row_bytes())]);
   for (int64_t row_id = 0; row_id < weight.num_rows; ++row_id) rebase(row_id, weight);
 }
 
 int64_t ChangeMeter::memory_bytes() const {
   const size_t carried = carried_.size() * (sizeof(*carried_.begin()) + 2 * sizeof(void*));
-  return num_rows() * row_bytes_ + dirty_.memory_bytes() + static_cast<int64_t>(carried);
+  return num_rows() * weight_.row_bytes() + dirty_.memory_bytes() + static_cast<int64_t>(carried);
 }
 
 void ChangeMeter::observe(const Lookup& lookup) { dirty_.observe(lookup); }
@@ -65,14 +51,14 @@ RowIdVector ChangeMeter::list_dirty(RowRange range) const { return dirty_.dirty_
 RowIdVector ChangeMeter::select_best(RowRange range, int64_t k, const WeightView* weight,
                                      ThreadPool* pool) const {
   const RowIdVector row_ids = dirty_.dirty_rows(range);
-  const std::vector<float> changes = measure(row_ids, checked(weight), pool);
+  const std::vector<float> changes = measure(row_ids, weight_.checked(weight), pool);
   RowIdVector chosen = top_rows(changes.data(), static_cast<int64_t>(changes.size()), k, pool);
   for (int64_t& position : chosen) position = row_ids[position];
   return chosen;
 }
 
 TakenRows ChangeMeter::clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) {
-  const WeightView& now = checked(weight);
+  const WeightView& now = weight_.checked(weight);
   TakenRows taken = nothing_taken();
   for (int64_t i = 0; i < row_ids.size; ++i) {
     if (dirty_.is_dirty(row_ids.data[i])) taken.row_ids.push_back(row_ids.data[i]);
@@ -89,7 +75,7 @@ TakenRows ChangeMeter::clear_rows(RowIds row_ids, const WeightView* weight, Thre
 }
 
 TakenRows ChangeMeter::clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) {
-  const WeightView& now = checked(weight);
+  const WeightView& now = weight_.checked(weight);
   TakenRows taken = nothing_taken();
   taken.row_ids = dirty_.dirty_rows(range);
   taken.changes = measure(taken.row_ids, now, pool);
@@ -110,19 +96,6 @@ void ChangeMeter::restore(const TakenRows& taken) {
   }
 }
 
-const WeightView& ChangeMeter::checked(const WeightView* weight) const {
-  if (weight == nullptr) {
-    throw UsageError("table '" + name() + "': a ChangeMeter measures the table; pass weight=");
-  }
-  if (weight->dtype != dtype_ || weight->num_rows != num_rows() ||
-      weight->embedding_dim != embedding_dim_) {
-    throw UsageError("table '" + name() + "': weight has another shape or dtype than the (" +
-                     std::to_string(num_rows()) + ", " + std::to_string(embedding_dim_) +
-                     ") one this ChangeMeter was made with");
-  }
-  return *weight;
-}
-
 // (row_ids.size()) scores. Throws NanError for the lowest row that holds NaN.
 std::vector<float> ChangeMeter::measure(const RowIdVector& row_ids, const WeightView& weight,
                                         ThreadPool* pool) const {
@@ -134,7 +107,8 @@ std::vector<float> ChangeMeter::measure(const RowIdVector& row_ids, const Weight
         __builtin_prefetch(baseline_row(row_ids[i + kPrefetchRows]));
       }
       const int64_t row_id = row_ids[i];
-      float change = row_change(dtype_, weight.row(row_id), baseline_row(row_id), embedding_dim_);
+      float change = row_change(weight_.dtype(), weight.row(row_id), baseline_row(row_id),
+                                weight_.embedding_dim());
       if (!carried_.empty()) {
         const auto carried = carried_.find(row_id);
         if (carried != carried_.end()) change += carried->second;
@@ -144,15 +118,12 @@ std::vector<float> ChangeMeter::measure(const RowIdVector& row_ids, const Weight
   });
   const auto nan =
       std::find_if(changes.begin(), changes.end(), [](float c) { return std::isnan(c); });
-  if (nan != changes.end()) {
-    throw NanError("table '" + name() + "': row " + std::to_string(row_ids[nan - changes.begin()]) +
-                   " holds NaN; the model has diverged, its last good state is kept");
-  }
+  if (nan != changes.end()) weight_.refuse_nan(row_ids[nan - changes.begin()]);
   return changes;
 }
 
 void ChangeMeter::rebase(int64_t row_id, const WeightView& weight) {
-  std::memcpy(baseline_row(row_id), weight.row(row_id), static_cast<size_t>(row_bytes_));
+  std::memcpy(baseline_row(row_id), weight.row(row_id), static_cast<size_t>(weight_.row_bytes()));
 }
 
 }  // namespace cpr_ext

@@ -25,6 +25,7 @@ class ChangeMeter final : public RowTracker {
   ChangeMeter(std::string name, const WeightView& weight);  // copies the weight
 
   const char* kind() const override { return "ChangeMeter"; }
+  bool needs_weight() const override { return true; }
   int64_t memory_bytes() const override;
   void observe(const Lookup& lookup) override;
 
@@ -38,15 +39,14 @@ class ChangeMeter final : public RowTracker {
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;
 
-  const WeightView& checked(const WeightView* weight) const;
   std::vector<float> measure(const RowIdVector& row_ids, const WeightView& weight,
                              ThreadPool* pool) const;
-  std::byte* baseline_row(int64_t row_id) const { return baseline_.get() + row_id * row_bytes_; }
+  std::byte* baseline_row(int64_t row_id) const {
+    return baseline_.get() + row_id * weight_.row_bytes();
+  }
   void rebase(int64_t row_id, const WeightView& weight);
 
-  DType dtype_;
-  int64_t embedding_dim_;
-  int64_t row_bytes_;
+  MeasuredWeight weight_;
   std::unique_ptr<std::byte[]> baseline_;  // (num_rows, row_bytes), the rows when last taken
   DirtyRows dirty_;
   std::unordered_map<int64_t, float> carried_;  // given back by failed saves; only dirty rows

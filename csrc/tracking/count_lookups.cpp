@@ -4,6 +4,8 @@
 #include <exception>
 #include <map>
 #include <numeric>
+#include <string>
+#include <utility>
 
 #include "core/error.h"
 
@@ -44,20 +46,21 @@ void count_on_host(const std::vector<RowTracker*>& trackers, const std::vector<L
 
 void count_lookups(const std::vector<RowTracker*>& trackers, const std::vector<Lookup>& lookups,
                    ThreadPool* pool) {
-  std::map<int, std::vector<Observation>> by_device;
+  // Trackers of one class on one device share their launches.
+  std::map<std::pair<int, std::string>, std::vector<Observation>> on_devices;
   for (size_t i = 0; i < lookups.size(); ++i) {
     trackers[i]->check(lookups[i]);
     if (trackers[i]->device() == kHostMemory) continue;
-    by_device[trackers[i]->device()].push_back({trackers[i], lookups[i]});
+    on_devices[{trackers[i]->device(), trackers[i]->kind()}].push_back({trackers[i], lookups[i]});
   }
-  if (by_device.empty()) return count_on_host(trackers, lookups, pool);
+  if (on_devices.empty()) return count_on_host(trackers, lookups, pool);
   std::exception_ptr fault;  // of an earlier batch: this one is counted nevertheless
   try {
     for (RowTracker* tracker : trackers) tracker->report_faults();
   } catch (const RowIndexError&) {
     fault = std::current_exception();
   }
-  for (const auto& [device, observations] : by_device) {
+  for (const auto& [_, observations] : on_devices) {
     observations.front().tracker->observe_all(observations);
   }
   std::vector<RowTracker*> host_trackers;

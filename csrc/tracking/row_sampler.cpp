@@ -2,26 +2,17 @@
 
 #include <algorithm>
 
-#include "core/error.h"
+#include "core/random.h"
+#include "selection/lots.h"
 #include "selection/top_rows.h"
 
 namespace cpr_ext {
 
 RowSampler::RowSampler(std::string name, int64_t num_rows, const SamplerOptions& options)
     : RowTracker(name, num_rows),
-      options_(options),
+      options_(options.checked(name, num_rows)),
       dirty_(name, num_rows),
-      sampled_(name, num_rows),
-      random_(options.seed) {
-  if (options.capacity < 1) {
-    throw UsageError("table '" + name + "': capacity is " + std::to_string(options.capacity) +
-                     "; the sample must hold at least 1 row");
-  }
-  if (options.period < 1) {
-    throw UsageError("table '" + name + "': period is " + std::to_string(options.period) +
-                     "; it must be at least 1 (1: every lookup is sampled)");
-  }
-  options_.capacity = std::min(options.capacity, num_rows);
+      sampled_(name, num_rows) {
   sample_.reserve(static_cast<size_t>(options_.capacity));
 }
 
@@ -45,7 +36,7 @@ void RowSampler::add_to_sample(int64_t row_id) {
   if (num_sampled() < options_.capacity) {
     sample_.push_back(row_id);
   } else {
-    int64_t& victim = sample_[random_.next_below(sample_.size())];
+    int64_t& victim = sample_[random_below(sample_.size(), options_.seed, num_drawn_++)];
     sampled_.clear(victim);
     victim = row_id;
   }
@@ -62,12 +53,9 @@ RowIdVector RowSampler::select_best(RowRange range, int64_t k, const WeightView*
                                     ThreadPool* pool) const {
   RowIdVector row_ids = sampled_.dirty_rows(range);
   if (static_cast<int64_t>(row_ids.size()) <= k) return row_ids;
-  const uint64_t salt = mix_bits(options_.seed ^ mix_bits(num_observed_));
+  const uint64_t salt = options_.salt(num_observed_);
   std::vector<uint32_t> lots(row_ids.size());
-  for (size_t i = 0; i < lots.size(); ++i) {
-    const uint64_t hash = mix_bits(salt + static_cast<uint64_t>(row_ids[i]));
-    lots[i] = static_cast<uint32_t>(hash >> 32) | 1;  // top_rows passes over zeros
-  }
+  for (size_t i = 0; i < lots.size(); ++i) lots[i] = lot_of(salt, row_ids[i]);
   RowIdVector chosen = top_rows(lots.data(), static_cast<int64_t>(lots.size()), k, pool);
   for (int64_t& position : chosen) position = row_ids[position];
   return chosen;

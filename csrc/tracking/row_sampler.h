@@ -6,16 +6,10 @@
 
 #include "core/row_id_vector.h"
 #include "tracking/dirty_rows.h"
-#include "tracking/random.h"
 #include "tracking/row_tracker.h"
+#include "tracking/sampler_options.h"
 
 namespace cpr_ext {
-
-struct SamplerOptions {
-  int64_t capacity = 1;  // most rows in the sample, >= 1
-  int64_t period = 2;    // every period-th lookup of the table is sampled, >= 1; 1: all
-  uint64_t seed = 0;
-};
 
 // Of the lookups, numbered from 1 over the tracker's life, every period-th puts its row into the
 // sample unless it is there; a full sample first evicts a random member.
@@ -51,8 +45,8 @@ class RowSampler final : public RowTracker {
   DirtyRows dirty_;
   DirtyRows sampled_;            // Invariant: the rows in sample_, a subset of dirty_
   std::vector<int64_t> sample_;  // in order of arrival; an arrival takes its victim's place
-  SplitMix64 random_;
   uint64_t num_observed_ = 0;
+  uint64_t num_drawn_ = 0;  // random numbers
 };
 
 }  // namespace cpr_ext

@@ -92,9 +92,10 @@ RowIdVector RowTracker::select(RowRange range, int64_t k, const WeightView* weig
   return select_best(range, std::max<int64_t>(0, k), weight, pool);
 }
 
-std::unique_ptr<PendingRows> RowTracker::begin_select(RowRange range, int64_t k) const {
+std::unique_ptr<PendingRows> RowTracker::begin_select(RowRange range, int64_t k,
+                                                      const WeightView* weight) const {
   check_range(range);
-  return begin_select_best(range, std::max<int64_t>(0, k));
+  return begin_select_best(range, std::max<int64_t>(0, k), weight);
 }
 
 TakenRows RowTracker::take(RowIds row_ids, const WeightView* weight, ThreadPool* pool) {

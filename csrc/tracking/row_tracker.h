@@ -60,7 +60,8 @@ class RowTracker {
   int64_t num_rows() const { return num_rows_; }
   virtual const char* kind() const = 0;
   virtual int64_t memory_bytes() const = 0;
-  virtual int device() const { return kHostMemory; }  // where lookups must lie, too
+  virtual int device() const { return kHostMemory; }   // where lookups and weight must lie, too
+  virtual bool needs_weight() const { return false; }  // to select and to take
 
   // Throws RowIndexError for the first index that is negative or not below num_rows; of a lookup on
   // a device report_faults() does, later.
@@ -83,12 +84,13 @@ class RowTracker {
   RowIdVector dirty_rows(RowRange range) const;  // ascending
 
   // At most `k` dirty rows of the range, those with the highest score, ties by lowest row id;
-  // ascending. `weight` is needed by ChangeMeter only.
+  // ascending. `weight`: the table's, as it is now, if needs_weight().
   RowIdVector select(RowRange range, int64_t k, const WeightView* weight, ThreadPool* pool) const;
 
   // As select(), which on a device waits for training's stream: here the caller may go on, and asks
   // later. Null on the host.
-  std::unique_ptr<PendingRows> begin_select(RowRange range, int64_t k) const;
+  std::unique_ptr<PendingRows> begin_select(RowRange range, int64_t k,
+                                            const WeightView* weight) const;
 
   // The rows have just been captured: clears their score and dirtiness. If it throws, nothing has
   // changed.
@@ -108,7 +110,8 @@ class RowTracker {
   virtual RowIdVector list_dirty(RowRange range) const = 0;
   virtual RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
                                   ThreadPool* pool) const = 0;
-  virtual std::unique_ptr<PendingRows> begin_select_best(RowRange, int64_t) const {
+  virtual std::unique_ptr<PendingRows> begin_select_best(RowRange, int64_t,
+                                                         const WeightView*) const {
     return nullptr;
   }
   virtual TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) = 0;

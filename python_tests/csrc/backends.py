@@ -45,14 +45,28 @@ class Backend:
         return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
     def access_counter(self, name: str, num_rows: int) -> Any:
+        return self._tracker("AccessCounter", name=name, num_rows=num_rows)
+
+    def row_sampler(self, name: str, num_rows: int, **options: int) -> Any:
+        return self._tracker("RowSampler", name=name, num_rows=num_rows, **options)
+
+    def dirty_rows(self, name: str, num_rows: int) -> Any:
+        return self._tracker("DirtyRows", name=name, num_rows=num_rows)
+
+    def change_meter(self, name: str, weight: Any) -> Any:
+        moved = self.put(weight) if isinstance(weight, np.ndarray) else weight
+        return self._tracker("ChangeMeter", name=name, weight=moved)
+
+    def _tracker(self, kind: str, **options: Any) -> Any:
+        """A tracker, on the backend's device its form for devices."""
         if self.device is None:
-            return self.native.AccessCounter(name=name, num_rows=num_rows)
-        tracker = self.native.DeviceAccessCounter(name=name, num_rows=num_rows, device=self.device)
+            return getattr(self.native, kind)(**options)
+        tracker = getattr(self.native, f"Device{kind}")(**options, device=self.device)
         return Moving(self, tracker)
 
 
 class Moving:
-    """A tracker of a backend that is told lookups by numpy arrays, wherever its memory is."""
+    """A tracker of a backend that is told arrays of numpy, wherever its memory is."""
 
     def __init__(self, backend: Backend, tracker: Any) -> None:
         self.tracker = tracker
@@ -68,10 +82,23 @@ class Moving:
         self.tracker.observe(self._backend.put(indices))
 
     def select(self, *args: Any, **options: Any) -> Any:
-        return self.tracker.select(*args, **{**options, "pool": None})
+        return self.tracker.select(*args, **self._moved(options))
+
+    def begin_select(self, *args: Any, **options: Any) -> Any:
+        return self.tracker.begin_select(*args, **self._moved(options))
 
     def take(self, row_ids: Any, **options: Any) -> Any:
-        return self.tracker.take(row_ids, **{**options, "pool": None})
+        return self.tracker.take(row_ids, **self._moved(options))
+
+    def take_range(self, begin: int, end: int, **options: Any) -> Any:
+        return self.tracker.take_range(begin, end, **self._moved(options))
+
+    def _moved(self, options: dict[str, Any]) -> dict[str, Any]:
+        """A thread pool is of another module, and no device's business."""
+        moved = {name: value for name, value in options.items() if name != "pool"}
+        if isinstance(moved.get("weight"), np.ndarray):
+            moved["weight"] = self._backend.put(moved["weight"])
+        return moved
 
 
 def live_bytes(emulated: Backend) -> int:

@@ -92,6 +92,18 @@ class DirtyRowsLife(TrackerLife):
         return _C.DirtyRows(name="t", num_rows=num_rows), reference.DirtyRows(num_rows)
 
 
+class EmulatedDirtyRowsLife(TrackerLife):
+    backend = "emulated"
+
+    def make(self, num_rows, data):
+        native = backends.find(self.backend).dirty_rows("t", num_rows)
+        return native, reference.DirtyRows(num_rows)
+
+
+class CudaDirtyRowsLife(EmulatedDirtyRowsLife):
+    backend = "cuda"
+
+
 class AccessCounterLife(TrackerLife):
     def make(self, num_rows, data):
         return _C.AccessCounter(name="t", num_rows=num_rows), reference.AccessCounter(num_rows)
@@ -128,8 +140,31 @@ class RowSamplerLife(TrackerLife):
         assert self.native.num_sampled == len(self.model.sample) <= self.native.capacity
 
 
+class EmulatedSamplerLife(RowSamplerLife):
+    """With room for every row: where rows are evicted a device's order of lookups is its own."""
+
+    backend = "emulated"
+
+    def make(self, num_rows, data):
+        options = {
+            "capacity": num_rows,
+            "period": data.draw(st.integers(1, 5)),
+            "seed": data.draw(st.integers(0, 2**64 - 1)),
+        }
+        found = backends.find(self.backend)
+        return found.row_sampler("t", num_rows, **options), reference.RowSampler(
+            num_rows, **options
+        )
+
+
+class CudaSamplerLife(EmulatedSamplerLife):
+    backend = "cuda"
+
+
 class ChangeMeterLife(TrackerLife):
     """Whole numbers as weights: their sums of squares are exact in any order."""
+
+    backend = "cpu"
 
     def make(self, num_rows, data):
         dtype = data.draw(st.sampled_from(["float16", "float32", "float64"]))
@@ -137,12 +172,24 @@ class ChangeMeterLife(TrackerLife):
         wide = np.zeros((num_rows, embedding_dim + data.draw(st.integers(0, 2))), dtype=dtype)
         self.weight = wide[:, :embedding_dim]
         self.weight += np.arange(num_rows)[:, None] % 5
-        native = _C.ChangeMeter(name="t", weight=self.weight)
+        native = backends.find(self.backend).change_meter("t", self.weight)
         return native, reference.ChangeMeter(self.weight)
 
 
+class EmulatedMeterLife(ChangeMeterLife):
+    backend = "emulated"
+
+
+class CudaMeterLife(ChangeMeterLife):
+    backend = "cuda"
+
+
 LIVES = (DirtyRowsLife, AccessCounterLife, RowSamplerLife, ChangeMeterLife)
-for life in (*LIVES, EmulatedCounterLife, CudaCounterLife):
+DEVICE_LIVES = (
+    *(EmulatedDirtyRowsLife, EmulatedCounterLife, EmulatedSamplerLife, EmulatedMeterLife),
+    *(CudaDirtyRowsLife, CudaCounterLife, CudaSamplerLife, CudaMeterLife),
+)
+for life in (*LIVES, *DEVICE_LIVES):
     life.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 TestDirtyRowsLife = DirtyRowsLife.TestCase
@@ -150,7 +197,13 @@ TestAccessCounterLife = AccessCounterLife.TestCase
 TestEmulatedCounterLife = EmulatedCounterLife.TestCase
 TestCudaCounterLife = CudaCounterLife.TestCase
 TestRowSamplerLife = RowSamplerLife.TestCase
+TestEmulatedSamplerLife = EmulatedSamplerLife.TestCase
+TestCudaSamplerLife = CudaSamplerLife.TestCase
 TestChangeMeterLife = ChangeMeterLife.TestCase
+TestEmulatedMeterLife = EmulatedMeterLife.TestCase
+TestCudaMeterLife = CudaMeterLife.TestCase
+TestEmulatedDirtyRowsLife = EmulatedDirtyRowsLife.TestCase
+TestCudaDirtyRowsLife = CudaDirtyRowsLife.TestCase
 
 
 WEIGHT = np.zeros((100, 4), dtype=np.float32)
@@ -162,12 +215,34 @@ MAKERS = {
 }
 
 
-@pytest.fixture(params=[*MAKERS, *backends.DEVICE_NAMES])
-def make(request):
-    if request.param in MAKERS:
-        return MAKERS[request.param]
-    found = backends.find(request.param)
-    return lambda name="users": found.access_counter(name, 100)
+DEVICE_MAKERS = {
+    "DirtyRows": lambda found, name: found.dirty_rows(name, 100),
+    "AccessCounter": lambda found, name: found.access_counter(name, 100),
+    "RowSampler": lambda found, name: found.row_sampler(name, 100, capacity=50),
+    "ChangeMeter": lambda found, name: found.change_meter(name, WEIGHT),
+}
+
+
+def maker(backend, kind):
+    if backend == "cpu":
+        return MAKERS[kind]
+    found = backends.find(backend)
+    return lambda name="users": DEVICE_MAKERS[kind](found, name)
+
+
+PLACES = [("cpu", kind) for kind in MAKERS] + [
+    (backend, kind) for backend in backends.DEVICE_NAMES for kind in DEVICE_MAKERS
+]
+
+
+@pytest.fixture(params=PLACES, ids="-".join)
+def place(request):
+    return request.param
+
+
+@pytest.fixture
+def make(place):
+    return maker(*place)
 
 
 @pytest.fixture(params=MAKERS)
@@ -239,14 +314,13 @@ def test_row_ids_to_take_must_be_int64(make):
         make().take(np.array([1], dtype=np.int32), weight=WEIGHT)
 
 
-def test_rows_cannot_be_put_back_into_another_table_or_tracker(make):
+def test_rows_cannot_be_put_back_into_another_table_or_tracker(place, make):
     tracker = make()
     tracker.observe(np.array([1]))
     taken = tracker.take_range(0, 100, weight=WEIGHT)
     assert "users" in repr(taken)
     others = [make("items")]
-    if make in MAKERS.values():
-        others += [other() for other in MAKERS.values() if type(other()) is not type(tracker)]
+    others += [maker(backend, kind)() for backend, kind in PLACES if (backend, kind) != place and backend == place[0]]
     for other in others:
         with pytest.raises(UsageError, match="users"):
             other.put_back(taken)

@@ -1,0 +1,69 @@
+#include "bindings/register.h"
+
+#if CPR_EXT_HAS_CUDA
+#include "bindings/vector_array.h"
+#include "bindings/weight_view.h"
+#include "tracking/device_access_counter.h"
+#include "tracking/device_change_meter.h"
+#include "tracking/device_dirty_rows.h"
+#include "tracking/device_row_sampler.h"
+
+namespace py = pybind11;
+
+namespace cpr_ext {
+
+void register_device_tracking(py::module_& module) {
+  py::class_<DeviceAccessCounter, RowTracker>(
+      module, "DeviceAccessCounter",
+      "MFU of a table on a CUDA device: AccessCounter with its counts there. A call that asks for\n"
+      "a result waits for the device's stream, the others do not.")
+      .def(py::init<std::string, int64_t, int>(), py::kw_only(), py::arg("name"),
+           py::arg("num_rows"), py::arg("device"))
+      .def(
+          "counts",
+          [](const DeviceAccessCounter& counter) {
+            std::vector<uint32_t> counts;
+            {
+              py::gil_scoped_release release;
+              counts = counter.counts();
+            }
+            return to_numpy(std::move(counts));
+          },
+          "(num_rows) uint32: a copy of the counts.");
+  py::class_<DeviceDirtyRows, RowTracker>(
+      module, "DeviceDirtyRows",
+      "DirtyRows of a table on a CUDA device. Calls wait as those of DeviceAccessCounter.")
+      .def(py::init<std::string, int64_t, int>(), py::kw_only(), py::arg("name"),
+           py::arg("num_rows"), py::arg("device"));
+  py::class_<DeviceRowSampler, RowTracker>(
+      module, "DeviceRowSampler",
+      "SSU of a table on a CUDA device: RowSampler with its sample there; two bits per row and\n"
+      "twelve bytes per sampled row. Calls wait as those of DeviceAccessCounter.")
+      .def(py::init([](std::string name, int64_t num_rows, int64_t capacity, int64_t period,
+                       uint64_t seed, int device) {
+             return std::make_unique<DeviceRowSampler>(
+                 std::move(name), num_rows, SamplerOptions{capacity, period, seed}, device);
+           }),
+           py::kw_only(), py::arg("name"), py::arg("num_rows"), py::arg("capacity"),
+           py::arg("period") = SamplerOptions{}.period, py::arg("seed") = SamplerOptions{}.seed,
+           py::arg("device"))
+      .def_property_readonly(
+          "capacity", [](const DeviceRowSampler& sampler) { return sampler.options().capacity; })
+      .def_property_readonly("num_sampled", [](const DeviceRowSampler& sampler) {
+        py::gil_scoped_release release;
+        return sampler.num_sampled();
+      });
+  py::class_<DeviceChangeMeter, RowTracker>(
+      module, "DeviceChangeMeter",
+      "SCAR of a table on a CUDA device: ChangeMeter with its copy of the weight there. Calls "
+      "wait\n"
+      "as those of DeviceAccessCounter; a selection raises NanError when it is read.")
+      .def(py::init([](std::string name, const py::object& weight, int device) {
+             const WeightView view = view_weight(weight, name, device);
+             return std::make_unique<DeviceChangeMeter>(std::move(name), view, device);
+           }),
+           py::kw_only(), py::arg("name"), py::arg("weight"), py::arg("device"));
+}
+
+}  // namespace cpr_ext
+#endif
