@@ -19,19 +19,22 @@ def sampled_rows(sampler):
     return sampler.select(0, sampler.num_rows, sampler.num_rows).tolist()
 
 
-def slots(emulated, sampler):
-    """The sample's slots as they lie in the device's memory; no other memory has their size."""
-    memory = emulated.native.emulator.allocations()
-    [address] = [where for where, size in memory.items() if size == 8 * sampler.capacity]
-    return list((ctypes.c_uint64 * sampler.capacity).from_address(address))
+class Watched:
+    """A sampler on the emulated device, and its slots as they lie in the memory there."""
 
+    def __init__(self, emulated, num_rows, capacity, **options):
+        before = set(emulated.native.emulator.allocations())
+        self.sampler = emulated.row_sampler("t", num_rows, capacity=capacity, **options)
+        memory = emulated.native.emulator.allocations()
+        [address] = [at for at in set(memory) - before if memory[at] == 8 * capacity]
+        self._slots = (ctypes.c_uint64 * capacity).from_address(address)
 
-def check_invariant(emulated, sampler):
-    """A row lies in a slot exactly if its bit is set, and in one slot only."""
-    held = [row for row in slots(emulated, sampler) if row != EMPTY]
-    assert sorted(held) == sampled_rows(sampler)
-    assert len(held) == sampler.num_sampled
-    assert set(held) <= set(sampler.dirty_rows().tolist())
+    def check_invariant(self):
+        """A row lies in a slot exactly if its bit is set, and in one slot only."""
+        held = [row for row in self._slots if row != EMPTY]
+        assert sorted(held) == sampled_rows(self.sampler)
+        assert len(held) == self.sampler.num_sampled
+        assert set(held) <= set(self.sampler.dirty_rows().tolist())
 
 
 lookups = st.lists(st.integers(0, 299), max_size=600)
@@ -55,7 +58,8 @@ def test_in_any_order_of_threads_the_sample_is_one_of_some_order_of_lookups(
 ):
     emulated = backends.find("emulated")
     emulated.native.emulator.shuffle_threads(order)
-    sampler = emulated.row_sampler("t", 300, capacity=capacity, period=period, seed=seed)
+    watched = Watched(emulated, 300, capacity, period=period, seed=seed)
+    sampler = watched.sampler
     num_observed = 0
     due: set[int] = set()  # rows that a lookup since they were taken may have sampled
     undo = []
@@ -83,7 +87,7 @@ def test_in_any_order_of_threads_the_sample_is_one_of_some_order_of_lookups(
             assert before <= set(sampled_rows(sampler)) or sampler.num_sampled == capacity
         assert set(sampled_rows(sampler)) <= due
     sampler.observe(np.array([5]))  # slots of rows that were taken are free by now
-    check_invariant(emulated, sampler)
+    watched.check_invariant()
 
 
 @settings(max_examples=30, deadline=None)
@@ -180,13 +184,14 @@ def test_trackers_of_every_kind_share_a_batch(emulated):
 
 
 def test_slots_of_rows_that_were_taken_are_used_again_before_any_row_is_evicted(emulated):
-    sampler = emulated.row_sampler("t", 1000, capacity=100, period=1)
+    watched = Watched(emulated, 1000, 100, period=1)
+    sampler = watched.sampler
     sampler.observe(np.arange(100))
     sampler.take(np.arange(0, 100, 2))
     assert sampler.num_sampled == 50
     sampler.observe(np.arange(500, 550))
     assert sampled_rows(sampler) == [*range(1, 100, 2), *range(500, 550)]
-    check_invariant(emulated, sampler)
+    watched.check_invariant()
 
 
 def test_rows_put_back_are_in_the_sample_again_and_dirty(device):
@@ -251,7 +256,8 @@ def test_no_sampler_is_made_where_a_call_fails(emulated, call, nth):
 @pytest.mark.parametrize("nth", range(1, 12))
 @pytest.mark.parametrize("call", ["cudaMallocAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"])
 def test_a_call_that_fails_leaves_the_sample_as_it_was(emulated, call, nth):
-    sampler = emulated.row_sampler("t", 1000, capacity=50, period=1, seed=3)
+    watched = Watched(emulated, 1000, 50, period=1, seed=3)
+    sampler = watched.sampler
     sampler.observe(np.arange(200))
     sampled = sampled_rows(sampler)
     for attempt in (
@@ -271,12 +277,13 @@ def test_a_call_that_fails_leaves_the_sample_as_it_was(emulated, call, nth):
         emulated.native.emulator.fail_call("", 0)
         assert sampled_rows(sampler) == sampled
         assert sampler.num_dirty() == 200
-    check_invariant(emulated, sampler)
+    watched.check_invariant()
 
 
 @pytest.mark.parametrize("call", ["cudaMallocAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"])
 def test_what_could_not_be_put_back_can_be_once_there_is_room(emulated, call):
-    sampler = emulated.row_sampler("t", 1000, capacity=50, period=1, seed=3)
+    watched = Watched(emulated, 1000, 50, period=1, seed=3)
+    sampler = watched.sampler
     sampler.observe(np.arange(40))
     taken = sampler.take_range(0, 1000)
     assert taken.num_rows == 40
@@ -285,7 +292,7 @@ def test_what_could_not_be_put_back_can_be_once_there_is_room(emulated, call):
         sampler.put_back(taken)
     sampler.put_back(taken)
     assert sampled_rows(sampler) == list(range(40))
-    check_invariant(emulated, sampler)
+    watched.check_invariant()
 
 
 def test_lookups_of_a_failed_launch_are_lost_and_nothing_else(emulated):
