@@ -34,15 +34,10 @@ def _device_of(tensor: torch.Tensor) -> int:
 
 
 def _as_on_a_gpu(init: Any) -> Any:
-    priorities = importlib.import_module("cpr_ext.priorities")
-
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **options: Any) -> None:
         if options.get("overlap") == "always":
             options["overlap"] = "never"
-        priority = options.get("priority")
-        if isinstance(priority, priorities.SubSampledUsed | priorities.LargestChange):
-            options["priority"] = priorities.MostFrequentlyUsed(priority.fraction)
         init(self, *args, **options)
 
     return wrapped

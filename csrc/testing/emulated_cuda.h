@@ -171,6 +171,14 @@ unsigned __match_any_sync(unsigned mask, T value) {
   return equal;
 }
 
+inline int __any_sync(unsigned mask, int predicate) {
+  const uint64_t* values = emulated_cuda::exchange(mask, predicate != 0);
+  for (int lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1) != 0 && values[lane] != 0) return 1;
+  }
+  return 0;
+}
+
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 

@@ -36,10 +36,10 @@ struct Measured {
   template <class Format>
   __device__ float score(int64_t row) const {
     const bool is_dirty = row >= 0 && is_bit_set(dirty, row);
-    const int64_t measured = is_dirty ? row : 0;
-    float change =
-        row_change_of_lanes<Format>(weight + measured * stride_bytes,
-                                    baseline_row<Format>(measured), is_dirty ? embedding_dim : 0);
+    if (!__any_sync(kAllLanes, is_dirty)) return 0;
+    const int64_t from = is_dirty ? row : 0;
+    float change = row_change_of_lanes<Format>(
+        weight + from * stride_bytes, baseline_row<Format>(from), is_dirty ? embedding_dim : 0);
     if (!is_dirty) return 0;
     change += carried[row];
     return change < kSmallestChange ? kSmallestChange : change;  // keeps NaN

@@ -189,8 +189,10 @@ DEVICE_LIVES = (
     *(EmulatedDirtyRowsLife, EmulatedCounterLife, EmulatedSamplerLife, EmulatedMeterLife),
     *(CudaDirtyRowsLife, CudaCounterLife, CudaSamplerLife, CudaMeterLife),
 )
-for life in (*LIVES, *DEVICE_LIVES):
+for life in LIVES:
     life.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+for life in DEVICE_LIVES:
+    life.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 TestDirtyRowsLife = DirtyRowsLife.TestCase
 TestAccessCounterLife = AccessCounterLife.TestCase
