@@ -19,7 +19,18 @@ CPP_ROOMS: dict[str, set[str]] = {
     "testing": set(),
 }
 DEVICE_HEADER = "core/device.h"  # the one that knows CUDA
-DEVICE_HEADERS = (DEVICE_HEADER, "selection/device_rows.h")  # for *.cu only
+# For *.cu only.
+DEVICE_HEADERS = (
+    *(DEVICE_HEADER, "core/device_bits.h", "selection/device_rows.h", "selection/device_scores.h"),
+    *("tracking/device_bitmap.h", "tracking/device_fault.h", "tracking/device_grid.h"),
+    *(
+        "tracking/device_lookups.h",
+        "tracking/device_pending_rows.h",
+        "tracking/device_row_change.h",
+    ),
+    *("tracking/device_row_list.h", "tracking/device_sample.h", "tracking/device_sum.h"),
+    "tracking/device_taken_rows.h",
+)
 # CUDA's stand-in in tests, and who may know it.
 EMULATOR = ("testing/emulated_cuda.h", "testing/broken_kernels.h")
 EMULATOR_USERS = (DEVICE_HEADER, "bindings/bind_emulator.cpp")

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext import _emulated, devices
+from cpr_ext import _emulated, devices, overlap, priorities, segment
 from cpr_ext.errors import CudaError, RowIndexError, SnapshotError
+from python_tests.helpers import assert_same, read_chunks, shard_records
 
 emulator = _emulated.emulator
 
@@ -136,3 +137,42 @@ def test_what_was_taken_on_the_device_is_freed_with_the_snapshot(tmp_path):
         sizes.append(sum(emulator.allocations().values()))
     assert len(set(sizes[4:])) == 1
     run.checkpointer.close()
+
+
+PRIORITIES = [
+    cpr_ext.MostFrequentlyUsed(0.1),
+    cpr_ext.SubSampledUsed(0.1, period=3),
+    cpr_ext.LargestChange(0.1),
+    cpr_ext.AllRows(),
+]
+
+
+def saved_rows(directory, priority):
+    """Rows and values of every snapshot of a run of its own, and which trackers it had."""
+    torch.manual_seed(0)
+    random = torch.Generator().manual_seed(1)
+    run = Run(directory, priority=priority, consistency="step", num_shards=16, overlap="never")
+    kinds = {type(tracker).__name__ for tracker in run.checkpointer._trackers.values()}
+    for _ in range(20):
+        # In one shard of 250: more rows than its budget allows, no more than SSU's sample holds.
+        run.step(torch.randint(250, (60,), generator=random).tolist())
+        run.checkpointer.wait()
+    run.checkpointer.close()
+    saved = [
+        (record.kind, shard, [(c.step, c.row_ids.tolist(), c.arrays) for c in read_chunks(path)])
+        for shard, record, path in shard_records(run.checkpointer.store)
+    ]
+    return saved, kinds
+
+
+@pytest.mark.parametrize("priority", PRIORITIES, ids=lambda priority: type(priority).__name__)
+def test_snapshots_of_a_run_hold_the_rows_that_those_on_the_cpu_do(tmp_path, priority, monkeypatch):
+    on_device, kinds = saved_rows(tmp_path / "device", priority)
+    assert all(kind.startswith("Device") for kind in kinds)
+    for module in (priorities, overlap):
+        monkeypatch.setattr(module, "device_of", lambda tensor: None)
+    monkeypatch.setattr(segment, "stager_of", lambda tensor: None)
+    on_host, kinds = saved_rows(tmp_path / "host", priority)
+    assert not any(kind.startswith("Device") for kind in kinds)
+    assert len([kind for kind, *_ in on_host if kind == "partial"]) >= 5
+    assert_same(on_device, on_host)

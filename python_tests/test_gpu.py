@@ -161,8 +161,43 @@ def test_tables_on_the_cpu_and_on_the_gpu_share_a_checkpointer(tmp_path: Path):
         assert torch.equal(parameter.detach().cpu(), value)
 
 
-@pytest.mark.parametrize("priority", [cpr_ext.SubSampledUsed(), cpr_ext.LargestChange()])
-def test_a_priority_that_a_gpu_does_not_have_is_refused_by_name(tmp_path, priority):
+PRIORITIES = [
+    cpr_ext.MostFrequentlyUsed(0.2),
+    cpr_ext.SubSampledUsed(0.2),
+    cpr_ext.LargestChange(0.2),
+    cpr_ext.AllRows(),
+]
+
+
+@pytest.mark.parametrize("priority", PRIORITIES, ids=lambda priority: type(priority).__name__)
+def test_rows_saved_by_any_priority_are_as_they_were_at_one_step(tmp_path, priority):
     model, optimizer = build("cuda")
-    with pytest.raises(cpr_ext.errors.UsageError, match=r"cuda:0, where .* does not follow it"):
-        cpr_ext.Checkpointer(model, optimizer, tmp_path / "s", priority=priority)
+    with cpr_ext.Checkpointer(
+        model, optimizer, tmp_path / "s", priority=priority, schedule=cpr_ext.EverySteps(5)
+    ) as checkpointer:
+        seen = train(model, optimizer, checkpointer, 40)
+        checkpointer.wait()
+        assert checkpointer.metrics.failures == 0
+    _, (weight, state) = restore(tmp_path / "s", "cpu")
+    found = torch.zeros(len(weight), dtype=torch.bool)
+    for old_weight, old_state in seen:
+        found |= (weight == old_weight).all(1) & (state == old_state).all(1)
+    assert found.all()
+
+
+def test_a_graph_of_sampled_lookups_numbers_them_on_at_every_launch():
+    sampler = native.DeviceRowSampler(name="t", num_rows=10, capacity=10, period=4, device=0)
+    indices = torch.arange(3, device="cuda")
+    side = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        native.use_stream(0, side.cuda_stream)
+        sampler.observe(indices)  # 1 to 3: none is sampled
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            sampler.observe(indices)
+        for _ in range(2):  # 4 to 9: row 0 at 4, row 1 at 8
+            graph.replay()
+        torch.cuda.synchronize()
+    native.use_stream(0, 0)
+    assert sampler.select(0, 10, 10).tolist() == [0, 1]

@@ -322,7 +322,11 @@ def test_rows_cannot_be_put_back_into_another_table_or_tracker(place, make):
     taken = tracker.take_range(0, 100, weight=WEIGHT)
     assert "users" in repr(taken)
     others = [make("items")]
-    others += [maker(backend, kind)() for backend, kind in PLACES if (backend, kind) != place and backend == place[0]]
+    others += [
+        maker(backend, kind)()
+        for backend, kind in PLACES
+        if (backend, kind) != place and backend == place[0]
+    ]
     for other in others:
         with pytest.raises(UsageError, match="users"):
             other.put_back(taken)

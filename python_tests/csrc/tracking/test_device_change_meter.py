@@ -20,8 +20,6 @@ def host_meter(weight):
     return native.ChangeMeter(name="t", weight=weight)
 
 
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     num_rows=st.sampled_from([1, 31, 33, 200]),

@@ -37,9 +37,14 @@ class Watched:
         assert set(held) <= set(self.sampler.dirty_rows().tolist())
 
 
-lookups = st.lists(st.integers(0, 299), max_size=600)
+# What happens, how many rows of how many take part in it, and which.
 events = st.lists(
-    st.tuples(st.sampled_from(["look", "look", "take", "range", "put back"]), lookups),
+    st.tuples(
+        st.sampled_from(["look", "look", "take", "range", "put back"]),
+        st.integers(0, 600),
+        st.sampled_from([3, 40, 300]),
+        st.integers(0, 1000),
+    ),
     min_size=1,
     max_size=8,
 )
@@ -63,17 +68,18 @@ def test_in_any_order_of_threads_the_sample_is_one_of_some_order_of_lookups(
     num_observed = 0
     due: set[int] = set()  # rows that a lookup since they were taken may have sampled
     undo = []
-    for event, rows in events:
+    for event, num_rows, among, drawn in events:
+        rows = np.random.default_rng(drawn).integers(0, among, num_rows)
         if event == "look":
             numbers = np.arange(num_observed + 1, num_observed + 1 + len(rows))
             num_observed += len(rows)
-            came = set(np.array(rows, np.int64)[numbers % period == 0].tolist())
+            came = set(rows[numbers % period == 0].tolist())
             before = set(sampled_rows(sampler))
-            sampler.observe(np.array(rows, np.int64))
+            sampler.observe(rows)
             due |= came
             assert sampler.num_sampled == min(capacity, len(before | came))
         elif event == "take":
-            chosen = np.unique(np.array(rows[:20], np.int64))
+            chosen = np.unique(rows[:20])
             undo.append((sampler.take(chosen), due & set(chosen.tolist())))
             due -= undo[-1][1]
         elif event == "range":
