@@ -176,3 +176,18 @@ def test_snapshots_of_a_run_hold_the_rows_that_those_on_the_cpu_do(tmp_path, pri
     assert not any(kind.startswith("Device") for kind in kinds)
     assert len([kind for kind, *_ in on_host if kind == "partial"]) >= 5
     assert_same(on_device, on_host)
+
+
+@pytest.mark.parametrize("priority", PRIORITIES, ids=lambda priority: type(priority).__name__)
+def test_row_updates_lost_are_counted_beside_any_priority(tmp_path, priority):
+    run = Run(
+        tmp_path / "s",
+        priority=priority,
+        schedule=cpr_ext.EverySteps(1000),
+        count_row_updates=True,
+    )
+    run.save_base()
+    run.step(range(100))
+    run.step(range(50, 80))
+    assert run.checkpointer.recover(shards=[0]).row_updates_lost == 130
+    run.checkpointer.close()

@@ -67,6 +67,7 @@ def test_in_any_order_of_threads_the_sample_is_one_of_some_order_of_lookups(
     sampler = watched.sampler
     num_observed = 0
     due: set[int] = set()  # rows that a lookup since they were taken may have sampled
+    dirty: set[int] = set()
     undo = []
     for event, num_rows, among, drawn in events:
         rows = np.random.default_rng(drawn).integers(0, among, num_rows)
@@ -77,21 +78,26 @@ def test_in_any_order_of_threads_the_sample_is_one_of_some_order_of_lookups(
             before = set(sampled_rows(sampler))
             sampler.observe(rows)
             due |= came
+            dirty |= set(rows.tolist())
             assert sampler.num_sampled == min(capacity, len(before | came))
-        elif event == "take":
-            chosen = np.unique(rows[:20])
-            undo.append((sampler.take(chosen), due & set(chosen.tolist())))
-            due -= undo[-1][1]
-        elif event == "range":
-            undo.append((sampler.take_range(0, 150), {row for row in due if row < 150}))
-            due -= undo[-1][1]
+        elif event in ("take", "range"):
+            chosen = np.unique(rows[:20]) if event == "take" else np.arange(among // 2)
+            is_range = event == "range"
+            taken = sampler.take_range(0, among // 2) if is_range else sampler.take(chosen)
+            left = set(chosen.tolist())
+            undo.append((taken, due & left, dirty & left))
+            due -= left
+            dirty -= left
         elif undo:
-            taken, were_due = undo.pop()
+            taken, were_due, were_dirty = undo.pop()
+            assert set(taken.row_ids.tolist()) == were_dirty
             before = set(sampled_rows(sampler))
             sampler.put_back(taken)
             due |= were_due
+            dirty |= were_dirty
             assert before <= set(sampled_rows(sampler)) or sampler.num_sampled == capacity
         assert set(sampled_rows(sampler)) <= due
+        assert sampler.dirty_rows().tolist() == sorted(dirty)
     sampler.observe(np.array([5]))  # slots of rows that were taken are free by now
     watched.check_invariant()
 
