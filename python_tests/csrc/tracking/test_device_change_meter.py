@@ -99,6 +99,10 @@ def test_nan_is_told_when_rows_are_read_and_nothing_of_its_row_is_lost(
     assert meter.take(np.array([3, 400]), weight=weight).num_rows == 0
     weight[[400, 480], -1] = 3  # farther from 0, where they were last taken, than the others
     assert meter.select(0, 600, 5, weight=weight).tolist() == [400, 480]
+    meter.observe(np.array([100]))
+    weight[100] = 1000  # farther than they, whose change is no infinite one
+    assert meter.select(0, 600, 1, weight=weight).tolist() == [100]
+    weight[100] = 1
     meter.put_back(taken)
     assert meter.num_dirty() == 500
     assert meter.select(0, 600, 2, weight=weight).tolist() == [400, 480]
@@ -119,6 +123,22 @@ def test_a_failed_save_gives_rows_their_priority_back_every_time(device):
     meter.observe(np.array([0, 1, 2]))
     weight[2] += 0.1
     assert meter.select(0, 4, 1, weight=weight).tolist() == [2], "a taken row starts anew"
+
+
+def test_what_two_failed_saves_took_of_a_row_is_added_up(device):
+    weight = np.zeros((4, 1), dtype=np.float32)
+    meter = device.change_meter("t", weight)
+    taken = []
+    for step in (3, 2):
+        weight[0] += step
+        meter.observe(np.array([0]))
+        taken.append(meter.take_range(0, 4, weight=weight))
+    for each in taken:
+        meter.put_back(each)
+    weight[1], weight[2] = 4, 6
+    meter.observe(np.array([1, 2]))
+    assert meter.select(0, 4, 1, weight=weight).tolist() == [2]
+    assert meter.select(0, 4, 2, weight=weight).tolist() == [0, 2]
 
 
 def test_the_weight_is_as_it_is_when_the_stream_gets_there(emulated):

