@@ -23,8 +23,9 @@ from savers import DcpAsyncSave
 from training import Protected, Run, seconds_of
 
 from cpr_ext._native import native
-from cpr_ext.checkpointer import DEFAULT_SLOT_BYTES, Consistency
+from cpr_ext.checkpointer import DEFAULT_SLOT_BYTES
 from cpr_ext.priorities import MostFrequentlyUsed
+from cpr_ext.saving import Consistency
 from cpr_ext.tables import Table
 
 HERE = Path(__file__).resolve().parent

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,8 +15,9 @@ import torch
 from torch import nn
 
 from cpr_ext._native import native
+from cpr_ext.base_rule import BaseRule
 from cpr_ext.committer import Committer
-from cpr_ext.compactor import Compactor
+from cpr_ext.compactor import make_compactor
 from cpr_ext.dense import (
     DensePart,
     capture_dense,
@@ -28,33 +27,35 @@ from cpr_ext.dense import (
 )
 from cpr_ext.dense_tree import read_position
 from cpr_ext.devices import devices_of, make_stagers, use_training_streams
-from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UsageError
-from cpr_ext.merging import MergeLimits
+from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.metrics import Metrics, ScalarWriter
-from cpr_ext.overlap import Overlap
+from cpr_ext.options import (
+    require_at_least_one,
+    require_kind,
+    require_one_of,
+    require_positive_or_none,
+)
+from cpr_ext.overlap import Overlap, OverlapChoice
 from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority, make_tracker
 from cpr_ext.recovering import OnDamage, Recoverer, RecoveryMode
 from cpr_ext.recovery_report import RecoveryReport
-from cpr_ext.retention import Retention, keep_needed
+from cpr_ext.retention import Retention
+from cpr_ext.run_account import RunAccount
 from cpr_ext.run_costs import CostMeter
-from cpr_ext.schedules import EverySeconds, Progress, Schedule
+from cpr_ext.saving import Consistency, Saver, SavingOptions, WhenBusy
+from cpr_ext.schedules import EverySeconds, Schedule
 from cpr_ext.segment_capture import WriteOptions
 from cpr_ext.selection import Selector
 from cpr_ext.snapshot import Snapshot, SnapshotKind
 from cpr_ext.store import Store
 from cpr_ext.store_reader import StoreReader
-from cpr_ext.tables import Table, find_tables, prioritized_tables, register_tables, shard_row_range
+from cpr_ext.tables import Table, find_tables, prioritized_tables, register_tables
 from cpr_ext.tracking import LookupRecorder
 
 logger = logging.getLogger("cpr_ext")
 
-Consistency = Literal["row", "step"]
 DEFAULT_SLOT_BYTES = 8 << 20
 DEFAULT_KEEP_BYTES = 32 << 20
-# Smaller tables are captured faster than a thread is woken for them.
-_OVERLAP_BYTES = 16 << 20
-# A capture that training waits for comes back after a chunk: well below a millisecond.
-_CHUNK_BYTES = 1 << 20
 _NO_LOOKUPS = (
     "no lookup was seen in the first step, so no row counts as changed. A model that was compiled "
     "and called before the Checkpointer was made has no hooks in its graphs: make the Checkpointer "
@@ -131,9 +132,9 @@ class Checkpointer:
         compact_after: float | None = None,
         compact_bytes_per_second: float | None = None,
         retention: Retention | None = None,
-        when_busy: Literal["delay", "wait"] = "delay",
+        when_busy: WhenBusy = "delay",
         on_nan: Literal["raise", "save"] = "raise",
-        overlap: Literal["auto", "always", "never"] = "auto",
+        overlap: OverlapChoice = "auto",
         slot_bytes: int = DEFAULT_SLOT_BYTES,
         keep_bytes: int = DEFAULT_KEEP_BYTES,
         num_slots: int = 3,
@@ -142,25 +143,17 @@ class Checkpointer:
         count_row_updates: bool = False,
         scalar_writer: ScalarWriter | None = None,
     ) -> None:
-        _require("consistency", consistency, ("row", "step"))
-        _require("when_busy", when_busy, ("delay", "wait"))
-        _require("on_nan", on_nan, ("raise", "save"))
-        _require("overlap", overlap, ("auto", "always", "never"))
-        if num_shards < 1:
-            raise UsageError(f"num_shards is {num_shards}; it must be at least 1")
-        for option, value in (
-            ("rebase_after", rebase_after),
-            ("compact_after", compact_after),
-            ("compact_bytes_per_second", compact_bytes_per_second),
-        ):
-            if value is not None and not value > 0:
-                raise UsageError(f"{option} is {value}; it must be positive, or None")
-        if num_threads is not None and num_threads < 1:
-            raise UsageError(f"num_threads is {num_threads}; it must be at least 1, or None")
-        if priority is not None and not isinstance(priority, Priority):
-            raise UsageError(f"priority is {priority!r}; needed: such as MostFrequentlyUsed(0.125)")
-        if schedule is not None and not isinstance(schedule, Schedule):
-            raise UsageError(f"schedule is {schedule!r}; needed: such as EverySteps(500)")
+        require_one_of("consistency", consistency, ("row", "step"))
+        require_one_of("when_busy", when_busy, ("delay", "wait"))
+        require_one_of("on_nan", on_nan, ("raise", "save"))
+        require_one_of("overlap", overlap, ("auto", "always", "never"))
+        require_positive_or_none("rebase_after", rebase_after)
+        require_positive_or_none("compact_after", compact_after)
+        require_positive_or_none("compact_bytes_per_second", compact_bytes_per_second)
+        require_at_least_one("num_shards", num_shards)
+        require_at_least_one("num_threads", num_threads, ", or None")
+        require_kind("priority", priority, Priority, "MostFrequentlyUsed(0.125)")
+        require_kind("schedule", schedule, Schedule, "EverySteps(500)")
         if isinstance(priority, LargestChange) and on_nan == "save":
             raise UsageError('LargestChange cannot rank NaN rows; use on_nan="raise" with it')
         self.model = model
@@ -177,20 +170,16 @@ class Checkpointer:
                 "the model has no nn.Embedding or nn.EmbeddingBag; give its tables by name: "
                 'Checkpointer(..., tables={"name": parameter})'
             )
-        overlaps = self._decide_overlap(overlap)
+        overlaps = Overlap.is_wanted(overlap, self.tables)
         self.priority = MostFrequentlyUsed() if priority is None else priority
-        self.schedule = EverySeconds(60) if schedule is None else schedule
         self.consistency: Consistency = consistency
         self.num_shards = num_shards
-        self.metrics = Metrics()
         self._extra_state = extra_state
-        self._rebase_after = rebase_after
-        self._when_busy = when_busy
-        self._write_options = WriteOptions(direct_io, refuse_nan=on_nan == "raise")
+        self._refuses_nan = on_nan == "raise"
         self._devices = devices_of(table.weight for table in self.tables)
         use_training_streams(self._devices)
         self._stagers = make_stagers(self._devices, slot_bytes=slot_bytes, num_slots=num_slots)
-        self._threads = native.ThreadPool(num_threads=num_threads or min(4, os.cpu_count() or 1))
+        threads = native.ThreadPool(num_threads=num_threads or min(4, os.cpu_count() or 1))
         prioritized = {table.name for table in prioritized_tables(self.tables)}
         self._trackers = {
             table.name: make_tracker(
@@ -198,25 +187,22 @@ class Checkpointer:
             )
             for table in self.tables
         }
-        self._scalar_writer = scalar_writer
-        self._meter = CostMeter(self.tables, prioritized, self.priority.fraction, num_shards)
-        self.schedule.observe(self._meter.costs())
-        self._selector = Selector(
-            self.tables, self._trackers, self.priority, prioritized, num_shards, self._threads
+        meter = CostMeter(self.tables, prioritized, self.priority.fraction, num_shards)
+        self._account = RunAccount(
+            meter, EverySeconds(60) if schedule is None else schedule, num_shards, scalar_writer
         )
-        self._pipeline = native.SnapshotPipeline(
+        pipeline = native.SnapshotPipeline(
             num_slots=num_slots,
             slot_bytes=slot_bytes,
             keep_bytes=keep_bytes,
-            pool=self._threads,
+            pool=threads,
             stagers=self._stagers,
         )
         self.store = Store(
             directory, tables=self.tables, num_shards=num_shards, retention=retention
         )
-        self._recorder = LookupRecorder(self.tables, list(self._trackers.values()), self._threads)
+        self._recorder = LookupRecorder(self.tables, list(self._trackers.values()), threads)
         self._recorder.attach()
-        self._overlap = Overlap(self.tables, self._recorder) if overlaps else None
         self._recoverer = Recoverer(
             model,
             self.optimizers,
@@ -224,47 +210,62 @@ class Checkpointer:
             self.store,
             self._trackers,
             self._recorder,
-            self._threads,
+            threads,
             direct_io=direct_io,
         )
-        self._committer = Committer()
-        self._compactor: Compactor | None = None
-        if compact_after is not None:
-            ranges = [
-                {table.name: self._range(table, shard) for table in self.tables}
-                for shard in range(num_shards)
-            ]
-            limits = MergeLimits(bytes_per_second=compact_bytes_per_second)
-            self._compactor = Compactor(
-                self.store, self._committer, ranges, after=compact_after, limits=limits
-            )
-        self._step = 0
-        self._num_samples = 0
-        self._next_snapshot = self.store.last_snapshot + 1
-        self._in_flight: Snapshot | None = None
-        self._last_start = (0, time.monotonic())
-        self._snapshot_bytes = 0
-        self._shard_saved_samples = [0] * num_shards
-        self._base_bytes = 0
-        self._partial_bytes = 0
-        # Per-row arrays by table: of the base in the store, and of the snapshot in flight.
-        self._base_arrays: dict[str, list[str]] | None = None
-        self._in_flight_arrays: dict[str, list[str]] = {}
-        self._is_overlapping = False
+        committer = Committer()
+        self._base_rule = BaseRule(self.store, self.tables, rebase_after)
+        self._saver = Saver(
+            self.store,
+            Selector(self.tables, self._trackers, self.priority, prioritized, num_shards, threads),
+            pipeline,
+            self._account,
+            self._base_rule,
+            committer,
+            overlap=Overlap(self.tables, self._recorder) if overlaps else None,
+            compactor=make_compactor(
+                self.store,
+                committer,
+                self.tables,
+                after=compact_after,
+                bytes_per_second=compact_bytes_per_second,
+            ),
+            capture_dense=self._capture_dense,
+            options=SavingOptions(
+                consistency,
+                when_busy,
+                WriteOptions(direct_io, refuse_nan=self._refuses_nan),
+                chooses_all=self.priority.fraction >= 1,
+                on_gpu=bool(self._devices),
+            ),
+        )
         self._may_train = self.store.is_empty
-        self._base_failed = False
         self._is_first_step = True
         self._closed = False
 
     @property
+    def schedule(self) -> Schedule:
+        """When snapshots are taken; another may be set while training goes on."""
+        return self._account.schedule
+
+    @schedule.setter
+    def schedule(self, schedule: Schedule) -> None:
+        self._account.schedule = schedule
+
+    @property
+    def metrics(self) -> Metrics:
+        """What checkpointing did and cost so far."""
+        return self._account.metrics
+
+    @property
     def step_count(self) -> int:
         """Training steps done, those before a restart counted in."""
-        return self._step
+        return self._account.step
 
     @property
     def num_samples(self) -> int:
         """Samples trained, those before a restart counted in."""
-        return self._num_samples
+        return self._account.num_samples
 
     def step(self, num_samples: int = 1) -> Snapshot | None:
         """Call after each optimizer step: counts the batch's lookups, may start or go on saving.
@@ -287,24 +288,18 @@ class Checkpointer:
         if self._is_first_step and self._recorder.misses_lookups:
             warnings.warn(_NO_LOOKUPS, stacklevel=2)
         self._is_first_step = False
-        self._pause_capture()
+        self._saver.pause()
         self._recorder.flush()
-        self._step += 1
-        self._num_samples += num_samples
-        self._settle()
-        begun = self._begin_if_due()
-        if self._is_overlapping:
-            self._advance(rows=False)
-            self._resume_capture()
-        else:
-            wait = self.consistency == "step"
-            self._advance(max_bytes=0 if wait else self._pipeline.slot_bytes, wait_for_slot=wait)
-        stall_seconds = time.perf_counter() - started
-        if self._overlap is not None:
-            stall_seconds += self._overlap.take_held_seconds()
-        self.metrics.stall_seconds += stall_seconds
-        self.metrics.max_stall_seconds = max(self.metrics.max_stall_seconds, stall_seconds)
-        self._note_step(num_samples, stall_seconds)
+        self._account.go_on_from(self.step_count + 1, self.num_samples + num_samples)
+        self._saver.settle()
+        begun = self._saver.begin_if_due()
+        self._saver.go_on()
+        self._account.note_step(
+            num_samples,
+            time.perf_counter() - started + self._saver.take_held_seconds(),
+            is_saving=self._saver.in_flight is not None,
+            row_updates=self._recorder.num_lookups,
+        )
         return begun
 
     def save(self, kind: SnapshotKind = "partial") -> Snapshot:
@@ -316,15 +311,12 @@ class Checkpointer:
         Returns:
             The snapshot; :meth:`wait` returns once it is durable.
         """
-        _require("kind", kind, ("partial", "base"))
+        require_one_of("kind", kind, ("partial", "base"))
         self._require_recovered()
         use_training_streams(self._devices)
-        self._pause_capture()
+        self._saver.pause()
         self._recorder.flush()
-        self._finish_in_flight()
-        snapshot = self._begin("base" if self._next_kind() == "base" else kind, at_once=True)
-        self._advance()
-        return snapshot
+        return self._saver.take(kind)
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until the snapshot in flight is durable; False if the time ran out first.
@@ -334,13 +326,13 @@ class Checkpointer:
         """
         self._require_open()
         use_training_streams(self._devices)
-        self._advance()
-        snapshot = self._in_flight
+        self._saver.advance()
+        snapshot = self._saver.in_flight
         if snapshot is None:
             return True
         if not snapshot.wait_until_done(timeout_seconds):
             return False
-        self._settle(warn=False)
+        self._saver.settle(warn=False)
         if snapshot.error is not None:
             raise SnapshotError(f"snapshot {snapshot.number} failed") from snapshot.error
         return True
@@ -389,8 +381,8 @@ class Checkpointer:
             DamageError: no undamaged snapshot of the dense part is left; or anything is damaged,
                 with ``on_damage="raise"``: names every damaged file, nothing was changed.
         """
-        _require("mode", mode, ("partial", "full"))
-        _require("on_damage", on_damage, ("raise", "fall_back"))
+        require_one_of("mode", mode, ("partial", "full"))
+        require_one_of("on_damage", on_damage, ("raise", "fall_back"))
         self._require_open()
         use_training_streams(self._devices)
         started = time.perf_counter()
@@ -407,10 +399,10 @@ class Checkpointer:
             raise UsageError("up_to_step goes with neither shards nor from_store")
         if not strict and from_store is None:
             raise UsageError("strict=False needs from_store; a store is written by one model only")
-        self._quiesce()
+        self._saver.quiesce()
         if shards is not None:
             self._recorder.flush()
-            report = RecoveryReport(self._step, self._num_samples, tuple(sorted(set(shards))))
+            report = RecoveryReport(self.step_count, self.num_samples, tuple(sorted(set(shards))))
             self._recoverer.recover_shards(report, on_damage=on_damage)
             self._note_shards(report)
         elif from_store is not None and self.store.is_empty:
@@ -418,12 +410,11 @@ class Checkpointer:
             self._note_all(report, is_own_store=False)
         else:
             report = self._recoverer.recover_all(
-                mode, steps_done=self._step, on_damage=on_damage, up_to_step=up_to_step
+                mode, steps_done=self.step_count, on_damage=on_damage, up_to_step=up_to_step
             )
             self._note_all(report, is_own_store=True)
         report.seconds = time.perf_counter() - started
-        self._meter.note_recovery(report.seconds, report.bytes_read, of_shards=shards is not None)
-        self._tell()
+        self._account.note_recovery(report, of_shards=shards is not None)
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
@@ -454,13 +445,12 @@ class Checkpointer:
             StoreError: it trains another model; nothing was changed.
         """
         self._require_recovered()
-        self._pause_capture()
+        self._saver.pause()
         position = read_position(part.tree())
         optimizers = shared_optimizers(self.optimizers, self.tables)
         restore_dense(part, self.model, optimizers, self.tables, generators=generators)
-        self._step, self._num_samples = position.step, position.num_samples
-        self.metrics.samples_lost += samples_lost
-        self._note_lost_samples()
+        self._account.go_on_from(position.step, position.num_samples)
+        self._account.note_lost_samples(samples_lost)
         return position.extra_state
 
     def record_lookups(self, table: str, indices: torch.Tensor) -> None:
@@ -483,7 +473,7 @@ class Checkpointer:
             return
         use_training_streams(self._devices)
         try:
-            self._finish_in_flight()
+            self._saver.finish()
         finally:
             self._release()
         if failures := self.metrics.failures:
@@ -504,228 +494,21 @@ class Checkpointer:
             self.close()
         elif not self._closed:
             # The error may have left a step half done, so nothing more is captured.
-            self._quiesce()
+            self._saver.quiesce()
             self._release()
-
-    # --- snapshots ---
-
-    def _begin_if_due(self) -> Snapshot | None:
-        if self._in_flight is not None:
-            if self._when_busy == "delay" or not self._is_due():
-                return None
-            self._finish_in_flight()
-        # A base comes at once, so that there is something to recover; if it failed, by schedule.
-        at_once = self.store.is_empty and not self._base_failed
-        return self._begin(self._next_kind()) if at_once or self._is_due() else None
-
-    def _is_due(self) -> bool:
-        step, moment = self._last_start
-        seconds = time.monotonic() - moment
-        return self.schedule.is_due(Progress(self._step - step, seconds, self._snapshot_bytes))
-
-    def _next_kind(self) -> SnapshotKind:
-        if self.store.is_empty or self._base_arrays != self._array_names():
-            return "base"
-        if self._rebase_after is not None and self._base_bytes:
-            return (
-                "base" if self._partial_bytes > self._rebase_after * self._base_bytes else "partial"
-            )
-        return "partial"
-
-    def _array_names(self) -> dict[str, list[str]]:
-        return {table.name: table.array_names() for table in self.tables}
-
-    def _decide_overlap(self, overlap: str) -> bool:
-        obstacle = Overlap.obstacle(self.tables)
-        if overlap == "always" and obstacle is not None:
-            raise UsageError(f'overlap="always" cannot be: {obstacle}')
-        size_bytes = sum(table.weight.nbytes for table in self.tables)
-        is_worth_it = overlap == "always" or size_bytes >= _OVERLAP_BYTES
-        return overlap != "never" and is_worth_it and obstacle is None
-
-    def _may_overlap(self) -> bool:
-        if self._overlap is None or self._overlap.was_broken:
-            return False
-        if self.consistency == "row":
-            return True
-        obstacle = Overlap.one_step_obstacle(self.tables)
-        if obstacle is not None:
-            logger.info("training waits while a snapshot of one step is captured: %s", obstacle)
-        return obstacle is None
-
-    def _begin(self, kind: SnapshotKind, *, at_once: bool = False) -> Snapshot:
-        self._last_start = (self._step, time.monotonic())
-        self._in_flight_arrays = self._array_names()
-        self._is_overlapping = not at_once and self._may_overlap()
-        is_held = self._is_overlapping and self.consistency == "step"
-        # Choosing reads all counts: it is done while training runs, unless every dirty row is to be
-        # saved or the step is given.
-        may_choose_ahead = self.priority.fraction < 1 and self._when_busy == "delay"
-        hold_later = is_held and kind == "partial" and may_choose_ahead
-        chooses_on_gpu = bool(self._devices) and not at_once and self.consistency == "row"
-        options = self._write_options
-        if self._is_overlapping:
-            options = replace(options, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=is_held)
-        self._in_flight = Snapshot(
-            number=self._next_snapshot,
-            kind=kind,
-            store=self.store,
-            selector=self._selector,
-            pipeline=self._pipeline,
-            options=options,
-            capture_dense=self._capture_dense,
-            choose_later=(self._is_overlapping and not is_held) or chooses_on_gpu,
-            hold_later=hold_later,
-        )
-        self._next_snapshot += 1
-        if is_held and not hold_later:
-            self._in_flight.hold(self._step, self._num_samples)
-        return self._in_flight
 
     def _capture_dense(self) -> DensePart:
         part = capture_dense(self.model, self.optimizers, self.tables, self._position())
-        if self._write_options.refuse_nan:
+        if self._refuses_nan:
             refuse_nan(part)
         return part
 
     def _position(self) -> dict[str, Any]:
         return {
-            "step": self._step,
-            "num_samples": self._num_samples,
+            "step": self._account.step,
+            "num_samples": self._account.num_samples,
             "extra_state": self._extra_state() if self._extra_state else None,
         }
-
-    def _pause_capture(self) -> None:
-        if self._overlap is not None:
-            self._overlap.pause()
-
-    def _resume_capture(self) -> None:
-        snapshot = self._in_flight
-        if self._overlap is not None and snapshot is not None and snapshot.has_rows_left:
-            self._overlap.resume(snapshot, self._step)
-
-    def _advance(
-        self, *, max_bytes: int = 0, wait_for_slot: bool = True, rows: bool = True
-    ) -> None:
-        """Capture about ``max_bytes`` of rows (0: all) unless the capture thread does; commit."""
-        self._pause_capture()
-        snapshot = self._in_flight
-        if snapshot is None or snapshot.state != "capturing":
-            return
-        if self._array_names() != self._in_flight_arrays:
-            # The optimizer has made per-row state since: rows without it and a dense part that
-            # tells of it would not fit together.
-            snapshot.cancel("the optimizer has made new per-row state")
-            snapshot.put_back()
-            snapshot = self._begin("base")
-        if snapshot.is_to_be_held and snapshot.is_chosen and not rows:
-            snapshot.hold(self._step, self._num_samples)
-        if rows:
-            snapshot.capture_rows(self._step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
-        snapshot.finish_if_captured(self._step, self._num_samples)
-        if snapshot.is_captured:
-            self._committer.submit(snapshot)
-
-    def _settle(self, warn: bool = True) -> None:
-        """Take note of a snapshot that was committed or failed, and of compaction."""
-        self._settle_compaction()
-        snapshot = self._in_flight
-        if snapshot is None or not snapshot.is_done:
-            return
-        self._in_flight = None
-        if snapshot.error is None:
-            self._note_committed(snapshot)
-            return
-        snapshot.put_back()
-        if self.store.retention.release_when_full and _is_disk_full(snapshot.error):
-            # Waited for: the next snapshot reserves its space as soon as it begins.
-            history = Retention(full_recovery_points=0)
-            self._committer.call(lambda: self.store.retain(history)).result()
-        self._base_failed = self._base_failed or snapshot.kind == "base"
-        self.metrics.failed_snapshots += 1
-        self._meter.note_failed_snapshot()
-        self.metrics.failures.append(str(snapshot.error))
-        logger.error("snapshot %d failed: %s", snapshot.number, snapshot.error)
-        if warn:
-            text = f"snapshot {snapshot.number} failed; training goes on: {snapshot.error}"
-            warnings.warn(text, SnapshotFailedWarning, stacklevel=3)
-
-    def _settle_compaction(self) -> None:
-        if (compactor := self._compactor) is None:
-            return
-        if compactor.merges_done != self.metrics.compactions:
-            self.metrics.compactions = compactor.merges_done
-            self._note_bytes_in_store()
-        while compactor.errors:
-            error = compactor.errors.pop(0)
-            self.metrics.failed_compactions += 1
-            text = f"compaction failed; training goes on and no snapshot is affected: {error}"
-            warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
-
-    def _note_committed(self, snapshot: Snapshot) -> None:
-        self.metrics.bytes_written += snapshot.file_bytes
-        self._snapshot_bytes = snapshot.file_bytes
-        self._shard_saved_samples = [snapshot.num_samples] * self.num_shards
-        self._meter.note_snapshot(snapshot.file_bytes, is_base=snapshot.kind == "base")
-        if snapshot.kind == "base":
-            self.metrics.base_snapshots += 1
-            self._base_arrays = self._in_flight_arrays
-            self._base_bytes, self._partial_bytes = snapshot.file_bytes, 0
-        else:
-            self.metrics.partial_snapshots += 1
-            self._partial_bytes += snapshot.file_bytes
-        if self._compactor is not None:
-            self._compactor.consider()
-        self._tell()
-
-    def _note_step(self, num_samples: int, stall_seconds: float) -> None:
-        is_saving = self._in_flight is not None
-        self._meter.note_step(num_samples, stall_seconds, is_saving=is_saving)
-        self.metrics.row_updates = self._recorder.num_lookups
-        self._note_lost_samples()
-        if self._meter.has_news:
-            self._tell()
-
-    def _note_lost_samples(self) -> None:
-        total_samples = max(self.schedule.job_samples() or 0, self._num_samples, 1)
-        self.metrics.portion_of_lost_samples = self.metrics.samples_lost / (
-            total_samples * self.num_shards
-        )
-
-    def _tell(self) -> None:
-        """Let the schedule and the writer know what changed."""
-        self.schedule.observe(self._meter.costs())
-        if self._scalar_writer is not None:
-            self.metrics.write_scalars(self._scalar_writer, self._step)
-
-    def _finish_in_flight(self) -> None:
-        """Capture what is left of the snapshot in flight, now, and wait for its commit."""
-        if self._in_flight is not None:
-            self._advance()
-            self._in_flight.wait_until_done()
-            self._settle()
-
-    # --- recovery ---
-
-    def _quiesce(self) -> None:
-        """End the snapshot in flight: give it up if it is still capturing, else let it commit."""
-        self._end_snapshot()
-        if self._compactor is not None:
-            self._compactor.stop()
-            self._settle_compaction()
-        self._committer.call(lambda: None).result()  # no manifest changes any more
-
-    def _end_snapshot(self) -> None:
-        if self._overlap is not None:
-            self._overlap.forget()
-        if self._in_flight is not None:
-            if self._in_flight.state == "capturing":
-                self._in_flight.cancel("recovery or an error came first")
-                self._in_flight.put_back()
-                self._in_flight = None
-                return
-            self._in_flight.wait_until_done()
-            self._settle()
 
     def _recover_from(
         self,
@@ -747,39 +530,21 @@ class Checkpointer:
 
     def _note_shards(self, report: RecoveryReport) -> None:
         """Some shards of the live model were restored."""
-        for shard in report.shards:
-            report.samples_lost += self._num_samples - self._shard_saved_samples[shard]
-            # What was trained until now is lost once; a later failure must not count it again.
-            self._shard_saved_samples[shard] = self._num_samples
-        self.metrics.samples_lost += report.samples_lost
-        self._note_lost_samples()
-        if report.row_updates_lost is None or self.metrics.row_updates_lost is None:
-            self.metrics.row_updates_lost = None
-        else:
-            self.metrics.row_updates_lost += report.row_updates_lost
+        self._account.note_shards_recovered(report)
         if report.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
-            self._base_arrays = None
+            self._base_rule.forget_base()
 
     def _note_all(self, report: RecoveryReport, *, is_own_store: bool) -> None:
         """Everything was restored: training goes on from the position of the report."""
-        self._step, self._num_samples = report.step, report.num_samples
-        self._shard_saved_samples = [self._num_samples] * self.num_shards
-        self._last_start = (self._step, time.monotonic())
+        self._account.note_all_recovered(report)
+        self._saver.restart_interval()
         self._may_train = True
         # Of another store nothing is in this one yet: the next step() takes a base snapshot.
         if is_own_store and not self.store.is_empty:
-            self._base_arrays = None if report.damaged_segments else self._array_names()
-            self._note_bytes_in_store()
-
-    def _note_bytes_in_store(self) -> None:
-        newest = self.store.last_snapshot
-        records = [r for shard in self.store.shards for r in keep_needed(shard.segments, newest)]
-        self._base_bytes = sum(r.file_bytes for r in records if r.kind == "base")
-        self._partial_bytes = sum(r.file_bytes for r in records if r.kind != "base")
-
-    def _range(self, table: Table, shard: int) -> tuple[int, int]:
-        return shard_row_range(table.num_embeddings, shard, self.num_shards)
+            self._base_rule.note_recovered()
+            if report.damaged_segments:
+                self._base_rule.forget_base()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -796,19 +561,6 @@ class Checkpointer:
 
     def _release(self) -> None:
         self._closed = True
-        if self._overlap is not None:
-            self._overlap.close()
         self._recorder.detach()
-        if self._compactor is not None:
-            self._compactor.close()
-        self._committer.close()
+        self._saver.close()
         self.store.close()
-
-
-def _is_disk_full(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _require(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{option} is {value!r}; allowed: {', '.join(allowed)}")

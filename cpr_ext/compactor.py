@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 from cpr_ext.at_exit import close_at_exit
@@ -19,6 +20,7 @@ from cpr_ext.merge_plan import Merge, plan_merges, recovery_points
 from cpr_ext.merging import MergeLimits, commit_merged, write_merged
 from cpr_ext.segment_stream import Pace
 from cpr_ext.store import Store
+from cpr_ext.tables import Table, shard_row_range
 
 logger = logging.getLogger("cpr_ext")
 
@@ -120,3 +122,22 @@ class Compactor:
         base_bytes = max((r.file_bytes for r in segments if r.kind == "base"), default=0)
         added_bytes = sum(record.file_bytes for record in merge.read[1:])
         return added_bytes > self._after * base_bytes
+
+
+def make_compactor(
+    store: Store,
+    committer: Committer,
+    tables: Sequence[Table],
+    *,
+    after: float | None,
+    bytes_per_second: float | None,
+) -> Compactor | None:
+    """A compactor of all shards of ``tables``; None with ``after=None``."""
+    if after is None:
+        return None
+    ranges = [
+        {t.name: shard_row_range(t.num_embeddings, shard, store.num_shards) for t in tables}
+        for shard in range(store.num_shards)
+    ]
+    limits = MergeLimits(bytes_per_second=bytes_per_second)
+    return Compactor(store, committer, ranges, after=after, limits=limits)

@@ -14,24 +14,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from cpr_ext._native import native
 from cpr_ext.at_exit import close_at_exit
 from cpr_ext.devices import device_of
-from cpr_ext.errors import SnapshotError
+from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.snapshot import Snapshot
 from cpr_ext.tables import Table
 from cpr_ext.tracking import LookupRecorder
 
 # How long the capturing thread sleeps when no staging slot is free.
 _POLL_SECONDS = 0.0005
+# Smaller tables are captured faster than a thread is woken for them.
+_OVERLAP_BYTES = 16 << 20
 _CHANGED = (
     "table '{name}' was changed outside its optimizer's step() while it was being saved; make such "
     'changes after wait(), or use Checkpointer(..., overlap="never")'
 )
+
+OverlapChoice = Literal["auto", "always", "never"]
 
 
 class CaptureThread:
@@ -126,15 +130,28 @@ class Overlap:
         return None
 
     @staticmethod
-    def one_step_obstacle(tables: Sequence[Table]) -> str | None:
+    def is_wanted(choice: OverlapChoice, tables: Sequence[Table]) -> bool:
+        """Whether to capture while training runs.
+
+        Raises:
+            UsageError: ``"always"``, and it cannot be.
+        """
+        obstacle = Overlap.obstacle(tables)
+        if choice == "always" and obstacle is not None:
+            raise UsageError(f'overlap="always" cannot be: {obstacle}')
+        size_bytes = sum(table.weight.nbytes for table in tables)
+        is_worth_it = choice == "always" or size_bytes >= _OVERLAP_BYTES
+        return choice != "never" and is_worth_it and obstacle is None
+
+    def one_step_obstacle(self) -> str | None:
         """Why rows cannot be copied aside as they change; None if they can."""
-        for table in tables:
+        for table in self._tables:
             if not table.untouched_rows_keep_still():
                 kind = type(table.optimizer).__name__
                 return (
                     f"{kind}, as it is set, changes rows of table '{table.name}' without a lookup"
                 )
-        return Overlap.obstacle(tables)
+        return Overlap.obstacle(self._tables)
 
     def resume(self, snapshot: Snapshot, step: int) -> None:
         """Training goes on and only reads the tables for now: capture ``snapshot`` meanwhile.

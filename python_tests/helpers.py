@@ -149,10 +149,13 @@ class Trained:
 
 def die(checkpointer):
     """End a checkpointer without closing it, as if its process had been killed between steps."""
-    if checkpointer._overlap is not None:
-        checkpointer._overlap.close()
-    if checkpointer._in_flight is not None and checkpointer._in_flight.state == "captured":
-        checkpointer._in_flight.wait_until_done()
+    if checkpointer._saver._overlap is not None:
+        checkpointer._saver._overlap.close()
+    if (
+        checkpointer._saver.in_flight is not None
+        and checkpointer._saver.in_flight.state == "captured"
+    ):
+        checkpointer._saver.in_flight.wait_until_done()
     checkpointer._recorder.detach()
     checkpointer.store.close()
 

@@ -26,10 +26,10 @@ def begun_at(run, num_steps):
     """(step, kind) of the snapshots that begin in so many steps."""
     begun = []
     for _ in range(num_steps):
-        before = run.checkpointer._next_snapshot
+        before = run.checkpointer._saver._next_number
         run.train(1)
-        if run.checkpointer._next_snapshot != before:
-            kind = "base" if run.checkpointer._in_flight.kind == "base" else "partial"
+        if run.checkpointer._saver._next_number != before:
+            kind = "base" if run.checkpointer._saver.in_flight.kind == "base" else "partial"
             begun.append((run.checkpointer.step_count, kind))
     return begun
 
@@ -85,7 +85,7 @@ def test_a_snapshot_that_is_due_while_another_is_on_its_way_begins_once_that_is_
 ):
     run = Trained(tmp_path, consistency="step", schedule=cpr_ext.EverySteps(2))
     assert begun_at(run, 7) == [(1, "base")]
-    first = run.checkpointer._in_flight
+    first = run.checkpointer._saver.in_flight
     assert first.state == "captured"
     held_commits.set()
     assert first.wait_until_done(30)
@@ -278,7 +278,7 @@ def test_metrics_tell_what_was_saved_and_what_it_cost(tmp_path):
 
 def test_memory_is_bounded_by_the_slots_whatever_the_size_of_a_table(tmp_path):
     run = Trained(tmp_path, {"a": (200_000, 16)}, optimizer="sgd", slot_bytes=1 << 20)
-    pipeline = run.checkpointer._pipeline
+    pipeline = run.checkpointer._saver._pipeline
     assert (pipeline.num_free_slots, pipeline.slot_bytes) == (3, 1 << 20)
     before = resident_bytes()
     run.checkpointer.save("base")

@@ -15,8 +15,8 @@ OPTIONS = {"compact_after": 0.3, "retention": Retention(full_recovery_points=0)}
 
 
 def settle(trained):
-    assert trained.checkpointer._compactor.wait(60)
-    trained.checkpointer._settle()
+    assert trained.checkpointer._saver._compactor.wait(60)
+    trained.checkpointer._saver.settle()
 
 
 def saved(trained, count):
@@ -115,7 +115,7 @@ def test_recovering_or_closing_stops_a_merge_and_leaves_nothing_of_it(tmp_path, 
     assert reached.wait(30)
     if end == "recover":
         trained.checkpointer.recover()
-        assert trained.checkpointer._compactor.wait(0)
+        assert trained.checkpointer._saver._compactor.wait(0)
     trained.checkpointer.close()
     report = verify(tmp_path / "store")
     assert report.is_sound
@@ -129,11 +129,11 @@ def test_a_damaged_segment_is_reported_and_training_goes_on(tmp_path):
     flip(trained.store.shards[0].path_of(base), base.header_bytes + 9)
     trained.train(3)
     trained.checkpointer.save()
-    trained.checkpointer._in_flight.wait_until_done()
-    trained.checkpointer._settle()
-    assert trained.checkpointer._compactor.wait(60)
+    trained.checkpointer._saver.in_flight.wait_until_done()
+    trained.checkpointer._saver.settle()
+    assert trained.checkpointer._saver._compactor.wait(60)
     with pytest.warns(SnapshotFailedWarning, match=base.file):
-        trained.checkpointer._settle()
+        trained.checkpointer._saver.settle()
     assert trained.checkpointer.metrics.failed_compactions == 1
     trained.train(1)
     assert base in trained.store.shards[0].segments
@@ -145,7 +145,7 @@ def test_the_bandwidth_limit_holds_in_the_background(tmp_path):
         tmp_path / "store", snapshots=4, compact_bytes_per_second=200_000, **OPTIONS
     )
     started = time.monotonic()
-    assert trained.checkpointer._compactor.wait(60)
+    assert trained.checkpointer._saver._compactor.wait(60)
     trained.checkpointer.close()
     assert time.monotonic() - started > 0.1
 

@@ -57,7 +57,7 @@ def save(trained, kind="partial"):
     """True if it was committed."""
     snapshot = trained.checkpointer.save(kind)
     snapshot.wait_until_done(30)
-    trained.checkpointer._settle(warn=False)
+    trained.checkpointer._saver.settle(warn=False)
     if snapshot.error is not None:
         assert isinstance(snapshot.error, OSError)
         assert snapshot.error.errno == errno.ENOSPC
@@ -145,13 +145,13 @@ def test_compaction_without_room_is_reported_and_leaves_everything(small_disk):
     trained.train(3)
     fill(small_disk, 180_000)
     assert save(trained)  # a partial snapshot has room, a merged base has not
-    assert trained.checkpointer._compactor.wait(30)
+    assert trained.checkpointer._saver._compactor.wait(30)
     with pytest.warns(SnapshotFailedWarning, match=r"compaction failed.*No space left"):
         trained.train(1)
     assert verify(small_disk / "store").is_sound
     (small_disk / "filler").unlink()
     assert save(trained)
-    assert trained.checkpointer._compactor.wait(30)
+    assert trained.checkpointer._saver._compactor.wait(30)
     trained.train(1)
     assert trained.checkpointer.metrics.compactions > 0
     trained.checkpointer.close()

@@ -244,7 +244,7 @@ def test_memory_replaced_during_a_capture_fails_that_snapshot(tmp_path, what):
         schedule=cpr_ext.EverySteps(1000),
     )
     run.train(1)
-    assert run.checkpointer._in_flight.state == "capturing"
+    assert run.checkpointer._saver.in_flight.state == "capturing"
     module, optimizer = run.model.tables["a"], run.optimizers[0]
     if what == "weight.data":
         module.weight.data = module.weight.data.clone()
@@ -432,4 +432,4 @@ def test_a_store_is_given_back_only_when_no_thread_writes_into_it_any_more(tmp_p
         with pytest.raises(ZeroDivisionError):
             fail_inside(run.checkpointer)
         assert not list(tmp_path.rglob("*.safetensors"))
-        assert run.checkpointer._pipeline.num_free_slots == 3
+        assert run.checkpointer._saver._pipeline.num_free_slots == 3

@@ -69,7 +69,9 @@ def train_until_captured(run, limit=200):
     checkpointer.step = step_and_copy
     for count in range(limit):
         run.train(1)
-        if count and (checkpointer._in_flight is None or checkpointer._in_flight.is_captured):
+        if count and (
+            checkpointer._saver.in_flight is None or checkpointer._saver.in_flight.is_captured
+        ):
             break
     else:
         raise AssertionError(f"not captured in {limit} steps")
@@ -95,7 +97,7 @@ def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimi
     if keep_bytes > 2048:  # else rows are captured to make room
         assert num_steps > base_step + 2
     assert differences(rows[base_step], rows[num_steps])
-    assert run.checkpointer._pipeline.kept_bytes == 0
+    assert run.checkpointer._saver._pipeline.kept_bytes == 0
     run.checkpointer.close()
 
 
@@ -134,7 +136,7 @@ def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp
         checkpointer.schedule = cpr_ext.EverySteps(1)
         run.train(1)
         checkpointer.schedule = cpr_ext.EverySteps(1000)
-        snapshot = checkpointer._in_flight
+        snapshot = checkpointer._saver.in_flight
         assert snapshot.kind == "partial"
         began = checkpointer.step_count
         while snapshot.is_to_be_held:  # a table of a shard is chosen in every window
@@ -173,7 +175,7 @@ def test_a_snapshot_waited_for_before_its_rows_are_chosen_is_of_the_step_it_is_w
         run.checkpointer.wait()
         run.checkpointer.schedule = cpr_ext.EverySteps(1)
         run.train(2)
-        snapshot = run.checkpointer._in_flight
+        snapshot = run.checkpointer._saver.in_flight
         assert snapshot.is_to_be_held
         run.checkpointer.wait()
     assert snapshot.first_step == snapshot.last_step == run.checkpointer.step_count
@@ -280,7 +282,7 @@ def test_a_change_outside_the_optimizer_costs_the_snapshot_and_is_told(tmp_path,
     run = Trained(tmp_path, TABLES, consistency=consistency, **OPTIONS)
     with short_windows():
         run.train(2)
-        assert run.checkpointer._in_flight.state == "capturing"
+        assert run.checkpointer._saver.in_flight.state == "capturing"
         with torch.no_grad():
             run.model.tables["a"].weight[5] = 1.0  # while the window is open
         with pytest.warns(SnapshotFailedWarning, match=r"'tables\.a' was changed outside"):
@@ -350,7 +352,7 @@ def test_a_snapshot_of_one_step_holds_training_where_rows_move_without_a_lookup(
     run = Trained(tmp_path, TABLES, optimizer="adam", consistency="step", **OPTIONS)
     with short_windows():
         run.train(1)
-        assert run.checkpointer._in_flight.is_captured
+        assert run.checkpointer._saver.in_flight.is_captured
         assert "Adam, as it is set, changes rows of table 'tables.a'" in caplog.text
         run.train(2)  # the first step made the optimizer's state: a new base
     run.checkpointer.wait()
@@ -365,8 +367,8 @@ def test_a_lost_shard_is_recovered_while_a_snapshot_is_being_captured(tmp_path):
         run.checkpointer.wait()
         run.checkpointer.schedule = cpr_ext.EverySteps(1)
         run.train(1)
-        assert run.checkpointer._in_flight.state == "capturing"
-        run.checkpointer._overlap.pause()  # else NaN may be captured, and the snapshot refused
+        assert run.checkpointer._saver.in_flight.state == "capturing"
+        run.checkpointer._saver.pause()  # else NaN may be captured, and the snapshot refused
         with torch.no_grad():
             for table in run.model.tables.values():
                 table.weight[: table.num_embeddings // 2] = float("nan")
@@ -397,9 +399,9 @@ def test_the_time_that_the_hooks_hold_training_counts_as_stall(tmp_path, monkeyp
     run = Trained(tmp_path, TABLES, consistency="step", **OPTIONS)
     with short_windows():
         run.train(1)
-        keep = run.checkpointer._in_flight.keep
+        keep = run.checkpointer._saver.in_flight.keep
         monkeypatch.setattr(
-            run.checkpointer._in_flight,
+            run.checkpointer._saver.in_flight,
             "keep",
             lambda *arguments: (time.sleep(0.05), keep(*arguments)),
         )

@@ -27,7 +27,7 @@ for _ in range(4):
     optimizer.step()
     optimizer.zero_grad()
     checkpointer.step()
-print(checkpointer._in_flight.state)
+print(checkpointer._saver.in_flight.state)
 """
 
 

@@ -191,7 +191,7 @@ def test_a_snapshot_still_capturing_when_a_shard_is_lost_is_given_up_and_its_row
     run.train(1)
     run.checkpointer.wait()
     run.train(1)
-    snapshot = run.checkpointer._begin("base")
+    snapshot = run.checkpointer._saver.begin("base")
     run.train(1)
     assert (snapshot.state, snapshot.first_step) == ("capturing", 3)
     tracker = run.checkpointer._trackers["tables.a"]
@@ -223,7 +223,7 @@ def test_a_base_given_up_for_a_recovery_is_taken_again_if_the_state_arrays_had_c
     run.checkpointer.save("base")  # before Adam has any state
     run.checkpointer.wait()
     run.train(1)
-    assert run.checkpointer._in_flight.kind == "base"
+    assert run.checkpointer._saver.in_flight.kind == "base"
     run.checkpointer.recover(shards=[0])
     run.train(30)
     run.checkpointer.wait()
@@ -256,7 +256,7 @@ def test_optimizer_state_that_appears_during_a_capture_does_not_break_the_recove
     options = {"slot_bytes": 64 << 10, "num_shards": 3, "schedule": cpr_ext.EverySteps(1000)}
     checkpointer = cpr_ext.Checkpointer(model, optimizers, tmp_path, **options)
     train(model, optimizers, checkpointer, ["a"])
-    assert checkpointer._in_flight.state == "capturing"
+    assert checkpointer._saver.in_flight.state == "capturing"
     while checkpointer.metrics.base_snapshots == 0:
         train(model, optimizers, checkpointer, ["a", "b"])
         assert checkpointer.step_count < 500
@@ -519,17 +519,17 @@ def test_a_crash_at_any_commit_of_a_new_base_leaves_a_full_recovery_point_with_i
         commit(self, segments, seen)
 
     run.train(5)
-    snapshot = run.checkpointer._begin("base")
+    snapshot = run.checkpointer._saver.begin("base")
     run.train(2)
     assert snapshot.state == "capturing"
     monkeypatch.setattr(Manifest, "commit", die_after_some)
-    monkeypatch.setattr(run.checkpointer._committer, "submit", lambda snapshot: None)
+    monkeypatch.setattr(run.checkpointer._saver._committer, "submit", lambda snapshot: None)
     while snapshot.state == "capturing":
         run.train(1)
     with suppress(KeyboardInterrupt):
         snapshot.commit()
     monkeypatch.undo()
-    run.checkpointer._in_flight = None  # no one is left to finish it
+    run.checkpointer._saver.in_flight = None  # no one is left to finish it
     run.die()
     fresh = Trained(tmp_path, tables, seed=5, **options)
     points = [record for record in fresh.store.dense.segments if record.is_complete]

@@ -147,8 +147,8 @@ def test_options_out_of_range_are_refused(options):
 def test_a_base_over_several_steps_does_not_take_the_last_full_recovery_point_away(tmp_path):
     trained = trained_store(tmp_path / "store", snapshots=0)  # its first base is complete
     point = trained.rows()
-    trained.checkpointer._begin("base")
-    trained.checkpointer._in_flight.capture_rows(1, max_bytes=1, wait_for_slot=True)
+    trained.checkpointer._saver.begin("base")
+    trained.checkpointer._saver.in_flight.capture_rows(1, max_bytes=1, wait_for_slot=True)
     trained.train(30)  # goes on capturing, a slot at each step
     trained.checkpointer.wait()
     assert [r.is_complete for r in trained.store.dense.segments] == [True, False]

@@ -118,9 +118,9 @@ def _go_on(fresh: Fresh) -> State:
         fresh.train()
         fresh.checkpointer.save()
         assert fresh.checkpointer.wait(20), "a new run's snapshot does not end"
-        assert fresh.checkpointer._compactor.wait(20)
+        assert fresh.checkpointer._saver._compactor.wait(20)
     saved = fresh.state
-    fresh.checkpointer._settle_compaction()
+    fresh.checkpointer._saver._settle_compaction()
     assert fresh.checkpointer.metrics.compactions > 0, "a new run merges nothing"
     fresh.checkpointer.close()
     return saved

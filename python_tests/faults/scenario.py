@@ -99,7 +99,7 @@ class Life:
 
     def _extra_state(self) -> dict[str, int]:
         """Called when a snapshot is captured: what it is of, and what it may hold."""
-        snapshot = self.checkpointer._in_flight
+        snapshot = self.checkpointer._saver.in_flight
         assert snapshot is not None
         if any(self._seq == seq for seq, _ in self._watcher.captured.values()):
             # Saved twice at a step; each snapshot is to have a state of its own.
@@ -176,7 +176,7 @@ class Life:
         else:
             assert is_done, "wait() did not end"
             self._note(begun)
-        if (compactor := self.checkpointer._compactor) is not None:
+        if (compactor := self.checkpointer._saver._compactor) is not None:
             assert compactor.wait(_TIMEOUT_SECONDS), "compaction did not end"
         self._watcher.copy_after_fault()
 
@@ -190,7 +190,7 @@ class Life:
 
     def end(self) -> None:
         """As a process that is done, or dies."""
-        self.checkpointer._settle_compaction()
+        self.checkpointer._saver._settle_compaction()
         self._journal.write("compactions", self.checkpointer.metrics.compactions)
         with contextlib.suppress(SnapshotError):  # of failures reported before
             self.checkpointer.close()

@@ -1,0 +1,108 @@
+"""What checkpointing did and cost a run, and what failures lost of it."""
+
+from __future__ import annotations
+
+from cpr_ext.metrics import Metrics, ScalarWriter
+from cpr_ext.recovery_report import RecoveryReport
+from cpr_ext.run_costs import CostMeter
+from cpr_ext.schedules import Schedule
+
+
+class RunAccount:
+    """Keeps a run's position, its metrics and costs, and the samples that shards lost.
+
+    Attributes:
+        step: training steps done, those before a restart counted in.
+        num_samples: samples trained, likewise.
+        metrics: what users read.
+        schedule: is told of costs when they change; another may take its place.
+
+    Args:
+        meter: measures costs.
+        writer: is given the metrics then.
+    """
+
+    def __init__(
+        self, meter: CostMeter, schedule: Schedule, num_shards: int, writer: ScalarWriter | None
+    ) -> None:
+        self.step = 0
+        self.num_samples = 0
+        self.metrics = Metrics()
+        self._meter = meter
+        self.schedule = schedule
+        self._num_shards = num_shards
+        self._writer = writer
+        # By shard: samples trained when it was last saved, or when their loss was last noted.
+        self._saved_samples = [0] * num_shards
+        schedule.observe(meter.costs())
+
+    def go_on_from(self, step: int, num_samples: int) -> None:
+        """Training is at another position now."""
+        self.step, self.num_samples = step, num_samples
+
+    def note_step(
+        self, num_samples: int, stall_seconds: float, *, is_saving: bool, row_updates: int
+    ) -> None:
+        """A training step ended, which checkpointing held for ``stall_seconds``."""
+        self.metrics.stall_seconds += stall_seconds
+        self.metrics.max_stall_seconds = max(self.metrics.max_stall_seconds, stall_seconds)
+        self.metrics.row_updates = row_updates
+        self._meter.note_step(num_samples, stall_seconds, is_saving=is_saving)
+        self._spread_lost_samples()
+        if self._meter.has_news:
+            self.tell()
+
+    def note_committed(self, num_samples: int, file_bytes: int, *, is_base: bool) -> None:
+        """A snapshot of the position ``num_samples`` is durable."""
+        self._saved_samples = [num_samples] * self._num_shards
+        self.metrics.bytes_written += file_bytes
+        if is_base:
+            self.metrics.base_snapshots += 1
+        else:
+            self.metrics.partial_snapshots += 1
+        self._meter.note_snapshot(file_bytes, is_base=is_base)
+
+    def note_failed(self, error: BaseException) -> None:
+        """A snapshot failed."""
+        self.metrics.failed_snapshots += 1
+        self.metrics.failures.append(str(error))
+        self._meter.note_failed_snapshot()
+
+    def note_lost_samples(self, num_samples: int) -> None:
+        """Rows lost the effect of so many samples, counted once per shard."""
+        self.metrics.samples_lost += num_samples
+        self._spread_lost_samples()
+
+    def note_shards_recovered(self, report: RecoveryReport) -> None:
+        """Some shards of the live model were restored; adds to the report what that lost."""
+        for shard in report.shards:
+            report.samples_lost += self.num_samples - self._saved_samples[shard]
+            # What was trained until now is lost once; a later failure must not count it again.
+            self._saved_samples[shard] = self.num_samples
+        self.note_lost_samples(report.samples_lost)
+        if report.row_updates_lost is None or self.metrics.row_updates_lost is None:
+            self.metrics.row_updates_lost = None
+        else:
+            self.metrics.row_updates_lost += report.row_updates_lost
+
+    def note_all_recovered(self, report: RecoveryReport) -> None:
+        """Everything was restored: training goes on from the position of the report."""
+        self.go_on_from(report.step, report.num_samples)
+        self._saved_samples = [report.num_samples] * self._num_shards
+
+    def note_recovery(self, report: RecoveryReport, *, of_shards: bool) -> None:
+        """How long a recovery took and what it read."""
+        self._meter.note_recovery(report.seconds, report.bytes_read, of_shards=of_shards)
+        self.tell()
+
+    def tell(self) -> None:
+        """Let the schedule and the writer know what changed."""
+        self.schedule.observe(self._meter.costs())
+        if self._writer is not None:
+            self.metrics.write_scalars(self._writer, self.step)
+
+    def _spread_lost_samples(self) -> None:
+        total_samples = max(self.schedule.job_samples() or 0, self.num_samples, 1)
+        self.metrics.portion_of_lost_samples = self.metrics.samples_lost / (
+            total_samples * self._num_shards
+        )

@@ -1,0 +1,292 @@
+"""The snapshot in flight: when one begins, what each step does for it, how it ends."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from cpr_ext.base_rule import ArrayNames, BaseRule
+from cpr_ext.committer import Committer
+from cpr_ext.compactor import Compactor
+from cpr_ext.dense import DensePart
+from cpr_ext.errors import SnapshotFailedWarning
+from cpr_ext.overlap import Overlap
+from cpr_ext.retention import Retention
+from cpr_ext.run_account import RunAccount
+from cpr_ext.schedules import Progress
+from cpr_ext.segment_capture import WriteOptions
+from cpr_ext.selection import Selector
+from cpr_ext.snapshot import Snapshot, SnapshotKind
+from cpr_ext.store import Store
+
+logger = logging.getLogger("cpr_ext")
+
+Consistency = Literal["row", "step"]
+WhenBusy = Literal["delay", "wait"]
+# A capture that training waits for comes back after a chunk: well below a millisecond.
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class SavingOptions:
+    """How snapshots are taken; see ``Checkpointer``.
+
+    Attributes:
+        chooses_all: every dirty row is saved, so that there is nothing to choose.
+        on_gpu: tables lie on a GPU, which chooses rows while training goes on.
+    """
+
+    consistency: Consistency
+    when_busy: WhenBusy
+    write: WriteOptions
+    chooses_all: bool
+    on_gpu: bool
+
+
+class Saver:
+    """Takes one snapshot after the other; every call comes from the training thread.
+
+    Args:
+        overlap: captures while training reads the tables; None: between steps only.
+        compactor: merges segments after commits; None: nobody does.
+        capture_dense: copies everything that is not a row.
+
+    Attributes:
+        in_flight: the snapshot that is on its way; None: none is.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        selector: Selector,
+        pipeline: Any,
+        account: RunAccount,
+        base_rule: BaseRule,
+        committer: Committer,
+        *,
+        overlap: Overlap | None,
+        compactor: Compactor | None,
+        capture_dense: Callable[[], DensePart],
+        options: SavingOptions,
+    ) -> None:
+        self.in_flight: Snapshot | None = None
+        self._store = store
+        self._selector = selector
+        self._pipeline = pipeline
+        self._account = account
+        self._base_rule = base_rule
+        self._committer = committer
+        self._overlap = overlap
+        self._compactor = compactor
+        self._capture_dense = capture_dense
+        self._options = options
+        self._next_number = store.last_snapshot + 1
+        self._arrays: ArrayNames = {}  # of the snapshot in flight
+        self._is_overlapping = False
+        self._last_bytes = 0
+        self.restart_interval()
+
+    def restart_interval(self) -> None:
+        """The schedule counts from here to the next snapshot."""
+        self._last_start = (self._account.step, time.monotonic())
+
+    def begin_if_due(self) -> Snapshot | None:
+        """Begin the snapshot that the schedule asks for, if it does and none is on its way."""
+        if self.in_flight is not None:
+            if self._options.when_busy == "delay" or not self._is_due():
+                return None
+            self.finish()
+        if not (self._base_rule.is_due_at_once or self._is_due()):
+            return None
+        return self.begin(self._base_rule.next_kind())
+
+    def take(self, kind: SnapshotKind) -> Snapshot:
+        """Capture all of a snapshot now; partial ones only where there is a base to them."""
+        self.finish()
+        needed = self._base_rule.next_kind()
+        snapshot = self.begin("base" if needed == "base" else kind, at_once=True)
+        self.advance()
+        return snapshot
+
+    def _is_due(self) -> bool:
+        step, moment = self._last_start
+        seconds = time.monotonic() - moment
+        return self._account.schedule.is_due(
+            Progress(self._account.step - step, seconds, self._last_bytes)
+        )
+
+    def _may_overlap(self) -> bool:
+        if self._overlap is None or self._overlap.was_broken:
+            return False
+        if self._options.consistency == "row":
+            return True
+        obstacle = self._overlap.one_step_obstacle()
+        if obstacle is not None:
+            logger.info("training waits while a snapshot of one step is captured: %s", obstacle)
+        return obstacle is None
+
+    def begin(self, kind: SnapshotKind, *, at_once: bool = False) -> Snapshot:
+        """Begin a snapshot; ``at_once``: all of it is captured by the caller's next call."""
+        self.restart_interval()
+        self._arrays = self._base_rule.array_names()
+        self._is_overlapping = not at_once and self._may_overlap()
+        options, write = self._options, self._options.write
+        is_held = self._is_overlapping and options.consistency == "step"
+        # Choosing reads all counts: it is done while training runs, unless every dirty row is to be
+        # saved or the step is given.
+        may_choose_ahead = not options.chooses_all and options.when_busy == "delay"
+        hold_later = is_held and kind == "partial" and may_choose_ahead
+        chooses_on_gpu = options.on_gpu and not at_once and options.consistency == "row"
+        if self._is_overlapping:
+            write = replace(write, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=is_held)
+        self.in_flight = Snapshot(
+            number=self._next_number,
+            kind=kind,
+            store=self._store,
+            selector=self._selector,
+            pipeline=self._pipeline,
+            options=write,
+            capture_dense=self._capture_dense,
+            choose_later=(self._is_overlapping and not is_held) or chooses_on_gpu,
+            hold_later=hold_later,
+        )
+        self._next_number += 1
+        if is_held and not hold_later:
+            self.in_flight.hold(self._account.step, self._account.num_samples)
+        return self.in_flight
+
+    def pause(self) -> None:
+        """Returns once no other thread uses tables or trackers."""
+        if self._overlap is not None:
+            self._overlap.pause()
+
+    def go_on(self) -> None:
+        """What a step does for the snapshot in flight before training goes on."""
+        if self._is_overlapping:
+            self.advance(rows=False)
+            self._resume()
+        else:
+            wait = self._options.consistency == "step"
+            self.advance(max_bytes=0 if wait else self._pipeline.slot_bytes, wait_for_slot=wait)
+
+    def take_held_seconds(self) -> float:
+        """How long capture held training outside of ``step()`` since last asked."""
+        return self._overlap.take_held_seconds() if self._overlap is not None else 0.0
+
+    def _resume(self) -> None:
+        snapshot = self.in_flight
+        if self._overlap is not None and snapshot is not None and snapshot.has_rows_left:
+            self._overlap.resume(snapshot, self._account.step)
+
+    def advance(self, *, max_bytes: int = 0, wait_for_slot: bool = True, rows: bool = True) -> None:
+        """Capture about ``max_bytes`` of rows (0: all) unless the capture thread does; commit."""
+        self.pause()
+        snapshot = self.in_flight
+        if snapshot is None or snapshot.state != "capturing":
+            return
+        if self._base_rule.array_names() != self._arrays:
+            # The optimizer has made per-row state since: rows without it and a dense part that
+            # tells of it would not fit together.
+            snapshot.cancel("the optimizer has made new per-row state")
+            snapshot.put_back()
+            snapshot = self.begin("base")
+        step, num_samples = self._account.step, self._account.num_samples
+        if snapshot.is_to_be_held and snapshot.is_chosen and not rows:
+            snapshot.hold(step, num_samples)
+        if rows:
+            snapshot.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
+        snapshot.finish_if_captured(step, num_samples)
+        if snapshot.is_captured:
+            self._committer.submit(snapshot)
+
+    def finish(self) -> None:
+        """Capture what is left of the snapshot in flight, now, and wait for its commit."""
+        if self.in_flight is not None:
+            self.advance()
+            self.in_flight.wait_until_done()
+            self.settle()
+
+    def settle(self, warn: bool = True) -> None:
+        """Take note of a snapshot that was committed or failed, and of compaction."""
+        self._settle_compaction()
+        snapshot = self.in_flight
+        if snapshot is None or not snapshot.is_done:
+            return
+        self.in_flight = None
+        if snapshot.error is None:
+            self._note_committed(snapshot)
+            return
+        snapshot.put_back()
+        if self._store.retention.release_when_full and _is_disk_full(snapshot.error):
+            # Waited for: the next snapshot reserves its space as soon as it begins.
+            history = Retention(full_recovery_points=0)
+            self._committer.call(lambda: self._store.retain(history)).result()
+        self._base_rule.note_failed(snapshot.kind)
+        self._account.note_failed(snapshot.error)
+        logger.error("snapshot %d failed: %s", snapshot.number, snapshot.error)
+        if warn:
+            text = f"snapshot {snapshot.number} failed; training goes on: {snapshot.error}"
+            warnings.warn(text, SnapshotFailedWarning, stacklevel=3)
+
+    def _note_committed(self, snapshot: Snapshot) -> None:
+        self._last_bytes = snapshot.file_bytes
+        self._base_rule.note_committed(snapshot.kind, snapshot.file_bytes, self._arrays)
+        self._account.note_committed(
+            snapshot.num_samples, snapshot.file_bytes, is_base=snapshot.kind == "base"
+        )
+        if self._compactor is not None:
+            self._compactor.consider()
+        self._account.tell()
+
+    def _settle_compaction(self) -> None:
+        if (compactor := self._compactor) is None:
+            return
+        metrics = self._account.metrics
+        if compactor.merges_done != metrics.compactions:
+            metrics.compactions = compactor.merges_done
+            self._base_rule.measure_store()
+        while compactor.errors:
+            error = compactor.errors.pop(0)
+            metrics.failed_compactions += 1
+            text = f"compaction failed; training goes on and no snapshot is affected: {error}"
+            warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
+
+    def quiesce(self) -> None:
+        """End the snapshot in flight: give it up if it is still capturing, else let it commit.
+
+        No other thread uses tables, trackers or manifests when this returns.
+        """
+        self._end_snapshot()
+        if self._compactor is not None:
+            self._compactor.stop()
+            self._settle_compaction()
+        self._committer.call(lambda: None).result()  # no manifest changes any more
+
+    def _end_snapshot(self) -> None:
+        if self._overlap is not None:
+            self._overlap.forget()
+        if self.in_flight is not None:
+            if self.in_flight.state == "capturing":
+                self.in_flight.cancel("recovery or an error came first")
+                self.in_flight.put_back()
+                self.in_flight = None
+                return
+            self.in_flight.wait_until_done()
+            self.settle()
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._overlap is not None:
+            self._overlap.close()
+        if self._compactor is not None:
+            self._compactor.close()
+        self._committer.close()
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
