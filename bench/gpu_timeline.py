@@ -30,10 +30,11 @@ _COLORS = {
     TRAINING: "#c4c4c4",
     "count": "#2a9d8f",
     "choose": "#e9a03b",
+    "upload": "#e9d8a6",
     "gather": "#1f77b4",
     "clear": "#8e6bbf",
     "copy": "#c4c4c4",
-    "copy out": "#1f77b4",
+    "copy out": "#6baed6",
     "check": "#8e6bbf",
     "write": "#d1495b",
 }
@@ -149,6 +150,8 @@ def _is_copy_out(event: Event) -> bool:
 
 
 def _stage_of(event: Event) -> str:
+    if event.category == COPY and "HtoD" in event.name:
+        return "upload"  # of row ids, where training's batches lie on the device already
     ours = _OUR_KERNEL.search(event.name)
     if event.category != KERNEL or ours is None:
         return TRAINING
@@ -200,7 +203,10 @@ def merged(spans: Iterable[Span], gap: float) -> list[Span]:
 
 
 def draw(timeline: Timeline, path: Path) -> None:
-    """A lane each, coloured by what is done; the snapshot and a little around it."""
+    """A lane each, coloured by what is done: the whole snapshot, and one gather from near by.
+
+    What is ours is drawn at least a pixel wide.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -208,29 +214,54 @@ def draw(timeline: Timeline, path: Path) -> None:
     from matplotlib.patches import Patch
 
     begin, end = timeline.snapshot
-    margin = 0.15 * (end - begin) or 1.0
-    begin, end = begin - margin, end + margin
-    names = list(timeline.lanes)
-    figure, axes = plt.subplots(figsize=(10, 1.1 + 0.5 * len(names)), layout="constrained")
-    shown: dict[str, None] = {}
-    for place, name in enumerate(names):
-        inside = [s for s in timeline.lanes[name] if begin < s.end and s.begin < end]
-        by_kind: dict[str, list[Span]] = {}
-        for span in merged(inside, (end - begin) / 4000):
-            by_kind.setdefault(span.what, []).append(span)
-        # Grey first: what is ours must not be hidden by it.
-        for kind in sorted(by_kind, key=lambda kind: _COLORS[kind] != _COLORS[TRAINING]):
-            shown[kind] = None
-            bars = [(1e3 * s.begin, 1e3 * (s.end - s.begin)) for s in by_kind[kind]]
-            axes.broken_barh(bars, (place - 0.4, 0.8), color=_COLORS[kind], lw=0)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xlim(1e3 * begin, 1e3 * end)
-    axes.set_xlabel("time, ms")
-    axes.spines[["top", "right"]].set_visible(False)
-    labels = {TRAINING: "training", "clear": "clear counts, check"}
+    margin = 0.1 * (end - begin) or 1.0
+    windows = [(begin - margin, end + margin), *_near_a_gather(timeline)]
+    height = 0.7 + (0.6 + 0.4 * len(timeline.lanes)) * len(windows)
+    figure, grid = plt.subplots(
+        len(windows), squeeze=False, figsize=(10, height), layout="constrained"
+    )
+    shown: set[str] = set()
+    for axes, window in zip(grid[:, 0], windows, strict=True):
+        shown |= _draw_window(axes, timeline, *window)
     kinds = [kind for kind in _COLORS if kind in shown and kind not in ("copy", "check")]
+    labels = {"upload": "from the host", "clear": "clear counts, check"}
     handles = [Patch(color=_COLORS[kind], label=labels.get(kind, kind)) for kind in kinds]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(kinds), frameon=False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _near_a_gather(timeline: Timeline) -> list[tuple[float, float]]:
+    """Around the one in the middle and the copy behind it; nothing if there is none."""
+    gathers = [span for span in timeline.lanes["training's stream"] if span.what == "gather"]
+    if not gathers:
+        return []
+    begin = gathers[len(gathers) // 2].begin
+    copies = [s.end for s in timeline.lanes["stream of copies"] if s.begin >= begin]
+    length = (copies[0] - begin) if copies else gathers[len(gathers) // 2].end - begin
+    return [(begin - length, begin + 2 * length)]
+
+
+def _draw_window(axes: Any, timeline: Timeline, begin: float, end: float) -> set[str]:
+    """The lanes between two times; returns which kinds are there."""
+    shown = set()
+    pixel = (end - begin) / 900
+    for place, lane in enumerate(timeline.lanes.values()):
+        inside = [span for span in lane if begin < span.end and span.begin < end]
+        # Grey first: what is ours must not be hidden by it.
+        for span in sorted(merged(inside, pixel / 4), key=lambda span: span.what != TRAINING):
+            least = 0.0 if span.what == TRAINING else pixel
+            width = max(span.end - span.begin, least)
+            axes.broken_barh(
+                [(1e3 * span.begin, 1e3 * width)],
+                (place - 0.4, 0.8),
+                color=_COLORS[span.what],
+                lw=0,
+            )
+            shown.add(span.what)
+    axes.set_yticks(range(len(timeline.lanes)), list(timeline.lanes))
+    axes.invert_yaxis()
+    axes.set_xlim(1e3 * begin, 1e3 * end)
+    axes.set_xlabel("time, ms")
+    axes.spines[["top", "right"]].set_visible(False)
+    return shown
