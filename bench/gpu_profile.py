@@ -60,7 +60,7 @@ def record(store: Path, trace: Path, *, tiny: bool) -> None:
     for _ in range(5):
         protected.train_step()
     gpu_device.synchronize()
-    pipeline = protected.checkpointer._pipeline
+    pipeline = protected.checkpointer._saver._pipeline
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         with record_function(_CLOCK):
             clock = time.perf_counter_ns()
