@@ -15,7 +15,7 @@ DEVICE = "cuda"
 Work = Callable[[], object]
 
 # While the device waits for so long, the host submits what is then measured without gaps.
-_HEAD_START_CYCLES = 6_000_000
+_HEAD_START_CYCLES = 20_000_000
 # More than a GPU's caches hold.
 _FLUSH_BYTES = 256 << 20
 

@@ -2,9 +2,9 @@
 
     python tools/mutate_kernels.py [--count 10] [--seed 0] [--list] [FILE.cu ...]
 
-Each mutant is compiled as the emulated device's (docs/gpu.md) beside the module that `make build`
-has made; nothing of the checkout is changed. A mutant that no test notices survives and is shown.
-Exit status 1 if one does.
+Each mutant is compiled as the emulated device's (docs/gpu.md), beside a build of its own in
+build/mutants; nothing of the sources is changed. A mutant that no test notices survives and is
+shown. Exit status 1 if one does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import random
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,11 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = {
-    "csrc/tracking/device_access_counter.cu": ["python_tests/csrc/tracking"],
-    "csrc/selection/device_top_rows.cu": ["python_tests/csrc/selection"],
-    "csrc/staging/device_row_copy.cu": ["python_tests/csrc/staging", "python_tests/csrc/pipeline"],
-}
+#: Rooms whose kernels are tested elsewhere too.
+ALSO_TESTED = {"staging": ["pipeline"]}
 #: What is written in place of what; each place where it matches is a mutant.
 OPERATORS = [
     (r"__syncthreads\(\);", ";"),
@@ -76,19 +72,30 @@ def mutants(source: list[str]) -> list[tuple[int, str]]:
     return found
 
 
+def tests_of(file: str) -> list[str]:
+    """Where the room of a source has its tests."""
+    room = Path(file).parent.name
+    return [f"python_tests/csrc/{each}" for each in (room, *ALSO_TESTED.get(room, []))]
+
+
 class EmulatedModule:
     """The module that runs CUDA sources on the CPU, made anew with one of them changed."""
 
     def __init__(self, folder: Path) -> None:
-        [self._build] = (p.parent for p in (ROOT / "build").glob("temp.*/build.ninja"))
+        base = ROOT / "build" / "mutants"
+        command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(base)]
+        variables = {"CPR_EXT_CUDA": "OFF", "CPR_EXT_EMULATED": "1"}
+        subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **variables})
+        [self._build], [built] = base.glob("temp.*"), base.glob("lib.*/cpr_ext")
         self._folder = folder
         package = folder / "cpr_ext"
         package.mkdir()
-        for each in (ROOT / "cpr_ext").iterdir():
+        for each in built.iterdir():
             if not each.name.startswith("_emulated"):
                 (package / each.name).symlink_to(each)
-        self._module = package / next((ROOT / "cpr_ext").glob("_emulated*.so")).name
-        listed = self._run(shutil.which("ninja") or "ninja", "-t", "commands", "_emulated")
+        self._module = package / next(built.glob("_emulated*.so")).name
+        ninja = Path(sys.executable).parent / "ninja"
+        listed = self._run(str(ninja if ninja.exists() else "ninja"), "-t", "commands", "_emulated")
         self._commands = listed.stdout.splitlines()
 
     def make(self, file: str, source: list[str]) -> bool:
@@ -109,7 +116,7 @@ class EmulatedModule:
 
     def passes(self, tests: list[str], seconds: float) -> bool:
         """Whether its tests pass, in so much time."""
-        command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-P", "-m", "pytest", "-x", "-p", "no:cacheprovider"]
         variables = {"PYTHONPATH": str(self._folder), "CPR_EXT_HYPOTHESIS": "sanitize"}
         try:
             done = subprocess.run(
@@ -133,7 +140,8 @@ class EmulatedModule:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", default=list(TESTS), metavar="FILE.cu")
+    files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/*/*.cu"))
+    parser.add_argument("files", nargs="*", default=files, metavar="FILE.cu")
     parser.add_argument("--count", type=int, default=10, help="mutants of each file, drawn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="show them and run nothing")
@@ -146,10 +154,12 @@ def main() -> int:
             found = mutants(source)
             drawn = random.Random(options.seed).sample(found, min(options.count, len(found)))
             print(f"{file}: {len(drawn)} of {len(found)} mutants", flush=True)
-            if module is not None:
+            if module is not None and drawn:
                 assert module.make(file, source), f"{file} does not compile"
                 began = time.monotonic()
-                assert module.passes(TESTS[file], 280), f"the tests of {file} fail without a mutant"
+                assert module.passes(tests_of(file), 280), (
+                    f"the tests of {file} fail without a mutant"
+                )
                 limit = 20 + 4 * (time.monotonic() - began)
             for number, line in sorted(drawn):
                 verdict = ""
@@ -158,7 +168,7 @@ def main() -> int:
                     if not module.make(file, changed):
                         verdict = "does not compile"
                     else:
-                        verdict = "SURVIVED" if module.passes(TESTS[file], limit) else "killed"
+                        verdict = "SURVIVED" if module.passes(tests_of(file), limit) else "killed"
                 survivors += verdict == "SURVIVED"
                 print(f"  {verdict:<18}{number + 1}: {line.strip()}", flush=True)
     return int(survivors > 0)
