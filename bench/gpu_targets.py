@@ -32,9 +32,9 @@ STAGES: dict[str, tuple[Stage, str, int]] = {
     "select": (gpu_stages.select, "time on the stream, then until the host has it", 20),
     "gather": (gpu_stages.gather, "time of the kernels, then until the host has it", 40),
     "copy_out": (gpu_stages.copy_out, "until the host has it", 10),
+    "recover": (gpu_training.recover, "until the device has it", 30),
     "held": (gpu_training.held, "DLRM kaggle, events around step()", 60),
     "speed": (gpu_training.speed, "DLRM kaggle, stretches of 10 s in turns", 110),
-    "recover": (gpu_training.recover, "until the device has it", 30),
 }
 
 

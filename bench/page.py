@@ -252,6 +252,8 @@ def gpu(results: Results) -> Iterator[str]:
     device = found["gpu"]
     yield f"\n{device['gpu']} ({device['nvidia_smi']}), CUDA {device['torch_cuda']} in PyTorch."
     yield f"{machine_line(found['machine'])}\n"
+    if (IMAGES / "gpu_timeline.png").exists():
+        yield "![A snapshot: training's stream, copies, checker, writer](images/gpu_timeline.png)\n"
 
 
 def operations(results: Results) -> Iterator[str]:

@@ -147,7 +147,11 @@ def test_a_stage_that_fails_costs_its_own_rows_only_and_each_row_is_kept_at_once
     kept = json.loads(file.read_text())
     assert [row["stage"] for row in kept["rows"]] == ["early", "a", "late"]
     assert kept["rows"][1]["error"] == "MemoryError: all is full"
+    monkeypatch.setattr(load("page"), "IMAGES", tmp_path)
+    assert "gpu_timeline.png" not in "".join(load("page").gpu(load("results").Results(tmp_path)))
+    (tmp_path / "gpu_timeline.png").touch()
     page = "\n".join(load("page").gpu(load("results").Results(tmp_path)))
+    assert "(images/gpu_timeline.png)" in page
     assert "| early | other | 2.00x | 1.00x | 1000.000 ms | 2000.000 ms | met |" in page
     assert "| late | other | 0.50x | 1.00x | 1000.000 ms | 500.000 ms | missed |" in page
     assert "a failed: MemoryError: all is full" in page
