@@ -67,7 +67,9 @@ PYBIND11_MODULE(CPR_EXT_MODULE, module) {
   cpr_ext::register_tracking(module);
   cpr_ext::register_selection(module);
   cpr_ext::register_device(module);
+  cpr_ext::register_segment_table(module);
   cpr_ext::register_pipeline(module);
+  cpr_ext::register_restore(module);
 #ifdef CPR_EXT_EMULATED_DEVICE
   cpr_ext::register_emulator(module);
 #endif

@@ -1,4 +1,4 @@
-// One function per room: each adds its room's names to the module.
+// Each function adds the names of a room, or of a part of one, to the module.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,7 +8,9 @@ namespace cpr_ext {
 void register_tracking(pybind11::module_& module);
 void register_selection(pybind11::module_& module);
 void register_staging(pybind11::module_& module);
+void register_segment_table(pybind11::module_& module);
 void register_pipeline(pybind11::module_& module);
+void register_restore(pybind11::module_& module);
 void register_device(pybind11::module_& module);
 #ifdef CPR_EXT_EMULATED_DEVICE
 void register_emulator(pybind11::module_& module);

@@ -1,0 +1,124 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <vector>
+
+#include "bindings/register.h"
+#include "bindings/segment_table.h"
+#include "core/error.h"
+#include "pipeline/segment_restore.h"
+
+namespace py = pybind11;
+
+namespace cpr_ext {
+namespace {
+
+// What must live as long as a source: the tensors of its tables.
+struct BoundSource {
+  RestoreSource source;
+  py::list owners;
+};
+
+BoundSource make_source(const std::string& path, const std::vector<TableSpec*>& tables,
+                        const std::vector<std::pair<int64_t, int64_t>>& wanted,
+                        const std::vector<ChunkTuple>& chunk_tuples) {
+  if (wanted.size() != tables.size()) throw UsageError("one wanted range per table is needed");
+  BoundSource bound;
+  bound.source.path = path;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (tables[i] == nullptr) throw UsageError("a table is None");
+    if (!tables[i]->read_only.empty()) {
+      throw UsageError("table '" + tables[i]->table.name + "', " + tables[i]->read_only +
+                       " is read-only");
+    }
+    if (tables[i]->table.is_range()) tables[i]->require_rows_in_memory();
+    bound.source.tables.push_back({tables[i]->table, wanted[i].first, wanted[i].second});
+    bound.owners.append(tables[i]->owners);
+  }
+  for (const auto& [table, first, count, step, checksums] : chunk_tuples) {
+    if (table < 0 || table >= static_cast<int>(tables.size())) {
+      throw UsageError("a chunk names table " + std::to_string(table) + "; there are " +
+                       std::to_string(tables.size()));
+    }
+    bound.source.chunks.push_back({table, first, count, step, checksums});
+  }
+  return bound;
+}
+
+py::dict report_of(const RestoreResult& result) {
+  py::list damaged;
+  for (const DamagedChunk& chunk : result.damaged) {
+    py::object row_ids = py::none();
+    if (chunk.row_ids_known) {
+      row_ids = py::array_t<int64_t>(chunk.row_ids.size(), chunk.row_ids.data());
+    }
+    damaged.append(py::make_tuple(chunk.table, chunk.first, chunk.count, chunk.reason, row_ids));
+  }
+  py::dict report;
+  report["rows_restored"] = result.rows_restored;
+  report["damaged"] = damaged;
+  report["bytes_read"] = result.bytes_read;
+  return report;
+}
+
+// Lets Ctrl-C through, now and then.
+class SignalPoll {
+ public:
+  void operator()() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::milliseconds(200)) return;
+    last_ = now;
+    py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+py::list restore_all(const std::vector<BoundSource*>& bound, SlotPool& slots, ThreadPool* pool,
+                     bool direct_io) {
+  std::vector<RestoreSource> sources;
+  for (const BoundSource* each : bound) {
+    if (each == nullptr) throw UsageError("a source is None");
+    for (const Chunk& chunk : each->source.chunks) {
+      check_chunk(each->source.tables[chunk.table].table, chunk, slots.slot_bytes());
+    }
+    sources.push_back(each->source);
+  }
+  std::vector<RestoreResult> results;
+  {
+    py::gil_scoped_release release;
+    results = restore_segments(sources, direct_io, slots, pool, SignalPoll());
+  }
+  py::list reports;
+  for (const RestoreResult& result : results) reports.append(report_of(result));
+  return reports;
+}
+
+py::object restore_one(const std::string& path, const std::vector<TableSpec*>& tables,
+                       const std::vector<std::pair<int64_t, int64_t>>& wanted,
+                       const std::vector<ChunkTuple>& chunks, SlotPool& slots, ThreadPool* pool,
+                       bool direct_io) {
+  BoundSource source = make_source(path, tables, wanted, chunks);
+  return restore_all({&source}, slots, pool, direct_io)[0];
+}
+
+}  // namespace
+
+void register_restore(py::module_& module) {
+  py::class_<BoundSource>(module, "RestoreSource", "Chunks of a segment file, and their tables.")
+      .def(py::init(&make_source), py::kw_only(), py::arg("path"), py::arg("tables"),
+           py::arg("wanted"), py::arg("chunks"))
+      .def_property_readonly("path", [](const BoundSource& bound) { return bound.source.path; });
+  module.def("restore_segments", &restore_all, py::arg("sources"), py::kw_only(), py::arg("slots"),
+             py::arg("pool") = nullptr, py::arg("direct_io") = true,
+             "Read, verify and scatter chunks, of a row the last; per source rows_restored, "
+             "damaged, bytes_read.");
+  module.def("restore_segment", &restore_one, py::kw_only(), py::arg("path"), py::arg("tables"),
+             py::arg("wanted"), py::arg("chunks"), py::arg("slots"), py::arg("pool") = nullptr,
+             py::arg("direct_io") = true, "As restore_segments, of one source.");
+}
+
+}  // namespace cpr_ext

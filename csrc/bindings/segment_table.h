@@ -1,0 +1,45 @@
+// A table of a segment as Python describes it, for capturing it and for restoring it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "pipeline/segment_plan.h"
+#include "staging/device_stager.h"
+
+namespace cpr_ext {
+
+// (table, first, count, step, checksums): a Chunk
+using ChunkTuple = std::tuple<int, int64_t, int64_t, int64_t, std::vector<uint32_t>>;
+
+// The table, with the tensors it points into.
+struct TableSpec {
+  SegmentTable table;
+  std::vector<int64_t> row_ids;
+  std::string read_only;  // name of an array that cannot be restored into
+  pybind11::list owners;
+
+  TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset, int64_t range_begin,
+            const pybind11::object& ids);
+
+  void add_rows(std::string name, const pybind11::object& tensor, int64_t file_offset,
+                int64_t first_row_id, const std::shared_ptr<DeviceStager>& stager);
+
+  // A tensor that is not made of rows (the dense part): one row per byte.
+  void add_bytes(std::string name, const pybind11::object& tensor, int64_t file_offset,
+                 bool check_nan);
+
+  // Every row of the segment lies in memory; `restore` rows come from the file and are checked
+  // there.
+  void require_rows_in_memory() const;
+
+ private:
+  void add(SegmentArray array, const pybind11::object& tensor);
+};
+
+}  // namespace cpr_ext
