@@ -24,6 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 #: Rooms whose kernels are tested elsewhere too.
 ALSO_TESTED = {"staging": ["pipeline"]}
+#: The backend's name, or a test of it alone, which no backend's name is part of.
+ON_EMULATED = "emulated or not (cpu or cuda)"
 #: What is written in place of what; each place where it matches is a mutant.
 OPERATORS = [
     (r"__syncthreads\(\);", ";"),
@@ -120,7 +122,7 @@ class EmulatedModule:
         variables = {"PYTHONPATH": str(self._folder), "CPR_EXT_HYPOTHESIS": "sanitize"}
         try:
             done = subprocess.run(
-                [*command, "-k", "emulated", *tests],
+                [*command, "-k", ON_EMULATED, *tests],
                 cwd=ROOT,
                 env={**os.environ, **variables},
                 capture_output=True,
