@@ -6,7 +6,7 @@ CXX := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h')
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: help demo test build-gpu test-gpu bench-gpu test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability sanitize clean
+.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
@@ -18,7 +18,8 @@ help:
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped: 15 min"
 	@echo "make fuzz      hostile stores through all that reads one, under ASan; FUZZ_SECONDS=600"
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
-	@echo "make test-gpu, make bench-gpu  what needs a GPU, with the Python and torch found there; docs/gpu.md"
+	@echo "make gpu       all that needs a GPU, with the Python and torch found there (25 minutes); docs/gpu.md"
+	@echo "make test-gpu, make bench-gpu, make profile-gpu  parts of it"
 	@echo "make lint      check format, style and types;  make fmt: format"
 
 demo: build
@@ -42,6 +43,13 @@ test-gpu: build-gpu
 
 bench-gpu: build-gpu
 	$(GPU_PYTHON) bench/gpu_targets.py
+
+profile-gpu: build-gpu
+	$(GPU_PYTHON) bench/gpu_profile.py
+
+# PARTS="build test": only these.
+gpu:
+	$(GPU_PYTHON) tools/gpu.py $(PARTS)
 
 crash-test: build
 	$(BIN)/python -m python_tests.faults crash_test

@@ -35,11 +35,13 @@ BLOCK_BYTES = 8 << 20
 class Tables:
     """One table with a state per row, `total_bytes` in all, under a Checkpointer."""
 
-    def __init__(self, total_bytes: int, store: Path, *, num_shards: int) -> None:
+    def __init__(
+        self, total_bytes: int, store: Path, *, num_shards: int, device: str = "cpu"
+    ) -> None:
         torch.manual_seed(0)
-        table = nn.EmbeddingBag(total_bytes // (4 * DIM + 4), DIM, sparse=True)
+        table = nn.EmbeddingBag(total_bytes // (4 * DIM + 4), DIM, sparse=True, device=device)
         optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
-        optimizer.state[table.weight]["sum"] = torch.rand(table.num_embeddings)
+        optimizer.state[table.weight]["sum"] = torch.rand(table.num_embeddings, device=device)
         self.tensors = {
             "weight": table.weight.detach(),
             "sum": optimizer.state[table.weight]["sum"],

@@ -30,13 +30,15 @@ def criteo_rows(num_rows: int) -> list[int]:
     return [max(3, rows * num_rows // total) for rows in CRITEO_KAGGLE_NUM_EMBEDDINGS]
 
 
-def make_batches(table_rows: Sequence[int], batch_size: int, skew: str) -> list[list[torch.Tensor]]:
+def make_batches(
+    table_rows: Sequence[int], batch_size: int, skew: str, num_batches: int = NUM_BATCHES
+) -> list[list[torch.Tensor]]:
     random = np.random.default_rng(0)
     draw = {
         "uniform": lambda rows: random.integers(0, rows, batch_size),
         "zipf": lambda rows: (random.zipf(1.2, batch_size) - 1) % rows,
     }[skew]
-    return [[torch.from_numpy(draw(rows)) for rows in table_rows] for _ in range(NUM_BATCHES)]
+    return [[torch.from_numpy(draw(rows)) for rows in table_rows] for _ in range(num_batches)]
 
 
 def in_turn(batches: Sequence[Any], count: Callable[[Any], object]) -> Callable[[], None]:

@@ -31,7 +31,7 @@ TAIL = (
 
 def main() -> None:
     results = Results()
-    sections = (targets, training, tracking, pauses, peers, scaling, operations)
+    sections = (targets, training, tracking, pauses, peers, scaling, gpu, operations)
     lines = [HEAD, *(line for section in sections for line in section(results)), TAIL]
     PAGE.write_text("\n".join(lines))
     print_table(findings(results))
@@ -216,6 +216,44 @@ def scaling(results: Results) -> Iterator[str]:
     charts.scaling(found["rows"], IMAGES / "scaling.png")
     yield "![Cost of each stage against rows, bytes of a row and fraction](images/scaling.png)\n"
     yield f"{machine_line(found['machine'])}\n"
+
+
+def gpu(results: Results) -> Iterator[str]:
+    """The targets of a GPU, whose results are of another machine."""
+    yield "## On a GPU\n"
+    if (found := results.file("gpu")) is None:
+        yield "Not yet measured: `make bench-gpu` does it where a GPU is ([how](gpu.md)).\n"
+        return
+    yield (
+        "Each stage beside its peer and the machine's limit, in the same rounds; how each is timed "
+        "is told by\n`python bench/gpu_targets.py`. Ratio: how many times faster ours is; beside "
+        "it what it is to be at least.\n"
+    )
+    yield from table(
+        "stage | against | ratio | target | ours | the other | ",
+        "llrrrrl",
+        (
+            (
+                row["stage"],
+                row["against"],
+                f"{row['ratio']:.2f}x",
+                "" if row["promised"] is None else f"{row['promised']:.2f}x",
+                milliseconds(row["ours_seconds"], 3),
+                milliseconds(row["other_seconds"], 3),
+                row["verdict"].lower(),
+            )
+            for row in found["rows"]
+            if "error" not in row
+        ),
+    )
+    for row in found["rows"]:
+        if "error" in row:
+            yield f"\n{row['stage']} failed: {row['error']}"
+    device = found["gpu"]
+    yield f"\n{device['gpu']} ({device['nvidia_smi']}), CUDA {device['torch_cuda']} in PyTorch."
+    yield f"{machine_line(found['machine'])}\n"
+    if (IMAGES / "gpu_timeline.png").exists():
+        yield "![A snapshot: training's stream, copies, checker, writer](images/gpu_timeline.png)\n"
 
 
 def operations(results: Results) -> Iterator[str]:

@@ -60,7 +60,7 @@ class Gather:
 def fill_budget(protected: Protected) -> None:
     """Count lookups of more rows than a snapshot takes, spread over every table."""
     for table in protected.run.tables:
-        rows = torch.arange(0, table.num_embeddings, 4)
+        rows = torch.arange(0, table.num_embeddings, 4, device=table.weight.device)
         protected.checkpointer.record_lookups(table.name, rows)
     protected.train_step()
 

@@ -43,12 +43,16 @@ def standing(row: Row) -> str:
 
 
 def keep(name: str, rows: Sequence[Row], **more: Any) -> None:
-    """Write a result file, with the machine and the commit."""
-    path = FOLDER / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    result = {"machine": describe_machine(), **more, "rows": list(rows)}
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\nkept in {path.relative_to(FOLDER.parents[1])}")
+    """Write a result file, with the machine and the commit, and tell."""
+    write(name, rows, machine=describe_machine(), **more)
+    print(f"\nkept in {(FOLDER / name).relative_to(FOLDER.parents[1])}.json")
+
+
+def write(name: str, rows: Sequence[Row], **more: Any) -> None:
+    """Write a result file, whole; ``more`` has the ``machine``."""
+    FOLDER.mkdir(exist_ok=True)
+    result = {**more, "rows": list(rows)}
+    (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 def parser_of(documentation: str, *, has_children: bool = False) -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,28 @@ WARM_STEPS = 4
 class Run:
     """A model in training.
 
+    Args:
+        num_embeddings: rows of each table, instead of the preset's.
+
     Attributes:
         number: training steps done.
     """
 
-    def __init__(self, *, tiny: bool, batch_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        tiny: bool,
+        batch_size: int,
+        device: str = "cpu",
+        num_embeddings: Sequence[int] | None = None,
+    ) -> None:
         torch.manual_seed(0)
         preset = find_preset("tiny" if tiny else "kaggle")
-        sizes = preset.synthetic_num_embeddings
-        num_samples = 16 * batch_size if tiny else NUM_SAMPLES
+        sizes = num_embeddings or preset.synthetic_num_embeddings
+        num_samples = 16 * batch_size if tiny else max(NUM_SAMPLES, 16 * batch_size)
+        self._device = device
         self._source = Synthetic(sizes, num_samples=num_samples, num_dense=13)
-        self.model = DLRM.from_preset(preset, self._source)
+        self.model = DLRM.from_preset(preset, self._source).to(device)
         self.optimizers = build_optimizers(self.model, self._source.recommended)
         self.number = 0
         self.use_batches_of(batch_size)
@@ -53,7 +65,8 @@ class Run:
 
     def use_batches_of(self, batch_size: int) -> None:
         self.batch_size = batch_size
-        self._batches = list(self._source.train_batches(batch_size))
+        made = self._source.train_batches(batch_size)
+        self._batches = [batch.to(self._device) for batch in made]
 
     def train_step(self) -> None:
         batch = self._batches[self.number % len(self._batches)]

@@ -18,7 +18,7 @@ import statistics
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,33 +82,33 @@ class Saving(ABC):
 class Ours(Saving):
     def __init__(self, run: Run, folder: Path, mode: str) -> None:
         super().__init__(run, folder)
-        self._protected = Protected(
+        self.protected = Protected(
             run,
             folder / "store",
             priority=cpr_ext.MostFrequentlyUsed(FRACTION),
             consistency="step" if mode == "step" else "row",
         )
-        self._protected.train_until_saved()  # the base
+        self.protected.train_until_saved()  # the base
 
     def between(self) -> None:
-        self._protected.let_go()
+        self.protected.let_go()
 
     def begin(self) -> None:
-        self._protected.watch()
-        self._protected.metrics.max_stall_seconds = 0.0
-        self._before = self._protected.num_snapshots
-        self._protected.ask()
+        self.protected.watch()
+        self.protected.metrics.max_stall_seconds = 0.0
+        self._before = self.protected.num_snapshots
+        self.protected.ask()
 
     def train_step(self) -> None:
-        self._protected.train_step()
+        self.protected.train_step()
 
     def finish(self) -> None:
-        self._protected.checkpointer.wait()
-        assert self._protected.num_snapshots == self._before + 1, self._protected.metrics.failures
-        self.pause_seconds.append(self._protected.metrics.max_stall_seconds)
+        self.protected.checkpointer.wait()
+        assert self.protected.num_snapshots == self._before + 1, self.protected.metrics.failures
+        self.pause_seconds.append(self.protected.metrics.max_stall_seconds)
 
     def close(self) -> None:
-        self._protected.close()
+        self.protected.close()
 
 
 class Other(Saving):
@@ -203,12 +203,17 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
+def ratios_to_neighbours(on: Sequence[float], off: Sequence[float]) -> list[float]:
+    """Each speed with a save over the mean of those before and after it without."""
+    return [
+        2 * speed / (before + after)
+        for speed, before, after in zip(on, off[:-1], off[1:], strict=True)
+    ]
+
+
 def summarize(mode: str, found: dict[str, Any]) -> dict[str, Any]:
     off = found["off"]
-    ratios = [
-        2 * speed / (before + after)
-        for speed, before, after in zip(found["on"], off[:-1], off[1:], strict=True)
-    ]
+    ratios = ratios_to_neighbours(found["on"], off)
     return {
         "mode": mode,
         "what": MODES[mode],

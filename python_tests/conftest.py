@@ -32,8 +32,9 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session")
 def real_movietweetings() -> Path:
-    """The full data set, where the checkout has it beside it."""
-    folder = Path(__file__).parents[2] / "shared" / "data" / "movietweetings"
+    """The full data set: in CPR_EXT_MOVIETWEETINGS, or where the checkout has it beside it."""
+    beside = Path(__file__).parents[2] / "shared" / "data" / "movietweetings"
+    folder = Path(os.environ.get("CPR_EXT_MOVIETWEETINGS", beside))
     if not folder.is_dir():
-        pytest.skip("the MovieTweetings data set is not at ../shared/data/movietweetings")
+        pytest.skip(f"the MovieTweetings data set is not at {folder}; set CPR_EXT_MOVIETWEETINGS")
     return folder

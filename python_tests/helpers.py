@@ -16,6 +16,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
@@ -23,6 +24,11 @@ from torch import nn
 import cpr_ext
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.overlap import CaptureThread
+
+NEEDS_GPU = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU: no CUDA device or driver"
+)
+on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 
 # The models are so small that more threads wait for each other most of the time.
 torch.set_num_threads(1)

@@ -4,6 +4,9 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "bindings/index_view.h"
 #include "bindings/register.h"
@@ -186,6 +189,20 @@ void register_pipeline(py::module_& module) {
           "kept_bytes",
           [](SnapshotPipeline& pipeline) { return pipeline.keep_arena().used_bytes(); },
           "Memory that rows copied aside take now.")
+      .def(
+          "start_log", [](SnapshotPipeline& pipeline) { pipeline.log().start(); },
+          "From here on note when the checker and the writer work on a slot.")
+      .def(
+          "stop_log",
+          [](SnapshotPipeline& pipeline) {
+            std::vector<std::tuple<std::string, int64_t, int64_t>> told;
+            for (const WorkLog::Entry& entry : pipeline.log().stop()) {
+              told.emplace_back(entry.what, entry.begin_ns, entry.end_ns);
+            }
+            return told;
+          },
+          "What was noted: (\"check\" or \"write\", begin, end) in nanoseconds of\n"
+          "time.perf_counter_ns(), in the order of their ends.")
       .def_property_readonly("num_free_slots",
                              [](SnapshotPipeline& pipeline) { return pipeline.slots().num_free(); })
       .def_property_readonly(

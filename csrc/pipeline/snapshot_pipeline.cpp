@@ -88,7 +88,10 @@ void SnapshotPipeline::checker_loop() {
   for (;;) {
     Work work;  // of each turn its own: the job must not be kept alive while this waits
     if (!to_check_.pop(&work)) return;
-    work.job->check(&work.filled);
+    {
+      const WorkLog::Span span(log_, "check");
+      work.job->check(&work.filled);
+    }
     try {
       to_write_.push(std::move(work));
     } catch (...) {  // no memory for the queue: the slot must end nevertheless
@@ -101,6 +104,7 @@ void SnapshotPipeline::writer_loop() {
   for (;;) {
     Work work;
     if (!to_write_.pop(&work)) return;
+    const WorkLog::Span span(log_, "write");
     work.job->write(std::move(work.filled));
   }
 }

@@ -19,6 +19,7 @@
 #include "core/thread_pool.h"
 #include "pipeline/kept_rows.h"
 #include "pipeline/segment_plan.h"
+#include "pipeline/work_log.h"
 #include "staging/device_stager.h"
 #include "staging/slot_pool.h"
 
@@ -145,6 +146,7 @@ class SnapshotPipeline {
 
   SlotPool& slots() { return slots_; }
   KeepArena& keep_arena() { return keep_arena_; }
+  WorkLog& log() { return log_; }  // a slot's "check" and "write"
 
  private:
   friend class SegmentJob;
@@ -190,6 +192,7 @@ class SnapshotPipeline {
   const std::shared_ptr<ThreadPool> threads_;
   Queue to_check_;
   Queue to_write_;
+  WorkLog log_;
   std::thread checker_thread_;
   std::thread writer_thread_;
 };

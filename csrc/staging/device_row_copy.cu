@@ -11,8 +11,7 @@ namespace cpr_ext {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowsPerThread = 4;  // independent loads that overlap
-constexpr int64_t kMostBlocks = 65536;
+constexpr int kRowsPerThread = 4;        // independent loads that overlap
 constexpr int64_t kAlign = 256;          // of each array in a buffer
 constexpr int64_t kSlack = 64 * kAlign;  // beside buffer_bytes, so that padding takes none of them
 constexpr int64_t kSmallestBuffer = 64 * 1024;  // where memory is short
@@ -47,35 +46,32 @@ __device__ void copy_rows(const RowCopies& copies, const ArrayCopy& array) {
   const int per_row = array.threads_per_row;
   const int rows_per_block = kThreads / per_row;
   const int64_t first_unit = threadIdx.x % per_row;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * rows_per_block * kRowsPerThread;
-  int64_t row =
+  const int64_t row =
       static_cast<int64_t>(blockIdx.x) * rows_per_block * kRowsPerThread + threadIdx.x / per_row;
-  for (; row < copies.count; row += step) {
-    Unit* in_table[kRowsPerThread];
-    Unit* in_buffer[kRowsPerThread];
+  Unit* in_table[kRowsPerThread];
+  Unit* in_buffer[kRowsPerThread];
+  for (int i = 0; i < kRowsPerThread; ++i) {
+    const int64_t position = row + static_cast<int64_t>(i) * rows_per_block;
+    in_table[i] = nullptr;
+    if (position >= copies.count) continue;
+    const int64_t row_id =
+        copies.row_ids == nullptr ? copies.range_begin + position : copies.row_ids[position];
+    in_table[i] = reinterpret_cast<Unit*>(array.table +
+                                          (row_id - array.first_row_id) * array.row_stride_bytes);
+    in_buffer[i] = reinterpret_cast<Unit*>(array.packed + position * array.row_bytes);
+  }
+  for (int64_t unit = first_unit; unit < units; unit += per_row) {
+    Unit values[kRowsPerThread];
     for (int i = 0; i < kRowsPerThread; ++i) {
-      const int64_t position = row + static_cast<int64_t>(i) * rows_per_block;
-      in_table[i] = nullptr;
-      if (position >= copies.count) continue;
-      const int64_t row_id =
-          copies.row_ids == nullptr ? copies.range_begin + position : copies.row_ids[position];
-      in_table[i] = reinterpret_cast<Unit*>(array.table +
-                                            (row_id - array.first_row_id) * array.row_stride_bytes);
-      in_buffer[i] = reinterpret_cast<Unit*>(array.packed + position * array.row_bytes);
+      if (in_table[i] != nullptr) values[i] = (kGathers ? in_table[i] : in_buffer[i])[unit];
     }
-    for (int64_t unit = first_unit; unit < units; unit += per_row) {
-      Unit values[kRowsPerThread];
-      for (int i = 0; i < kRowsPerThread; ++i) {
-        if (in_table[i] != nullptr) values[i] = (kGathers ? in_table[i] : in_buffer[i])[unit];
-      }
-      for (int i = 0; i < kRowsPerThread; ++i) {
-        if (in_table[i] != nullptr) (kGathers ? in_buffer[i] : in_table[i])[unit] = values[i];
-      }
+    for (int i = 0; i < kRowsPerThread; ++i) {
+      if (in_table[i] != nullptr) (kGathers ? in_buffer[i] : in_table[i])[unit] = values[i];
     }
   }
 }
 
-// grid: blocks of rows by arrays. All arrays of a table in one launch.
+// grid: blocks of rows, for all of them, by arrays. All arrays of a table in one launch.
 template <bool kGathers>
 __global__ void __launch_bounds__(kThreads)
     copy_rows_kernel(const __grid_constant__ RowCopies copies) {
@@ -291,8 +287,8 @@ class CudaStager final : public DeviceStager {
             kThreads / staged.launches[i].arrays[j].threads_per_row * kRowsPerThread;
         num_blocks = std::max(num_blocks, (count + per_block - 1) / per_block);
       }
-      CPR_EXT_LAUNCH(copy_rows_kernel<kGathers>, Grid(std::min(num_blocks, kMostBlocks), in_launch),
-                     kThreads, stream(), staged.launches[i]);
+      CPR_EXT_LAUNCH(copy_rows_kernel<kGathers>, Grid(num_blocks, in_launch), kThreads, stream(),
+                     staged.launches[i]);
     }
   }
 

@@ -45,10 +45,10 @@ constexpr unsigned cudaStreamNonBlocking = 1;
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-struct uint4 {
+struct alignas(16) uint4 {  // a GPU faults where an address is no multiple of it
   unsigned x, y, z, w;
 };
-struct uint2 {
+struct alignas(8) uint2 {
   unsigned x, y;
 };
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from python_tests.helpers import NEEDS_GPU, on_devices
+
 QUICK = ["--quiet", "--steps", "60", "--every-steps", "20"]
 
 
@@ -72,7 +74,7 @@ def test_what_is_no_device_is_refused_by_name() -> None:
     assert "device is 'tpu'; allowed: cpu, cuda, cuda:N" in run.stderr
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: no CUDA device or driver")
+@NEEDS_GPU
 def test_a_run_on_a_gpu_goes_on_on_the_cpu(tmp_path: Path) -> None:
     options = ("train", "--quiet", "--every-steps", "20", "--store", tmp_path / "s")
     first = cpr(*options, "--steps", "60", "--device", "cuda", "--fail-at", "30:1+2")
@@ -126,9 +128,13 @@ def committed_steps(manifest: Path) -> list[int]:
     return [r["last_step"] for r in json.loads(manifest.read_text())["content"]["segments"]]
 
 
-def test_a_run_killed_at_any_moment_is_continued_from_its_store(tmp_path: Path) -> None:
+@on_devices
+def test_a_run_killed_at_any_moment_is_continued_from_its_store(
+    tmp_path: Path, device: str
+) -> None:
+    """On the CPU, wherever it was killed."""
     store = tmp_path / "store"
-    command = [sys.executable, "-m", "cpr_ext.cli", "train", "--quiet"]
+    command = [sys.executable, "-m", "cpr_ext.cli", "train", "--quiet", "--device", device]
     command += ["--steps", "1200", "--every-steps", "10", "--store", str(store)]
     for kill in range(3):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

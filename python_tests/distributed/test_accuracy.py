@@ -78,7 +78,7 @@ def test_three_kills_cost_what_the_emulator_says(make_cluster, tmp_path, real_mo
     none = auc_emulated(jobs["untouched"], tmp_path / "none", ())
     emulated = auc_emulated(jobs["killed"], tmp_path / "emulated", failures)
     live = {name: auc_of(cluster) for name, cluster in jobs.items()}
-    lost = [sum(recovery["samples_lost"]) for recovery in struck]
+    lost = [r["samples_lost"][victim] for r, (_, victim) in zip(struck, KILLS, strict=True)]
     expected = [failure["samples_lost"] for failure in emulated.failures]
     print(f"AUC: untouched {live['untouched']:.4f}, three kills {live['killed']:.4f}; "
           f"one process {none.auc:.4f}, emulated {emulated.auc:.4f}; samples lost {lost}, "
@@ -90,4 +90,10 @@ def test_three_kills_cost_what_the_emulator_says(make_cluster, tmp_path, real_mo
     # A snapshot that was on its way when its worker died is lost to the live job alone.
     for samples, said in zip(lost, expected, strict=True):
         assert samples - said in (0, EVERY_STEPS * 128)
+    # A survivor that had not made the step in which its peer died goes on from one that had.
+    assert all(
+        recovery["samples_lost"][rank] <= 128
+        for recovery, (_, victim) in zip(struck, KILLS, strict=True)
+        for rank in set(range(WORLD_SIZE)) - {victim}
+    )
     assert asdict(jobs["killed"].settings)["recovery"] == "partial"

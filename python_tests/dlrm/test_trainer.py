@@ -14,7 +14,7 @@ from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.synthetic import Synthetic
 from cpr_ext.dlrm.trainer import Trainer, TrainOptions
 from cpr_ext.errors import StoreError, UsageError
-from python_tests.helpers import assert_same
+from python_tests.helpers import assert_same, on_devices
 
 TINY = find_preset("tiny")
 SOURCE = Synthetic([50, 300, 2000], num_samples=4000)
@@ -274,8 +274,9 @@ def test_a_trained_store_can_be_read_by_a_checkpointer_alone(tmp_path):
         assert_same(dict(trainer._model.state_dict()), weights)
 
 
+@on_devices
 def test_on_movietweetings_partial_recovery_keeps_the_auc_that_no_recovery_loses(
-    tmp_path, real_movietweetings
+    tmp_path, real_movietweetings, device
 ):
     """Half of the shards lost near the end; one seed of the three that count."""
     source = MovieTweetings(real_movietweetings)
@@ -283,7 +284,7 @@ def test_on_movietweetings_partial_recovery_keeps_the_auc_that_no_recovery_loses
     steps = settings.epochs * -(-source.num_train_samples // settings.batch_size)
     fails_at = int(0.95 * steps)
     failures = (PlannedFailure(fails_at, (0, 2, 4, 6)),)
-    given = {"settings": settings, "every_steps": 100, "num_shards": 8}
+    given = {"settings": settings, "every_steps": 100, "num_shards": 8, "device": device}
     # The first part is the same three times, so it is trained once, and resumed without a loss.
     shared = int(0.75 * steps)
     run_until(shared, tmp_path / "straight", source, **given, priority=cpr_ext.AllRows())

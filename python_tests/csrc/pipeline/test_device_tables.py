@@ -14,14 +14,17 @@ from python_tests.csrc.segments import ALIGNMENT, HEADER, Layout, Table
 SLOT_BYTES = 32 * ALIGNMENT
 
 
-def random_table(num_rows, row_ids=None, dim=16, seed=0):
+def random_table(num_rows, row_ids=None, dim=16, seed=0, first=0):
+    """Rows from ``first`` on; ``row_ids`` are told from there."""
     random = np.random.default_rng(seed)
     arrays = {
         "weight": random.standard_normal((num_rows, dim), dtype=np.float32),
         "sum": random.random(num_rows, dtype=np.float32),
         "scale": random.integers(0, 100, (num_rows, 4), dtype=np.int8),
     }
-    return Table("t", arrays, row_ids, range_rows=0 if row_ids is not None else num_rows)
+    if row_ids is not None:
+        return Table("t", arrays, row_ids + first, first_row_id=first)
+    return Table("t", arrays, range_begin=first, range_rows=num_rows, first_row_id=first)
 
 
 class OnDevice:
@@ -44,11 +47,13 @@ class OnDevice:
             name="t",
             num_rows=len(self.table.saved_ids),
             row_ids_offset=where.get("", -1),
+            range_begin=self.table.range_begin,
             row_ids=self.table.row_ids if capture else None,
         )
         for name, array in arrays.items():
             stager = self.stager if stagers is None else stagers[name]
-            spec.add_rows(name, array, where[name], stager=stager)
+            first = self.table.first_row_id
+            spec.add_rows(name, array, where[name], first_row_id=first, stager=stager)
         return spec
 
     def start(self, path, **options):
@@ -81,18 +86,25 @@ class OnDevice:
 SELECTED = [None, np.arange(0, 3000, 3), np.array([], np.int64), np.array([7])]
 
 
+@pytest.mark.parametrize("first", [0, 500])
 @pytest.mark.parametrize("device_slot_bytes", [None, 40_000])
 @pytest.mark.parametrize("row_ids", SELECTED, ids=["range", "every third", "none", "one"])
-def test_the_file_is_the_one_that_the_cpu_writes(device, tmp_path, row_ids, device_slot_bytes):
-    on = OnDevice(device, random_table(3000, row_ids), device_slot_bytes=device_slot_bytes)
+def test_the_file_is_the_one_that_the_cpu_writes(
+    device, tmp_path, row_ids, device_slot_bytes, first
+):
+    table = random_table(3000, row_ids, first=first)
+    on = OnDevice(device, table, device_slot_bytes=device_slot_bytes)
     on.write(tmp_path / "s")
     assert (tmp_path / "s").read_bytes() == on.layout.expected_file()
 
 
-@pytest.mark.parametrize("wanted", [(0, 1 << 40), (1000, 2000), (5, 6)])
+@pytest.mark.parametrize("first", [0, 500])
+@pytest.mark.parametrize("wanted", [(0, 1 << 40), (1000, 2000), (505, 506)])
 @pytest.mark.parametrize("row_ids", SELECTED[:2], ids=["range", "every third"])
-def test_rows_come_back_on_the_device_and_no_other_is_touched(device, tmp_path, row_ids, wanted):
-    table = random_table(3000, row_ids)
+def test_rows_come_back_on_the_device_and_no_other_is_touched(
+    device, tmp_path, row_ids, wanted, first
+):
+    table = random_table(3000, row_ids, first=first)
     on = OnDevice(device, table)
     chunks = on.write(tmp_path / "s")
     strange = table.emptied().arrays
@@ -102,7 +114,7 @@ def test_rows_come_back_on_the_device_and_no_other_is_touched(device, tmp_path, 
     ids = table.saved_ids
     ids = ids[(ids >= wanted[0]) & (ids < wanted[1])]
     for name, array in table.arrays.items():
-        strange[name][ids] = array[ids]
+        strange[name][ids - first] = array[ids - first]
         np.testing.assert_array_equal(device.get(targets[name]), strange[name])
 
 

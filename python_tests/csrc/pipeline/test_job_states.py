@@ -50,6 +50,38 @@ def test_a_job_goes_through_its_states_in_order(tmp_path):
     assert job.chunks()
 
 
+def test_a_log_tells_when_each_slot_was_checked_and_then_written(tmp_path):
+    pipe = segments.pipeline()
+
+    def run(name):
+        job, _ = _start(tmp_path, pipe, name)
+        segments.capture_all(job)
+        job.wait("written")
+
+    run("before")
+    pipe.start_log()
+    begin = time.perf_counter_ns()
+    run("a")
+    run("b")  # now all of "a" is noted
+    end = time.perf_counter_ns()
+    log = pipe.stop_log()
+    checks, writes = (
+        [entry[1:] for entry in log if entry[0] == what] for what in ("check", "write")
+    )
+    assert len(checks) + len(writes) == len(log)
+    assert len(checks) - 1 <= len(writes) <= len(checks)
+    assert len(checks) >= 2
+    for spans in (checks, writes):
+        moments = [moment for span in spans for moment in span]
+        assert moments == sorted(moments), "a thread did two things at once"
+        assert begin <= moments[0]
+        assert moments[-1] <= end or spans is writes
+    for check, write in zip(checks, writes, strict=False):
+        assert check[1] <= write[0]
+    run("after")
+    assert pipe.stop_log() == []
+
+
 def test_what_comes_too_early_or_twice_is_refused_and_changes_nothing(tmp_path):
     job, layout = _start(tmp_path, segments.pipeline())
     for early in (lambda: job.finish(HEADER), job.mark_committed, job.chunks):

@@ -130,6 +130,15 @@ def test_one_of_several_bad_indices_is_told_once(device, bad):
     assert counter.counts()[1] == 1
 
 
+def test_dirty_rows_are_counted_in_tables_larger_than_a_launch_has_threads(emulated):
+    threads = 2048 * 256
+    counter = emulated.access_counter("t", threads + 40)
+    row_ids = np.array([0, 7, threads + 7, threads + 39])  # one thread sees two of them
+    counter.observe(row_ids)
+    assert counter.num_dirty() == 4
+    assert counter.dirty_rows().tolist() == row_ids.tolist()
+
+
 def test_counts_are_a_copy(device):
     counter = device.access_counter("t", 4)
     counts = counter.counts()

@@ -1,0 +1,132 @@
+"""A profile of one snapshot in training on a GPU, as a picture and as a trace.
+
+    python bench/gpu_profile.py [--tiny] [--trace FILE] [--picture FILE]
+
+Trains a DLRM of eight tables of a million rows and takes a partial snapshot of 12.5 % of them under
+torch.profiler. Prints what the snapshot cost training's stream. The trace also opens in Perfetto or
+chrome://tracing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import gpu_device
+import torch
+from gpu_timeline import HOST, draw, longest_gap, read_events, seconds_by_stage, timeline_of
+from pause import PRIORITY, fill_budget
+from results import parser_of
+from torch.profiler import ProfilerActivity, profile, record_function
+from training import Protected, Run
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURE = ROOT / "docs" / "images" / "gpu_timeline.png"
+SIZES = (1_000_000,) * 8
+_MOST_STEPS = 200
+_CLOCK = "cpr_ext clock"
+
+
+def main() -> int:
+    parser = parser_of(__doc__)
+    parser.add_argument("--trace", type=Path, help="keep the trace here")
+    parser.add_argument("--picture", type=Path, default=PICTURE)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(f"no GPU to profile: PyTorch {torch.__version__} finds none", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
+        trace = options.trace or Path(folder) / "trace.json"
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        record(Path(folder) / "store", trace, tiny=options.tiny)
+        show(trace, options.picture)
+    return 0
+
+
+def record(store: Path, trace: Path, *, tiny: bool) -> None:
+    """Writes the trace of some steps, during which a partial snapshot is taken and committed."""
+    run = Run(
+        tiny=tiny,
+        batch_size=64 if tiny else 16_384,
+        device=gpu_device.DEVICE,
+        num_embeddings=None if tiny else SIZES,
+    )
+    protected = Protected(run, store, priority=PRIORITY)
+    protected.train_until_saved()
+    fill_budget(protected)
+    for _ in range(5):
+        protected.train_step()
+    gpu_device.synchronize()
+    pipeline = protected.checkpointer._saver._pipeline
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        with record_function(_CLOCK):
+            clock = time.perf_counter_ns()
+        pipeline.start_log()
+        for _ in range(5):
+            protected.train_step()
+        saved = protected.num_snapshots
+        protected.ask()
+        for _ in range(_MOST_STEPS):
+            protected.train_step()
+            if protected.num_snapshots > saved:
+                break
+        for _ in range(5):
+            protected.train_step()
+        gpu_device.synchronize()
+    log = pipeline.stop_log()
+    protected.close()
+    profiler.export_chrome_trace(str(trace))
+    add_log(trace, log, clock)
+
+
+def add_log(trace: Path, log: list[tuple[str, int, int]], clock: int) -> None:
+    """Adds what the pipeline's threads did to the trace, in the trace's time.
+
+    Args:
+        log: (what, begin, end) in nanoseconds.
+        clock: when the trace's event of the clock began, in these.
+    """
+    content = json.loads(trace.read_text())
+    events = content["traceEvents"]
+    [began] = {
+        float(event["ts"])
+        for event in events
+        if event.get("name") == _CLOCK and event.get("cat") in ("user_annotation", "cpu_op")
+    }
+    for what, begin, end in log:
+        place = {"pid": "cpr_ext", "tid": {"check": "checker", "write": "writer"}[what]}
+        times = {"ts": began + (begin - clock) / 1e3, "dur": (end - begin) / 1e3}
+        events.append({"ph": "X", "cat": HOST, "name": what, **place, **times})
+    trace.write_text(json.dumps(content))
+
+
+def show(trace: Path, picture: Path) -> None:
+    """Draws the picture and prints what the snapshot cost."""
+    timeline = timeline_of(read_events(trace))
+    begin, end = timeline.snapshot
+    training = timeline.lanes["training's stream"]
+    print(
+        f"snapshot: {1e3 * (end - begin):.1f} ms from the first row chosen to the last byte written"
+    )
+    for lane, spans in timeline.lanes.items():
+        told = ", ".join(
+            f"{what} {1e3 * seconds:.3f} ms" for what, seconds in seconds_by_stage(spans).items()
+        )
+        print(f"  {lane + ':':<20}{told or 'nothing'}")
+    last = max((span.end for span in training), default=0.0)
+    outside = max(longest_gap(training, 0.0, begin), longest_gap(training, end, last))
+    during = longest_gap(training, begin, end)
+    print(
+        f"longest gap in training's stream: {1e3 * during:.3f} ms during the snapshot, "
+        f"{1e3 * outside:.3f} ms outside"
+    )
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    draw(timeline, picture)
+    print(f"drew {picture}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

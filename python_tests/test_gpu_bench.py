@@ -1,0 +1,173 @@
+"""What of bench/ needs a GPU: it runs on the emulated one; what is made of its results is right."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from python_tests.test_bench import load, run
+
+
+def run_emulated(what: str, folder: Path) -> str:
+    return run("-m", "python_tests.emulated_bench", what, str(folder))
+
+
+# --- it runs ---
+
+
+def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path: Path) -> None:
+    shown = run_emulated("targets", tmp_path)
+    assert "0 failed" in shown.splitlines()[-1]
+    for stage in (
+        "count",
+        "select",
+        "gather",
+        "copy out",
+        "training's stream held",
+        "training with",
+    ):
+        assert any(line.startswith(stage) and "x" in line for line in shown.splitlines()), stage
+    assert len([line for line in shown.splitlines() if "simplest kernel" in line]) == 3
+
+
+@pytest.fixture
+def bounds(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """gpu_bounds with its kernels emulated."""
+    module = load("gpu_bounds")
+    emulated = load_emulated_bench()
+    monkeypatch.setattr(module, "library", emulated.compiled_bounds)
+    monkeypatch.setattr(load("gpu_device"), "stream", lambda: 0)
+    return module
+
+
+def load_emulated_bench() -> Any:
+    import python_tests.emulated_bench as emulated
+
+    return emulated
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_the_simplest_counting_counts(bounds: Any, returns: bool) -> None:
+    random = np.random.default_rng(0)
+    rows = [3, 1000]
+    counts = [torch.zeros(n, dtype=torch.int32) for n in rows]
+    indices = [torch.from_numpy(random.integers(0, n, 700)) for n in rows]
+    bounds.count(bounds.addresses(counts), bounds.addresses(indices), 700, returns=returns)
+    for found, looked_up, n in zip(counts, indices, rows, strict=True):
+        expected = np.bincount(looked_up.numpy(), minlength=n)
+        np.testing.assert_array_equal(found.numpy(), expected)
+
+
+@pytest.mark.parametrize("row_bytes", [64, 256, 512])
+def test_the_simplest_gather_gathers(bounds: Any, row_bytes: int) -> None:
+    table = torch.randn(300, row_bytes // 4)
+    row_ids = torch.randint(300, (101,))
+    packed = torch.zeros(101, row_bytes // 4)
+    bounds.gather(table, row_ids, packed)
+    assert torch.equal(packed, table[row_ids])
+
+
+@pytest.mark.parametrize("architecture", ["80", "90"])
+def test_the_simplest_kernels_are_compiled_by_nvcc(architecture: str) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("there is no nvcc")
+    library = load("gpu_bounds").compile_for(architecture)
+    assert library.bound_count is not None
+    assert library.bound_gather is not None
+
+
+def test_what_does_not_compile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = load("gpu_bounds")
+    with pytest.raises(RuntimeError, match=r"could not compile gpu_bounds.cu:\n.*wrong flag"):
+        bounds.compile_with([sys.executable, "-c", "raise SystemExit('wrong flag')"])
+
+
+# --- what is made of results ---
+
+
+def test_a_ratio_is_of_the_same_round_and_only_a_share_of_the_others_time_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = load("gpu_table")
+    slower = iter([1.0, 10.0, 100.0] * 10)
+    now = SimpleNamespace(factor=1.0, calls=0)
+
+    def seconds(work: Any) -> float:
+        if now.calls % 2 == 0:
+            now.factor = next(slower)
+        now.calls += 1
+        return work() * now.factor
+
+    [row] = table.compare(
+        "stage",
+        lambda: 2.0,
+        table.Other("other", lambda: 8.0, promised=2.5, share=0.5),
+        rounds=3,
+        seconds=seconds,
+    )
+    assert row.ratio == pytest.approx(2.0)
+    assert row.verdict == "MISSED"
+    assert row.other_seconds == pytest.approx(40.0)
+    assert table.Target("s", "a", None, 0.1, 1.0, 1.0).verdict == "-"
+    assert table.Target("s", "a", 2.0, 2.0, 1.0, 2.0).verdict == "met"
+
+
+def test_a_stage_that_fails_costs_its_own_rows_only_and_each_row_is_kept_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    targets, table = load("gpu_targets"), load("gpu_table")
+    file = tmp_path / "gpu.json"
+
+    def fails(sizes: Any) -> Any:
+        yield table.Target("early", "other", 1.0, 2.0, 1.0, 2.0)
+        assert [row["stage"] for row in json.loads(file.read_text())["rows"]] == ["early"]
+        raise MemoryError("all is full")
+
+    def goes_on(sizes: Any) -> Any:
+        yield table.Target("late", "other", 1.0, 0.5, 1.0, 0.5)
+
+    monkeypatch.setattr(load("results"), "FOLDER", tmp_path)
+    monkeypatch.setattr(targets, "use_training_streams", lambda devices: None)
+    monkeypatch.setattr(
+        targets.gpu_device,
+        "describe",
+        lambda: {"gpu": "none", "nvidia_smi": "none", "torch_cuda": "none"},
+    )
+    monkeypatch.setattr(targets, "STAGES", {"a": (fails, "", 1), "b": (goes_on, "", 1)})
+    assert targets.measure(False, None) == 1
+    shown = capsys.readouterr().out
+    assert "a" + 47 * " " + "FAILED: MemoryError: all is full" in shown
+    assert "3 rows: 1 missed, 1 failed" in shown
+    kept = json.loads(file.read_text())
+    assert [row["stage"] for row in kept["rows"]] == ["early", "a", "late"]
+    assert kept["rows"][1]["error"] == "MemoryError: all is full"
+    monkeypatch.setattr(load("page"), "IMAGES", tmp_path)
+    assert "gpu_timeline.png" not in "".join(load("page").gpu(load("results").Results(tmp_path)))
+    (tmp_path / "gpu_timeline.png").touch()
+    page = "\n".join(load("page").gpu(load("results").Results(tmp_path)))
+    assert "(images/gpu_timeline.png)" in page
+    assert "| early | other | 2.00x | 1.00x | 1000.000 ms | 2000.000 ms | met |" in page
+    assert "| late | other | 0.50x | 1.00x | 1000.000 ms | 500.000 ms | missed |" in page
+    assert "a failed: MemoryError: all is full" in page
+
+
+def test_a_page_says_that_no_gpu_was_measured(tmp_path: Path) -> None:
+    page = "\n".join(load("page").gpu(load("results").Results(tmp_path)))
+    assert "Not yet measured" in page
+
+
+def test_without_a_gpu_it_is_told_and_nothing_is_measured(capsys: Any) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    for name in ("gpu_targets", "gpu_profile"):
+        module = load(name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [name])
+            assert module.main() == 1
+        assert "no GPU to" in capsys.readouterr().err

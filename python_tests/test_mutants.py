@@ -1,0 +1,59 @@
+"""tools/mutate_kernels.py: what it changes, and that it changes one place at a time."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = """\
+int host(int a) { return a + 1; }
+
+template <class T>
+__device__ T both(T a, T b) {
+  // a < b in words
+  return a < b ? a + b : a;  // a + b
+}
+
+__global__ void __launch_bounds__(256)
+    some_kernel(const Things things, int n) {
+  if (n == 0) return;
+  __syncthreads();
+  atomicAdd(things.sum, 1u);
+}
+
+void launch(int n) {
+  if (n < 1) return;
+}""".splitlines()
+
+
+@pytest.fixture(scope="module")
+def mutate():
+    spec = importlib.util.spec_from_file_location(
+        "mutate_kernels", ROOT / "tools/mutate_kernels.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_place_on_the_device_is_changed_and_none_on_the_host(mutate):
+    assert [(number, line.strip()) for number, line in mutate.mutants(SOURCE)] == [
+        (5, "return a <= b ? a + b : a;  // a + b"),
+        (5, "return a < b ? a - b : a;  // a + b"),
+        (10, "if (n == 0) ;"),
+        (10, "if (n != 0) return;"),
+        (11, ";"),
+        (12, ";"),
+        (12, "atomicAdd(things.sum, 2u);"),
+    ]
+
+
+def test_the_kernels_have_mutants_and_tests(mutate):
+    files = [path.relative_to(ROOT) for path in ROOT.glob("csrc/*/device_*.cu")]
+    found = {file: mutate.mutants((ROOT / file).read_text().splitlines()) for file in files}
+    assert sum(map(len, found.values())) > 100
+    for file in files:
+        assert all((ROOT / tests).is_dir() for tests in mutate.tests_of(str(file)))

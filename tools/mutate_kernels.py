@@ -1,0 +1,180 @@
+"""Are the kernels' tests worth anything? Changes kernels one place at a time and runs their tests.
+
+    python tools/mutate_kernels.py [--count 10] [--seed 0] [--list] [FILE.cu ...]
+
+Each mutant is compiled as the emulated device's (docs/gpu.md), beside a build of its own in
+build/mutants; nothing of the sources is changed. A mutant that no test notices survives and is
+shown. Exit status 1 if one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Rooms whose kernels are tested elsewhere too.
+ALSO_TESTED = {"staging": ["pipeline"]}
+#: The backend's name, or a test of it alone, which no backend's name is part of.
+ON_EMULATED = "emulated or not (cpu or cuda)"
+#: What is written in place of what; each place where it matches is a mutant.
+OPERATORS = [
+    (r"__syncthreads\(\);", ";"),
+    (r"^(\s*)(?:if \(.*\) )?atomic\w+\(.*\);$", r"\1;"),
+    (r"\breturn;", ";"),
+    (r"\bcontinue;", ";"),
+    (r" < ", " <= "),
+    (r" <= ", " < "),
+    (r" > ", " >= "),
+    (r" >= ", " > "),
+    (r" == ", " != "),
+    (r" != ", " == "),
+    (r" \+ ", " - "),
+    (r" - ", " + "),
+    (r" && ", " || "),
+    (r"\bkAllLanes\b", "0x7fffffffu"),
+    (r" % 32\b", " % 16"),
+    (r"\b1u\b", "2u"),
+    (r" \+= ", " = "),
+]
+
+
+def kernel_lines(source: list[str]) -> Iterator[int]:
+    """Numbers of the lines of functions that run on the device, without their signatures."""
+    in_function = in_body = False
+    for number, line in enumerate(source):
+        in_function = in_function or re.match(r".*\b__(device|global)__\b", line) is not None
+        if in_body and line == "}":
+            in_function = in_body = False
+        elif in_body and not line.strip().startswith("//"):
+            yield number
+        in_body = in_body or (
+            in_function and line.endswith("{") and not line.startswith("template")
+        )
+
+
+def mutants(source: list[str]) -> list[tuple[int, str]]:
+    """(line's number, what is written there) of every mutant."""
+    found = []
+    for number in kernel_lines(source):
+        code, comment, rest = source[number].partition("//")
+        for pattern, instead in OPERATORS:
+            for match in re.finditer(pattern, code):
+                changed = code[: match.start()] + match.expand(instead) + code[match.end() :]
+                found.append((number, changed + comment + rest))
+    return found
+
+
+def tests_of(file: str) -> list[str]:
+    """Where the room of a source has its tests."""
+    room = Path(file).parent.name
+    return [f"python_tests/csrc/{each}" for each in (room, *ALSO_TESTED.get(room, []))]
+
+
+class EmulatedModule:
+    """The module that runs CUDA sources on the CPU, made anew with one of them changed."""
+
+    def __init__(self, folder: Path) -> None:
+        base = ROOT / "build" / "mutants"
+        command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(base)]
+        variables = {"CPR_EXT_CUDA": "OFF", "CPR_EXT_EMULATED": "1"}
+        subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **variables})
+        [self._build], [built] = base.glob("temp.*"), base.glob("lib.*/cpr_ext")
+        self._folder = folder
+        package = folder / "cpr_ext"
+        package.mkdir()
+        for each in built.iterdir():
+            if not each.name.startswith("_emulated"):
+                (package / each.name).symlink_to(each)
+        self._module = package / next(built.glob("_emulated*.so")).name
+        ninja = Path(sys.executable).parent / "ninja"
+        listed = self._run(str(ninja if ninja.exists() else "ninja"), "-t", "commands", "_emulated")
+        self._commands = listed.stdout.splitlines()
+
+    def make(self, file: str, source: list[str]) -> bool:
+        """False if it does not compile."""
+        compile_old = next(c for c in self._commands if f"emulated/{file}.cpp" in c and " -c " in c)
+        words = shlex.split(compile_old)
+        old_object = words[words.index("-o") + 1]
+        mutant, new_object = self._folder / "mutant.cpp", self._folder / "mutant.o"
+        mutant.write_text("\n".join(source) + "\n")
+        words[words.index("-c") + 1], words[words.index("-o") + 1] = str(mutant), str(new_object)
+        if self._run(*[w for w in words if w != "-Werror"]).returncode != 0:
+            return False
+        link = self._commands[-1].replace(old_object, str(new_object))
+        link = re.sub(r"-o \S+_emulated\S+\.so", f"-o {self._module}", link)
+        done = self._run("bash", "-c", link)
+        assert done.returncode == 0, done.stderr
+        return True
+
+    def passes(self, tests: list[str], seconds: float) -> bool:
+        """Whether its tests pass, in so much time."""
+        command = [sys.executable, "-P", "-m", "pytest", "-x", "-p", "no:cacheprovider"]
+        variables = {"PYTHONPATH": str(self._folder), "CPR_EXT_HYPOTHESIS": "sanitize"}
+        try:
+            done = subprocess.run(
+                [*command, "-k", ON_EMULATED, *tests],
+                cwd=ROOT,
+                env={**os.environ, **variables},
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        assert done.returncode not in (2, 3, 4, 5), done.stdout[-2000:] + done.stderr
+        if done.returncode == 0:  # a mutant may also crash, with nothing said
+            assert f"native core: {self._folder}" in done.stdout, done.stdout[-2000:]
+        return done.returncode == 0
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=self._build, capture_output=True, text=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/*/*.cu"))
+    parser.add_argument("files", nargs="*", default=files, metavar="FILE.cu")
+    parser.add_argument("--count", type=int, default=10, help="mutants of each file, drawn")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--list", action="store_true", help="show them and run nothing")
+    options = parser.parse_args()
+    survivors = 0
+    with tempfile.TemporaryDirectory() as folder:
+        module = None if options.list else EmulatedModule(Path(folder))
+        for file in options.files:
+            source = (ROOT / file).read_text().splitlines()
+            found = mutants(source)
+            drawn = random.Random(options.seed).sample(found, min(options.count, len(found)))
+            print(f"{file}: {len(drawn)} of {len(found)} mutants", flush=True)
+            if module is not None and drawn:
+                assert module.make(file, source), f"{file} does not compile"
+                began = time.monotonic()
+                assert module.passes(tests_of(file), 280), (
+                    f"the tests of {file} fail without a mutant"
+                )
+                limit = 20 + 4 * (time.monotonic() - began)
+            for number, line in sorted(drawn):
+                verdict = ""
+                if module is not None:
+                    changed = [*source[:number], line, *source[number + 1 :]]
+                    if not module.make(file, changed):
+                        verdict = "does not compile"
+                    else:
+                        verdict = "SURVIVED" if module.passes(tests_of(file), limit) else "killed"
+                survivors += verdict == "SURVIVED"
+                print(f"  {verdict:<18}{number + 1}: {line.strip()}", flush=True)
+    return int(survivors > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
