@@ -18,7 +18,9 @@ KERNEL, COPY, FILL, HOST = "kernel", "gpu_memcpy", "gpu_memset", "cpr_ext"
 TRAINING = "training"
 #: What our kernels do, by their names.
 _STAGES = {
-    "count_lookups": "count",
+    "lookups": "count",
+    "prepare_samples": "count",
+    "measure": "choose",
     "count_bins": "choose",
     "tally": "choose",
     "place": "choose",

@@ -42,9 +42,9 @@ def a_snapshot() -> list[Any]:
     training = [event("kernel", THEIRS, 1000.0 + 100 * i, 90.0, stream=7) for i in range(20)]
     return [
         *training,
-        event("kernel", OURS.format("count_lookups_kernel"), 1092.0, 5.0, stream=7),
+        event("kernel", OURS.format("lookups_kernel"), 1092.0, 5.0, stream=7),
         event("kernel", OURS.format("count_bins_kernel"), 1592.0, 3.0, stream=7),
-        event("kernel", OURS.format("take_rows_kernel"), 1795.0, 1.0, stream=7),
+        event("kernel", OURS.format("take_counts_kernel"), 1795.0, 1.0, stream=7),
         event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 1690.0, 2.0, stream=7),
         event("kernel", OURS.format("copy_rows_kernel"), 1692.0, 6.0, stream=7),
         event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 1700.0, 150.0, stream=16),
