@@ -25,9 +25,11 @@ help:
 demo: build
 	$(BIN)/python examples/demo.py
 
-# A test file stays in one process; more than a few share a small machine's memory badly.
+# A test file stays in one process. One process more than cores, since some tests mostly wait for
+# others; more than a few share a small machine's memory badly.
+TEST_PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 test-distributed: build
 	$(BIN)/python -m pytest python_tests/distributed -m long

@@ -55,7 +55,7 @@ run_under() {
     UBSAN_OPTIONS="print_stacktrace=1:log_path=$PWD/$build/report" \
     TSAN_OPTIONS="exitcode=66:suppressions=$PWD/tools/tsan.supp:die_after_fork=0:log_path=$PWD/$build/report" \
     PYTHONPATH="$package:$PWD" PYTHONDONTWRITEBYTECODE=1 PYTHONMALLOC=malloc \
-    CPR_EXT_SANITIZER=$kind CPR_EXT_HYPOTHESIS=sanitize "$@"
+    CPR_EXT_SANITIZER=$kind CPR_EXT_EMULATED=${emulated:-0} CPR_EXT_HYPOTHESIS=sanitize "$@"
 }
 
 # The fibers of the emulated device make AddressSanitizer say once, in these lines, that it may be
