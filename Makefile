@@ -25,11 +25,10 @@ help:
 demo: build
 	$(BIN)/python examples/demo.py
 
-# A test file stays in one process. One process more than cores, since some tests mostly wait for
-# others; more than a few share a small machine's memory badly.
-TEST_PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
+# A test file stays in one process; more than a few share a small machine's memory badly. In order of
+# their names: files of few tests take long here, and would come last.
 test: lint
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-distributed: build
 	$(BIN)/python -m pytest python_tests/distributed -m long
