@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cpr_ext.errors import SnapshotError
 from cpr_ext.retention import keep_needed
 from cpr_ext.snapshot import SnapshotKind
 from cpr_ext.store import Store
@@ -57,9 +58,10 @@ class BaseRule:
         else:
             self._partial_bytes += file_bytes
 
-    def note_failed(self, kind: SnapshotKind) -> None:
-        """A snapshot failed."""
-        self._has_failed = self._has_failed or kind == "base"
+    def note_failed(self, kind: SnapshotKind, error: Exception) -> None:
+        """A snapshot failed. One that was given up for a change of the model is due again."""
+        was_given_up = isinstance(error, SnapshotError)
+        self._has_failed = self._has_failed or (kind == "base" and not was_given_up)
 
     def forget_base(self) -> None:
         """Rows of the model are not as the store has them: only a base snapshot saves them."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Literal
 
@@ -30,7 +29,10 @@ from cpr_ext.devices import devices_of, make_stagers, use_training_streams
 from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.metrics import Metrics, ScalarWriter
 from cpr_ext.options import (
-    require_at_least_one,
+    as_optimizers,
+    as_shards,
+    as_whole_number,
+    require_callable_or_none,
     require_kind,
     require_one_of,
     require_positive_or_none,
@@ -39,6 +41,7 @@ from cpr_ext.overlap import Overlap, OverlapChoice
 from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority, make_tracker
 from cpr_ext.recovering import OnDamage, Recoverer, RecoveryMode
 from cpr_ext.recovery_report import RecoveryReport
+from cpr_ext.requested_snapshot import RequestedSnapshot
 from cpr_ext.retention import Retention
 from cpr_ext.run_account import RunAccount
 from cpr_ext.run_costs import CostMeter
@@ -46,20 +49,36 @@ from cpr_ext.saving import Consistency, Saver, SavingOptions, WhenBusy
 from cpr_ext.schedules import EverySeconds, Schedule
 from cpr_ext.segment_capture import WriteOptions
 from cpr_ext.selection import Selector
+from cpr_ext.slot_size import DEFAULT_SLOT_BYTES, choose_slot_bytes
 from cpr_ext.snapshot import Snapshot, SnapshotKind
 from cpr_ext.store import Store
 from cpr_ext.store_reader import StoreReader
-from cpr_ext.tables import Table, find_tables, prioritized_tables, register_tables
+from cpr_ext.table_watch import TableWatch
+from cpr_ext.tables import (
+    Table,
+    find_tables,
+    prioritized_tables,
+    register_tables,
+    shard_row_range,
+)
 from cpr_ext.tracking import LookupRecorder
+from cpr_ext.unwatched import (
+    require_own_optimizers,
+    warn_of_large_parameters,
+    warn_of_schedulers,
+    warn_of_sparse_gradients,
+)
 
 logger = logging.getLogger("cpr_ext")
 
-DEFAULT_SLOT_BYTES = 8 << 20
+__all__ = ["DEFAULT_KEEP_BYTES", "DEFAULT_SLOT_BYTES", "Checkpointer"]
+
 DEFAULT_KEEP_BYTES = 32 << 20
-_NO_LOOKUPS = (
-    "no lookup was seen in the first step, so no row counts as changed. A model that was compiled "
-    "and called before the Checkpointer was made has no hooks in its graphs: make the Checkpointer "
-    "first, or call torch.compiler.reset(); for lookups outside modules call record_lookups()"
+# Counting the rows that are not saved reads every counter, while training waits.
+_MOST_COUNTED_ROWS = 2_000_000
+_MID_STEP = (
+    "{call} in the middle of step {step}: an optimizer has stepped since step(), so what is still "
+    "to be captured is no longer as it was then. Call it after step()"
 )
 
 
@@ -101,7 +120,8 @@ class Checkpointer:
             so that snapshots are taken at the same steps whatever the disk's speed.
         on_nan: ``"raise"`` gives a snapshot up rather than save NaN; ``"save"`` saves it.
         slot_bytes, num_slots: size and number of the staging slots, the memory of a snapshot; so
-            much is also taken on every GPU that has tables.
+            much is also taken on every GPU that has tables. None: 8 MB, or more if a table's rows
+            need it.
         keep_bytes: most memory for rows copied aside; when it is full, training waits for the disk.
         num_threads: threads for counting, selecting and copying, the caller's included.
         direct_io: write past the page cache where the file system allows it.
@@ -135,7 +155,7 @@ class Checkpointer:
         when_busy: WhenBusy = "delay",
         on_nan: Literal["raise", "save"] = "raise",
         overlap: OverlapChoice = "auto",
-        slot_bytes: int = DEFAULT_SLOT_BYTES,
+        slot_bytes: int | None = None,
         keep_bytes: int = DEFAULT_KEEP_BYTES,
         num_slots: int = 3,
         num_threads: int | None = None,
@@ -150,16 +170,17 @@ class Checkpointer:
         require_positive_or_none("rebase_after", rebase_after)
         require_positive_or_none("compact_after", compact_after)
         require_positive_or_none("compact_bytes_per_second", compact_bytes_per_second)
-        require_at_least_one("num_shards", num_shards)
-        require_at_least_one("num_threads", num_threads, ", or None")
+        num_shards = as_whole_number("num_shards", num_shards, 1)
+        num_slots = as_whole_number("num_slots", num_slots, 1)
+        if num_threads is not None:
+            num_threads = as_whole_number("num_threads", num_threads, 1, ", or None")
+        require_callable_or_none("extra_state", extra_state)
         require_kind("priority", priority, Priority, "MostFrequentlyUsed(0.125)")
         require_kind("schedule", schedule, Schedule, "EverySteps(500)")
         if isinstance(priority, LargestChange) and on_nan == "save":
             raise UsageError('LargestChange cannot rank NaN rows; use on_nan="raise" with it')
         self.model = model
-        self.optimizers = (
-            [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-        )
+        self.optimizers = as_optimizers(optimizers)
         self.tables = (
             find_tables(model, self.optimizers)
             if tables is None
@@ -170,7 +191,10 @@ class Checkpointer:
                 "the model has no nn.Embedding or nn.EmbeddingBag; give its tables by name: "
                 'Checkpointer(..., tables={"name": parameter})'
             )
+        require_own_optimizers(model, self.optimizers, self.tables)
+        warn_of_large_parameters(model, self.tables)
         overlaps = Overlap.is_wanted(overlap, self.tables)
+        slot_bytes = choose_slot_bytes(slot_bytes, self.tables)
         self.priority = MostFrequentlyUsed() if priority is None else priority
         self.consistency: Consistency = consistency
         self.num_shards = num_shards
@@ -203,6 +227,8 @@ class Checkpointer:
         )
         self._recorder = LookupRecorder(self.tables, list(self._trackers.values()), threads)
         self._recorder.attach()
+        self._watch = TableWatch(self.tables, self.optimizers, self._trackers, threads)
+        self._watch.attach()
         self._recoverer = Recoverer(
             model,
             self.optimizers,
@@ -217,12 +243,21 @@ class Checkpointer:
         self._base_rule = BaseRule(self.store, self.tables, rebase_after)
         self._saver = Saver(
             self.store,
-            Selector(self.tables, self._trackers, self.priority, prioritized, num_shards, threads),
+            Selector(
+                self.tables,
+                self._trackers,
+                self.priority,
+                prioritized,
+                num_shards,
+                threads,
+                self._watch.is_proven,
+            ),
             pipeline,
             self._account,
             self._base_rule,
             committer,
-            overlap=Overlap(self.tables, self._recorder) if overlaps else None,
+            self._watch,
+            overlap=Overlap(self.tables, self._watch, self._recorder) if overlaps else None,
             compactor=make_compactor(
                 self.store,
                 committer,
@@ -241,6 +276,8 @@ class Checkpointer:
         )
         self._may_train = self.store.is_empty
         self._is_first_step = True
+        self._is_busy = False  # inside a call: a signal's handler may make another one
+        self._requested: RequestedSnapshot | None = None
         self._closed = False
 
     @property
@@ -282,28 +319,39 @@ class Checkpointer:
         """
         started = time.perf_counter()
         self._require_recovered()
-        if num_samples < 0:
-            raise UsageError(f"num_samples is {num_samples}; it must not be negative")
-        use_training_streams(self._devices)
-        if self._is_first_step and self._recorder.misses_lookups:
-            warnings.warn(_NO_LOOKUPS, stacklevel=2)
-        self._is_first_step = False
+        num_samples = as_whole_number("num_samples", num_samples, 0)
+        if self._watch.problem is not None:
+            raise UsageError(self._watch.problem)
+        with self._in_call("step()"):
+            return self._step(num_samples, started)
+
+    def _step(self, num_samples: int, started: float) -> Snapshot | None:
+        if self._is_first_step:
+            self._is_first_step = False
+            warn_of_sparse_gradients(self.model, self.tables)
+            if self._extra_state is None:
+                warn_of_schedulers(self.optimizers)
         self._saver.pause()
         self._recorder.flush()
+        self._recorder.begin_step()
+        self._watch.begin_step()
         self._account.go_on_from(self.step_count + 1, self.num_samples + num_samples)
         self._saver.settle()
-        begun = self._saver.begin_if_due()
+        begun = self._take_requested() or self._saver.begin_if_due()
         self._saver.go_on()
         self._account.note_step(
             num_samples,
             time.perf_counter() - started + self._saver.take_held_seconds(),
             is_saving=self._saver.in_flight is not None,
-            row_updates=self._recorder.num_lookups,
+            row_updates=self._recorder.num_lookups + self._watch.num_row_updates,
         )
         return begun
 
-    def save(self, kind: SnapshotKind = "partial") -> Snapshot:
+    def save(self, kind: SnapshotKind = "partial") -> Snapshot | RequestedSnapshot:
         """Take a snapshot now, captured as a whole at this step; it is committed behind training.
+
+        In the middle of a step (an optimizer has stepped since :meth:`step`, or a signal's handler
+        calls this), the next :meth:`step` takes it.
 
         Args:
             kind: ``"partial"`` (selected rows) or ``"base"`` (all rows).
@@ -313,27 +361,56 @@ class Checkpointer:
         """
         require_one_of("kind", kind, ("partial", "base"))
         self._require_recovered()
-        use_training_streams(self._devices)
+        if self._is_mid_step:
+            if self._requested is None:
+                self._requested = RequestedSnapshot(kind)
+            elif kind == "base":
+                self._requested.kind = kind
+            return self._requested
+        with self._in_call("save()"):
+            return self._save(kind)
+
+    def _save(self, kind: SnapshotKind) -> Snapshot:
         self._saver.pause()
         self._recorder.flush()
         return self._saver.take(kind)
+
+    def _take_requested(self) -> Snapshot | None:
+        request, self._requested = self._requested, None
+        if request is None:
+            return None
+        request.snapshot = self._save(request.kind)
+        return request.snapshot
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until the snapshot in flight is durable; False if the time ran out first.
 
         Raises:
             SnapshotError: it failed; its cause is ``__cause__``.
+            UsageError: it is called in the middle of a step, and rows remain to be captured.
         """
         self._require_open()
-        use_training_streams(self._devices)
-        self._saver.advance()
+        if self._requested is not None or (self._is_mid_step and self._needs_step):
+            raise UsageError(_MID_STEP.format(call="wait()", step=self.step_count + 1))
+        with self._in_call("wait()"):
+            return self._wait(timeout_seconds)
+
+    def _wait(self, timeout_seconds: float | None) -> bool:
+        started = time.monotonic()
+        if timeout_seconds is None:
+            self._saver.advance()
+        else:
+            self._saver.advance_for(timeout_seconds)
         snapshot = self._saver.in_flight
         if snapshot is None:
             return True
+        if timeout_seconds is not None:
+            timeout_seconds = max(0.0, timeout_seconds - (time.monotonic() - started))
         if not snapshot.wait_until_done(timeout_seconds):
             return False
         self._saver.settle(warn=False)
         if snapshot.error is not None:
+            self._saver.unreported = None
             raise SnapshotError(f"snapshot {snapshot.number} failed") from snapshot.error
         return True
 
@@ -384,26 +461,47 @@ class Checkpointer:
         require_one_of("mode", mode, ("partial", "full"))
         require_one_of("on_damage", on_damage, ("raise", "fall_back"))
         self._require_open()
-        use_training_streams(self._devices)
         started = time.perf_counter()
         if shards is not None and mode == "full":
             raise UsageError('full recovery goes back with all shards; leave out "shards"')
-        for shard in shards or ():
-            if not 0 <= shard < self.num_shards:
-                raise UsageError(
-                    f"shard {shard} does not exist; there are 0 to {self.num_shards - 1}"
-                )
+        lost = None if shards is None else as_shards(shards, self.num_shards)
         if shards is not None and from_store is not None:
             raise UsageError('from_store is for all shards; leave out "shards"')
         if up_to_step is not None and (shards is not None or from_store is not None):
             raise UsageError("up_to_step goes with neither shards nor from_store")
         if not strict and from_store is None:
             raise UsageError("strict=False needs from_store; a store is written by one model only")
-        self._saver.quiesce()
-        if shards is not None:
+        with self._in_call("recover()"):
+            self._saver.quiesce()
+            report = self._recover(
+                lost, mode, from_store, strict=strict, on_damage=on_damage, up_to_step=up_to_step
+            )
+        report.seconds = time.perf_counter() - started
+        self._account.note_recovery(report, of_shards=shards is not None)
+        for damaged in report.damaged_segments:
+            logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
+        return report
+
+    def _recover(
+        self,
+        lost: Sequence[int] | None,
+        mode: RecoveryMode,
+        from_store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
+        *,
+        strict: bool,
+        on_damage: OnDamage,
+        up_to_step: int | None,
+    ) -> RecoveryReport:
+        if lost is not None:
             self._recorder.flush()
-            report = RecoveryReport(self.step_count, self.num_samples, tuple(sorted(set(shards))))
+            self._watch.check_loss(
+                lambda table: [
+                    shard_row_range(table.num_embeddings, shard, self.num_shards) for shard in lost
+                ]
+            )
+            report = RecoveryReport(self.step_count, self.num_samples, tuple(lost))
             self._recoverer.recover_shards(report, on_damage=on_damage)
+            self._watch.accept()
             self._note_shards(report)
         elif from_store is not None and self.store.is_empty:
             report = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
@@ -413,10 +511,6 @@ class Checkpointer:
                 mode, steps_done=self.step_count, on_damage=on_damage, up_to_step=up_to_step
             )
             self._note_all(report, is_own_store=True)
-        report.seconds = time.perf_counter() - started
-        self._account.note_recovery(report, of_shards=shards is not None)
-        for damaged in report.damaged_segments:
-            logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
 
     def shared_part(self) -> DensePart:
@@ -449,17 +543,24 @@ class Checkpointer:
         position = read_position(part.tree())
         optimizers = shared_optimizers(self.optimizers, self.tables)
         restore_dense(part, self.model, optimizers, self.tables, generators=generators)
+        self._watch.begin_step()
+        self._watch.accept()
+        self._recorder.begin_step()
         self._account.go_on_from(position.step, position.num_samples)
         self._account.note_lost_samples(samples_lost)
         return position.extra_state
 
     def record_lookups(self, table: str, indices: torch.Tensor) -> None:
-        """Count lookups that no hook sees (``F.embedding`` or ``weight[indices]``)."""
+        """Count rows of a table that no torch optimizer updates; they have changed, or will.
+
+        Gradients say which rows a torch optimizer changes, so for its tables this is not needed.
+        """
         self._recorder.record(table, indices)
+        self._watch.expect(next(t for t in self.tables if t.name == table))
 
     @contextmanager
     def tracking_paused(self) -> Iterator[None]:
-        """Count no lookups inside the block."""
+        """Count no lookups of fused tables (TorchRec) inside the block, which changes no row."""
         with self._recorder.paused():
             yield
 
@@ -467,19 +568,39 @@ class Checkpointer:
         """Finish the snapshot in flight and give everything back. Closing twice is fine.
 
         Raises:
-            SnapshotError: snapshots failed that no one was told of by an exception.
+            SnapshotError: a snapshot failed, no exception said so, and none was committed since.
         """
         if self._closed:
             return
-        use_training_streams(self._devices)
+        if self._is_busy:
+            raise UsageError("close() from a signal's handler while another call is being made")
         try:
-            self._saver.finish()
+            with self._in_call("close()"):
+                if self._is_past_step:
+                    self._leave_mid_step()
+                else:
+                    self._take_requested()
+                self._saver.finish()
         finally:
             self._release()
-        if failures := self.metrics.failures:
+        if (error := self._saver.unreported) is not None:
+            failures = len(self.metrics.failures)
             raise SnapshotError(
-                f"{len(failures)} snapshot(s) failed, the last because: {failures[-1]}"
-            )
+                f"{failures} snapshot(s) failed, the last because: {error}"
+            ) from error
+
+    def _leave_mid_step(self) -> None:
+        """What needs the next step() will not get it."""
+        step = self.step_count + 1
+        reason = (
+            f"close() in the middle of step {step}: step() was not called after the optimizer's"
+        )
+        if self._requested is not None:
+            error = SnapshotError(f"the snapshot that was asked for was not taken: {reason}")
+            self._requested.give_up(error)
+            self._saver.unreported = error
+        if self._needs_step:
+            self._saver.give_up(reason)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -494,14 +615,47 @@ class Checkpointer:
             self.close()
         elif not self._closed:
             # The error may have left a step half done, so nothing more is captured.
-            self._saver.quiesce()
-            self._release()
+            try:
+                self._saver.quiesce()
+            except (
+                Exception
+            ) as error:  # also a warning that is an error: the user's own comes first
+                logger.error("while an exception ended training: %s", error)
+            finally:
+                self._release()
 
     def _capture_dense(self) -> DensePart:
         part = capture_dense(self.model, self.optimizers, self.tables, self._position())
         if self._refuses_nan:
             refuse_nan(part)
         return part
+
+    @property
+    def _is_past_step(self) -> bool:
+        """Whether the model may be past the step that is known."""
+        return self._watch.has_stepped or self._watch.is_inside_step or self._recorder.is_mid_step
+
+    @property
+    def _is_mid_step(self) -> bool:
+        return self._is_busy or self._is_past_step
+
+    @property
+    def _needs_step(self) -> bool:
+        """Whether the snapshot in flight waits for rows or the dense part as they are at a step."""
+        snapshot = self._saver.in_flight
+        return snapshot is not None and snapshot.state == "capturing" and not snapshot.is_held
+
+    @contextmanager
+    def _in_call(self, name: str) -> Iterator[None]:
+        """One call at a time: the handler of a signal may come in between."""
+        if self._is_busy:
+            raise UsageError(f"{name} from a signal's handler while another call is being made")
+        self._is_busy = True
+        try:
+            use_training_streams(self._devices)
+            yield
+        finally:
+            self._is_busy = False
 
     def _position(self) -> dict[str, Any]:
         return {
@@ -538,6 +692,7 @@ class Checkpointer:
     def _note_all(self, report: RecoveryReport, *, is_own_store: bool) -> None:
         """Everything was restored: training goes on from the position of the report."""
         self._account.note_all_recovered(report)
+        self._watch.forget()
         self._saver.restart_interval()
         self._may_train = True
         # Of another store nothing is in this one yet: the next step() takes a base snapshot.
@@ -561,6 +716,8 @@ class Checkpointer:
 
     def _release(self) -> None:
         self._closed = True
-        self._recorder.detach()
-        self._saver.close()
-        self.store.close()
+        with ExitStack() as each:  # all of them, whichever fails
+            each.callback(self.store.close)
+            each.callback(self._saver.close)
+            each.callback(self._watch.detach)
+            each.callback(self._recorder.detach)

@@ -55,6 +55,10 @@ class SnapshotFailedWarning(UserWarning):
     """Training goes on, but a snapshot was given up; ``wait()`` and ``close()`` raise the error."""
 
 
+class UntrackedChangeWarning(UserWarning):
+    """A table changed in a way that is not watched: what that costs, and what to do."""
+
+
 class PeerLostError(CprError):
     """A peer died, hung or cannot be reached; the workers meet again and go on."""
 

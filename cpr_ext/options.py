@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
 
 from cpr_ext.errors import UsageError
 
@@ -29,3 +33,64 @@ def require_kind(option: str, value: object, kind: type, example: str) -> None:
     """Raises UsageError unless ``value`` is None or of the class ``kind``."""
     if value is not None and not isinstance(value, kind):
         raise UsageError(f"{option} is {value!r}; needed: such as {example}")
+
+
+def as_whole_number(option: str, value: Any, least: int, otherwise: str = "") -> int:
+    """``value`` as an int: any integer-like number, such as ``np.int64`` or a tensor of one.
+
+    Raises:
+        UsageError: it is none, or less than ``least``; ``otherwise`` ends the message.
+    """
+    try:
+        number = operator.index(value)
+    except (TypeError, RuntimeError, ValueError):
+        if not isinstance(value, float) or not value.is_integer():
+            raise UsageError(f"{option} is {value!r}; needed: a whole number") from None
+        number = int(value)
+    if number < least:
+        meaning = "must not be negative" if least == 0 else f"must be at least {least}"
+        raise UsageError(f"{option} is {number}; it {meaning}{otherwise}")
+    return number
+
+
+def as_optimizers(given: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers that a user passes: one, or a sequence of them.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if isinstance(given, torch.optim.Optimizer):
+        return [given]
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes):
+        optimizers = list(given)
+        if all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
+            return optimizers
+        given = next(o for o in optimizers if not isinstance(o, torch.optim.Optimizer))
+    raise UsageError(
+        f"optimizers is or holds a {type(given).__name__}; needed: the torch optimizer of the "
+        "model, or a list of all of them. The store's directory comes after it"
+    )
+
+
+def require_callable_or_none(option: str, value: object) -> None:
+    """Raises UsageError unless ``value`` is None or can be called."""
+    if value is not None and not callable(value):
+        raise UsageError(
+            f"{option} is a {type(value).__name__}; needed: a function that returns it, called at "
+            f"each snapshot, such as {option}=lambda: state"
+        )
+
+
+def as_shards(shards: Any, num_shards: int) -> list[int]:
+    """Numbers of lost shards, ascending, each once.
+
+    Raises:
+        UsageError: it is no sequence of them, or there is no such shard.
+    """
+    if isinstance(shards, str) or not isinstance(shards, Iterable):
+        raise UsageError(f"shards is {shards!r}; needed: a list of shards, such as [1]")
+    numbers = sorted({as_whole_number("shards", shard, -(2**63)) for shard in shards})
+    for shard in numbers:
+        if not 0 <= shard < num_shards:
+            raise UsageError(f"shard {shard} does not exist; there are 0 to {num_shards - 1}")
+    return numbers

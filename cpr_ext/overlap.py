@@ -5,8 +5,8 @@ from the end of ``ckpt.step()`` to the optimizer's step, a thread of its own cap
 an optimizer changes anything the thread has come back; and those rows that its gradients are about
 to change and that a snapshot of one step still waits for are copied aside.
 
-All of this rests on tables being changed by their optimizer alone. Where another change is seen
-(PyTorch counts changes of a tensor in place), the snapshot is given up.
+All of this rests on tables being changed by their optimizer alone. Where the watch sees another
+change, the snapshot is given up.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from cpr_ext.at_exit import close_at_exit
 from cpr_ext.devices import device_of
 from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.snapshot import Snapshot
+from cpr_ext.table_watch import TableWatch
 from cpr_ext.tables import Table
 from cpr_ext.tracking import LookupRecorder
 
@@ -97,25 +98,25 @@ class Overlap:
     All calls come from the training thread.
 
     Args:
+        watch: sees what changes the tables, and when.
         recorder: uses the trackers, which a snapshot does too while its rows are captured.
     """
 
-    def __init__(self, tables: Sequence[Table], recorder: LookupRecorder) -> None:
+    def __init__(
+        self, tables: Sequence[Table], watch: TableWatch, recorder: LookupRecorder
+    ) -> None:
         self._tables = tables
+        self._watch = watch
         self._recorder = recorder
         self._thread = CaptureThread()
         self._snapshot: Snapshot | None = None
         self._is_open = False
-        self._versions: list[int] = []
-        self._handles: list[Any] = []
-        self._held_seconds = 0.0
         #: A snapshot found a table changed by something else than its optimizer.
         self.was_broken = False
-        self._recorder.before_flush = self.pause
-        optimizers = {id(t.optimizer): t.optimizer for t in tables if t.optimizer is not None}
-        for optimizer in optimizers.values():
-            self._handles.append(optimizer.register_step_pre_hook(self._before_optimizer))
-            self._handles.append(optimizer.register_step_post_hook(self._after_optimizer))
+        recorder.before_flush = self.pause
+        watch.before_change = self.pause
+        watch.rows_change = self._keep
+        watch.changed_outside = self._give_up
 
     @staticmethod
     def obstacle(tables: Sequence[Table]) -> str | None:
@@ -158,11 +159,10 @@ class Overlap:
 
         Of one that is to be held, only the rows are chosen.
         """
-        if self._snapshot is not snapshot:
-            self._snapshot = snapshot
-            self._note_versions()
-        elif not snapshot.is_held:
-            self._note_versions()  # between two windows rows may change as they like
+        self._watch.check()  # between two windows rows may change as they like
+        if snapshot.state != "capturing":
+            return
+        self._snapshot = snapshot
 
         def work(stop: Any) -> None:
             if snapshot.is_to_be_held:
@@ -183,25 +183,25 @@ class Overlap:
     def pause(self) -> None:
         """Returns once nothing is being captured; gives the snapshot up if it may be torn."""
         self._thread.pause()
-        was_open, self._is_open = self._is_open, False
         snapshot = self._snapshot
-        if snapshot is None:
-            return
-        if not snapshot.has_rows_left:
-            self._snapshot = None
-        if not (was_open or snapshot.is_held):
-            return  # nothing was being captured, nothing waits to be captured as it was
-        for table, version in zip(self._tables, self._versions, strict=True):
-            if table.weight._version != version:
+        if snapshot is not None:
+            if self._is_open or snapshot.is_held:
+                self._watch.check()
+            if not snapshot.has_rows_left:
                 self._snapshot = None
-                self.was_broken = True
-                snapshot.give_up(SnapshotError(_CHANGED.format(name=table.name)))
-                return
+        self._is_open = False
 
-    def take_held_seconds(self) -> float:
-        """How long the optimizers' hooks held training since last asked."""
-        held_seconds, self._held_seconds = self._held_seconds, 0.0
-        return held_seconds
+    def _give_up(self, table: Table) -> None:
+        snapshot = self._snapshot
+        if snapshot is None or not (self._is_open or snapshot.is_held):
+            return  # nothing was being captured, nothing waits to be captured as it was
+        self._snapshot = None
+        self.was_broken = True
+        snapshot.give_up(SnapshotError(_CHANGED.format(name=table.name)))
+
+    def _keep(self, table: Table, row_ids: torch.Tensor) -> None:
+        if self._snapshot is not None and self._snapshot.is_held:
+            self._snapshot.keep(table.name, row_ids)
 
     def forget(self) -> None:
         """Stop, and have nothing more to do with the snapshot in flight."""
@@ -214,31 +214,4 @@ class Overlap:
         self._thread.close()
         self._snapshot = None
         self._recorder.before_flush = None
-        for handle in self._handles:
-            handle.remove()
-
-    def _note_versions(self) -> None:
-        self._versions = [table.weight._version for table in self._tables]
-
-    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._snapshot is None:
-            return
-        started = time.perf_counter()
-        self.pause()
-        snapshot = self._snapshot
-        if snapshot is not None and snapshot.is_held:
-            for table in self._tables:
-                if table.optimizer is optimizer and table.weight.grad is not None:
-                    snapshot.keep(table.name, _rows_with_gradient(table.weight.grad))
-        self._held_seconds += time.perf_counter() - started
-
-    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._snapshot is not None:
-            self._note_versions()
-
-
-def _rows_with_gradient(gradient: torch.Tensor) -> torch.Tensor:
-    """Row ids, some perhaps repeated, outside of which a gradient is zero: (n,), int64."""
-    if gradient.layout == torch.sparse_coo:
-        return gradient._indices()[0].contiguous()
-    return gradient.any(dim=1).nonzero().squeeze(1)
+        self._watch.before_change = self._watch.rows_change = self._watch.changed_outside = None

@@ -23,6 +23,7 @@ from cpr_ext.segment_capture import WriteOptions
 from cpr_ext.selection import Selector
 from cpr_ext.snapshot import Snapshot, SnapshotKind
 from cpr_ext.store import Store
+from cpr_ext.table_watch import TableWatch
 
 logger = logging.getLogger("cpr_ext")
 
@@ -30,6 +31,7 @@ Consistency = Literal["row", "step"]
 WhenBusy = Literal["delay", "wait"]
 # A capture that training waits for comes back after a chunk: well below a millisecond.
 _CHUNK_BYTES = 1 << 20
+_POLL_SECONDS = 0.0005
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,14 @@ class Saver:
     """Takes one snapshot after the other; every call comes from the training thread.
 
     Args:
+        watch: sees what changes the tables.
         overlap: captures while training reads the tables; None: between steps only.
         compactor: merges segments after commits; None: nobody does.
         capture_dense: copies everything that is not a row.
 
     Attributes:
         in_flight: the snapshot that is on its way; None: none is.
+        unreported: why a snapshot failed of which no exception told, none being committed since.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Saver:
         account: RunAccount,
         base_rule: BaseRule,
         committer: Committer,
+        watch: TableWatch,
         *,
         overlap: Overlap | None,
         compactor: Compactor | None,
@@ -75,6 +80,8 @@ class Saver:
         options: SavingOptions,
     ) -> None:
         self.in_flight: Snapshot | None = None
+        self.unreported: Exception | None = None
+        self._watch = watch
         self._store = store
         self._selector = selector
         self._pipeline = pipeline
@@ -133,6 +140,8 @@ class Saver:
     def begin(self, kind: SnapshotKind, *, at_once: bool = False) -> Snapshot:
         """Begin a snapshot; ``at_once``: all of it is captured by the caller's next call."""
         self.restart_interval()
+        self._watch.check_all()
+        self._watch.settle()
         self._arrays = self._base_rule.array_names()
         self._is_overlapping = not at_once and self._may_overlap()
         options, write = self._options, self._options.write
@@ -175,8 +184,8 @@ class Saver:
             self.advance(max_bytes=0 if wait else self._pipeline.slot_bytes, wait_for_slot=wait)
 
     def take_held_seconds(self) -> float:
-        """How long capture held training outside of ``step()`` since last asked."""
-        return self._overlap.take_held_seconds() if self._overlap is not None else 0.0
+        """How long counting and capture held training outside of ``step()`` since last asked."""
+        return self._watch.take_held_seconds()
 
     def _resume(self) -> None:
         snapshot = self.in_flight
@@ -196,6 +205,7 @@ class Saver:
             snapshot.put_back()
             snapshot = self.begin("base")
         step, num_samples = self._account.step, self._account.num_samples
+        self._watch.check_all()
         if snapshot.is_to_be_held and snapshot.is_chosen and not rows:
             snapshot.hold(step, num_samples)
         if rows:
@@ -203,6 +213,24 @@ class Saver:
         snapshot.finish_if_captured(step, num_samples)
         if snapshot.is_captured:
             self._committer.submit(snapshot)
+
+    def advance_for(self, seconds: float) -> None:
+        """As :meth:`advance`, in pieces, until all is captured or the time is over."""
+        deadline = time.monotonic() + seconds
+        while (snapshot := self.in_flight) is not None and snapshot.state == "capturing":
+            if time.monotonic() >= deadline:
+                return
+            before = snapshot.bytes_captured
+            self.advance(max_bytes=_CHUNK_BYTES, wait_for_slot=False)
+            if snapshot.bytes_captured == before:
+                time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+
+    def give_up(self, reason: str) -> None:
+        """Give the snapshot in flight up, which is still capturing."""
+        self.pause()
+        if self.in_flight is not None:
+            self.in_flight.cancel(reason)
+            self.settle()
 
     def finish(self) -> None:
         """Capture what is left of the snapshot in flight, now, and wait for its commit."""
@@ -226,7 +254,8 @@ class Saver:
             # Waited for: the next snapshot reserves its space as soon as it begins.
             history = Retention(full_recovery_points=0)
             self._committer.call(lambda: self._store.retain(history)).result()
-        self._base_rule.note_failed(snapshot.kind)
+        self._base_rule.note_failed(snapshot.kind, snapshot.error)
+        self.unreported = snapshot.error
         self._account.note_failed(snapshot.error)
         logger.error("snapshot %d failed: %s", snapshot.number, snapshot.error)
         if warn:
@@ -234,6 +263,7 @@ class Saver:
             warnings.warn(text, SnapshotFailedWarning, stacklevel=3)
 
     def _note_committed(self, snapshot: Snapshot) -> None:
+        self.unreported = None
         self._last_bytes = snapshot.file_bytes
         self._base_rule.note_committed(snapshot.kind, snapshot.file_bytes, self._arrays)
         self._account.note_committed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ class Selector:
     Args:
         trackers: the tracker of each table, by table name.
         prioritized: names of the tables to which the priority applies; the others are saved whole.
+        is_proven: whether every way in which rows of a table could have changed was watched.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class Selector:
         prioritized: Collection[str],
         num_shards: int,
         pool: Any,
+        is_proven: Callable[[Table], bool],
     ) -> None:
+        self._is_proven = is_proven
         self._tables = tables
         self._trackers = trackers
         self._priority = priority
@@ -125,7 +128,7 @@ class Selector:
             return True
         table = selection.table
         clean = selection.tracker.is_clean(selection.begin, selection.end)
-        return clean and table.untouched_rows_keep_still()
+        return clean and table.untouched_rows_keep_still() and self._is_proven(table)
 
     def _range(self, table: Table, shard: int) -> tuple[int, int]:
         return shard_row_range(table.num_embeddings, shard, self._num_shards)

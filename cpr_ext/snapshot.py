@@ -56,6 +56,7 @@ class Snapshot:
         first_step, last_step: the steps at which rows were captured.
         num_samples: samples trained at ``last_step``.
         file_bytes: bytes of all its segments.
+        bytes_captured: bytes of rows captured so far.
         is_complete: it makes a full-recovery point.
         is_held: it is of one step, and its rows are captured as they were then while they change.
         is_to_be_held: it will be, once its rows are chosen.
@@ -86,6 +87,7 @@ class Snapshot:
         self.last_step = -1
         self.num_samples = 0
         self.file_bytes = 0
+        self.bytes_captured = 0
         self.is_complete = False
         self.is_held = False
         self.is_to_be_held = hold_later
@@ -285,7 +287,9 @@ class Snapshot:
             for table, first, count, *_ in chunks:
                 selection = part.selections[table]
                 part.taken.append((selection.tracker, selection.take(first, count)))
-        return sum(part.capture.chunk_bytes(chunk[0], chunk[2]) for chunk in chunks)
+        captured_bytes = sum(part.capture.chunk_bytes(chunk[0], chunk[2]) for chunk in chunks)
+        self.bytes_captured += captured_bytes
+        return captured_bytes
 
     def _finish_capture(self, step: int, num_samples: int) -> None:
         self.first_step = step if self.first_step < 0 else self.first_step

@@ -142,19 +142,23 @@ class Table:
             shape, dtype=dtype, device=self.weight.device
         )
 
+    def _group(self) -> dict[str, Any] | None:
+        if self.optimizer is None:
+            return None
+        for group in self.optimizer.param_groups:
+            if any(parameter is self.weight for parameter in group["params"]):
+                return group
+        return None
+
     def untouched_rows_keep_still(self) -> bool:
         """True if a step changes only rows that were looked up since the last one.
 
         Momentum, weight decay and dense Adam move every row at every step; for their tables
         "not looked up" does not mean "not changed". Unknown optimizers are taken to move all rows.
         """
-        if self.optimizer is None:
-            return True
-        group = next(
-            group
-            for group in self.optimizer.param_groups
-            if any(parameter is self.weight for parameter in group["params"])
-        )
+        group = self._group()
+        if self.optimizer is None or group is None:
+            return True  # it was frozen: nothing updates it
         if group.get("weight_decay", 0) != 0 or group.get("momentum", 0) != 0:
             return False
         known = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
@@ -181,6 +185,12 @@ def find_tables(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = 
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             continue
+        if not isinstance(module.weight, nn.Parameter) or "weight" not in module._parameters:
+            raise UsageError(
+                f"table {name!r}: its weight is computed from other parameters "
+                "(torch.nn.utils.parametrize, weight_norm), so it has no rows to save. "
+                "Name the other tables with tables={...}; this one is then saved whole each time"
+            )
         if (known := tables.get(id(module.weight))) is not None:
             known.modules.append(module)
             continue
@@ -195,6 +205,12 @@ def register_tables(
 ) -> list[Table]:
     """Tables given by name: parameters, or modules with a ``weight``; or ready-made."""
     if not isinstance(named, Mapping):
+        for table in named:
+            if not isinstance(table, Table):
+                raise UsageError(
+                    f"tables holds a {type(table).__name__}; give modules or parameters by name, "
+                    'such as tables={"items": model.items}'
+                )
         return list(named)
     owners = optimizers_by_parameter(optimizers)
     tables = []

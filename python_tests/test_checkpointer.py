@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.errors import SnapshotFailedWarning, StorageError, UsageError
+from cpr_ext.errors import StorageError, UsageError
 from cpr_ext.manifest import Manifest
 from python_tests.helpers import (
     Trained,
@@ -423,8 +423,15 @@ def test_nothing_can_be_done_with_a_closed_checkpointer(tmp_path):
             call()
 
 
-def test_a_slot_too_small_for_a_row_fails_snapshots_with_the_remedy_not_training(tmp_path):
-    run = Trained(tmp_path, {"a": (9000, 3)}, slot_bytes=4096, optimizer="sgd")
-    with pytest.warns(SnapshotFailedWarning, match="make slot_bytes at least"):
-        run.train(2)
-    run.checkpointer._release()
+def test_a_slot_too_small_for_a_row_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(UsageError, match=r"'tables\.a': rows of 3 columns.*at least 20480"):
+        Trained(tmp_path, {"a": (9000, 3)}, slot_bytes=4096, optimizer="sgd")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+def test_slots_are_as_large_as_the_oddest_rows_need(tmp_path, optimizer):
+    run = Trained(tmp_path, {"a": (1500, 1025)}, optimizer=optimizer)
+    run.train(2)
+    assert run.checkpointer.save("base").kind == "base"
+    assert run.checkpointer.wait()
+    run.checkpointer.close()

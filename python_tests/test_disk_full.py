@@ -89,8 +89,7 @@ def test_training_finishes_on_a_full_disk_and_nothing_committed_is_lost(small_di
     assert save(trained)  # only changed rows: those of the failed snapshot are among them
     expected = trained.checkpointer.step_count, trained.rows()
     assert trained.checkpointer.metrics.failed_snapshots == 1
-    with pytest.raises(cpr_ext.CprError, match=r"1 snapshot\(s\) failed.*No space left"):
-        trained.checkpointer.close()
+    trained.checkpointer.close()
     step, rows = rows_in(small_disk / "store")
     assert step == expected[0] > committed[0]
     assert_same(rows, expected[1])

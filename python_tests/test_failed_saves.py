@@ -11,6 +11,7 @@ from cpr_ext.errors import (
     SnapshotError,
     SnapshotFailedWarning,
     StorageError,
+    UntrackedChangeWarning,
     UsageError,
 )
 from python_tests.helpers import Trained, assert_same, copy_rows, run_python, shard_records
@@ -58,12 +59,21 @@ def assert_earlier_snapshots_load(run, expected):
     fresh.checkpointer.close()
 
 
-def fail_and_go_on(run, break_it, mend_it, cause, match):
-    """The whole life of a failed save, whatever the reason."""
+def fail_and_go_on(run, break_it, mend_it, cause, match, *, changes=()):
+    """The whole life of a failed save, whatever the reason.
+
+    Args:
+        changes: tables that breaking changes as a whole; all of their rows are dirty then.
+    """
     run.checkpointer.save("partial")
     run.checkpointer.wait()
     run.train(2)
     before = tracker_state(run.checkpointer)
+    for name in changes:
+        num_rows = next(t for t in run.checkpointer.tables if t.name == name).num_embeddings
+        rows, counts = before[name]
+        counts = None if counts is None else [count + 1 for count in counts]
+        before[name] = (list(range(num_rows)), counts)
     segments = [record for _, record, _ in shard_records(run.store)]
     break_it()
     assert run.checkpointer.save("partial").number == 3
@@ -93,8 +103,7 @@ def fail_and_go_on(run, break_it, mend_it, cause, match):
     rows = copy_rows(run.checkpointer.tables)
     run.checkpointer.save("base")
     assert run.checkpointer.wait()
-    with pytest.raises(SnapshotError, match=r"2 snapshot\(s\) failed"):
-        run.checkpointer.close()
+    run.checkpointer.close()  # good snapshots were committed since
     assert_earlier_snapshots_load(run, rows)
 
 
@@ -121,8 +130,7 @@ def fail_and_go_on_after_one_shard(run, break_it, mend_it, cause, match):
     run.checkpointer.save("base")
     assert run.checkpointer.wait()
     rows = run.rows()
-    with pytest.raises(SnapshotError, match=r"1 snapshot\(s\) failed"):
-        run.checkpointer.close()
+    run.checkpointer.close()
     assert_earlier_snapshots_load(run, rows)
 
 
@@ -261,8 +269,7 @@ def test_memory_replaced_during_a_capture_fails_that_snapshot(tmp_path, what):
     run.checkpointer.save("base")
     assert run.checkpointer.wait()
     rows = run.rows()
-    with pytest.raises(SnapshotError, match="replaced"):
-        run.checkpointer.close()
+    run.checkpointer.close()
     fresh = Trained(tmp_path, {"a": (6000, 8)}, seed=1, num_shards=2)
     fresh.checkpointer.recover()
     assert_same(fresh.rows(), rows)
@@ -276,9 +283,15 @@ def test_a_table_that_changed_its_dtype_is_not_saved_into_a_store_of_another(run
     def replace(value):
         weight.data = value
 
-    fail_and_go_on(
-        run, lambda: replace(data.half()), lambda: replace(data), UsageError, "another shape or d"
-    )
+    with pytest.warns(UntrackedChangeWarning, match=r"'tables\.big'.*has other memory"):
+        fail_and_go_on(
+            run,
+            lambda: replace(data.half()),
+            lambda: replace(data),
+            UsageError,
+            "another shape or d",
+            changes=["tables.big"],
+        )
 
 
 def test_sparse_momentum_fails_the_snapshot_with_the_remedy_and_training_goes_on(tmp_path):
@@ -308,18 +321,17 @@ def test_a_diverged_row_that_a_priority_has_to_rank_fails_the_snapshot_not_the_t
     with torch.no_grad():
         good = run.model.tables["a"].weight[0].clone()
         run.model.tables["a"].weight[0] = float("nan")
-    before = tracker_state(run.checkpointer)
-    run.checkpointer.save()
+    with pytest.warns(UntrackedChangeWarning, match=r"'tables\.a'.*written in place"):
+        run.checkpointer.save()
     with pytest.raises(SnapshotError) as failure:
         run.checkpointer.wait()
     assert isinstance(failure.value.__cause__, NanError)
-    assert tracker_state(run.checkpointer) == before
+    assert tracker_state(run.checkpointer)["tables.a"][0] == list(range(100))
     with torch.no_grad():
         run.model.tables["a"].weight[0] = good
     run.checkpointer.save()
     assert run.checkpointer.wait()
-    with pytest.raises(SnapshotError):
-        run.checkpointer.close()
+    run.checkpointer.close()
 
 
 def test_a_failed_first_base_is_tried_again_by_schedule_not_at_every_step(tmp_path):
@@ -341,8 +353,7 @@ def test_a_failed_first_base_is_tried_again_by_schedule_not_at_every_step(tmp_pa
     run.checkpointer.wait()
     assert run.checkpointer.metrics.base_snapshots == 1
     assert run.checkpointer.metrics.failed_snapshots == 3
-    with pytest.raises(SnapshotError):
-        run.checkpointer.close()
+    run.checkpointer.close()
 
 
 def test_close_gives_everything_back_even_when_it_raises(tmp_path):

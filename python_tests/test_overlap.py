@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cpr_ext
-from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UsageError
+from cpr_ext.errors import SnapshotFailedWarning, UsageError
 from python_tests.helpers import (
     STILL_OPTIMIZERS,
     Trained,
@@ -204,7 +204,7 @@ def test_gradient_accumulation_is_exact(
         overlap="always",
         consistency="step",
         schedule=cpr_ext.EverySteps(1000),
-        slot_bytes=32 << 10,
+        slot_bytes=36 << 10,
         keep_bytes=8192,
     )
     rows = {}
@@ -234,7 +234,7 @@ def test_rows_that_change_without_a_lookup_are_captured_as_they_were(tmp_path):
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
     checkpointer = cpr_ext.Checkpointer(
         nn.Sequential(table, linear), optimizer, tmp_path, overlap="always", consistency="step",
-        slot_bytes=32 << 10, schedule=cpr_ext.EverySteps(1000),
+        slot_bytes=36 << 10, schedule=cpr_ext.EverySteps(1000),
     )  # fmt: skip
     rows = {}
     with short_windows():
@@ -262,7 +262,7 @@ def test_an_optimizer_fused_into_backward_is_exact(tmp_path):
 
         table.weight.register_post_accumulate_grad_hook(update)
     checkpointer = cpr_ext.Checkpointer(
-        model, optimizers, tmp_path, overlap="always", consistency="step", slot_bytes=32 << 10,
+        model, optimizers, tmp_path, overlap="always", consistency="step", slot_bytes=36 << 10,
         schedule=cpr_ext.EverySteps(1000),
     )  # fmt: skip
     rows = {}
@@ -292,8 +292,7 @@ def test_a_change_outside_the_optimizer_costs_the_snapshot_and_is_told(tmp_path,
     run.checkpointer.save()
     run.checkpointer.wait()
     assert_captured(run.checkpointer, {run.checkpointer.step_count: run.rows()})
-    with pytest.raises(SnapshotError, match="1 snapshot"):
-        run.checkpointer.close()
+    run.checkpointer.close()
 
 
 def test_weights_may_be_clipped_after_the_optimizers_step_in_a_snapshot_over_many_steps(tmp_path):
@@ -320,12 +319,13 @@ def test_a_compiled_optimizer_step_is_not_captured_torn(tmp_path):
         hook.clear()  # as if the step had been compiled without them
     with short_windows(), pytest.warns(SnapshotFailedWarning, match="changed outside"):
         run.train(3)
-    assert run.store.is_empty
     for hook, old in zip(hooks, saved, strict=True):
         hook.update(old)
     assert type(optimizer).step is plain
-    with pytest.raises(SnapshotError):
-        run.checkpointer.close()
+    run.checkpointer.save("base")
+    run.checkpointer.wait()
+    assert_captured(run.checkpointer, {run.checkpointer.step_count: run.rows()})
+    run.checkpointer.close()
 
 
 def test_tables_that_cannot_be_captured_meanwhile_are_captured_in_step(tmp_path):

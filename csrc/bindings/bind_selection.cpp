@@ -1,6 +1,7 @@
 #include "bindings/register.h"
 #include "bindings/tensor_view.h"
 #include "bindings/vector_array.h"
+#include "selection/nonzero_rows.h"
 #include "selection/top_rows.h"
 
 namespace py = pybind11;
@@ -22,9 +23,25 @@ py::array_t<int64_t> top_rows_of(const py::object& scores, int64_t k,
   return to_numpy(std::move(row_ids));
 }
 
+py::array_t<int64_t> nonzero_rows_of(const py::object& rows,
+                                     const std::shared_ptr<ThreadPool>& pool) {
+  const TensorView view = view_contiguous(rows, "rows", 2, {});
+  RowIdVector row_ids;
+  {
+    py::gil_scoped_release release;
+    row_ids = nonzero_rows(static_cast<const std::byte*>(view.data), view.shape[0],
+                           view.shape[1] * view.item_bytes, pool.get());
+  }
+  return to_numpy(std::move(row_ids));
+}
+
 }  // namespace
 
 void register_selection(py::module_& module) {
+  module.def("nonzero_rows", &nonzero_rows_of, py::arg("rows"), py::arg("pool") = nullptr,
+             "The rows of (num_rows, dim) in which any bit is set, such as those that a dense\n"
+             "gradient changes.\n\n"
+             "rows: any dtype, contiguous; torch (CPU) or numpy. Returns int64 row ids, ascending.");
   module.def("top_rows", &top_rows_of, py::arg("scores"), py::arg("k"), py::arg("pool") = nullptr,
              "The k rows with the highest non-zero scores, ties by lowest row id; fewer if fewer\n"
              "are non-zero.\n\n"
