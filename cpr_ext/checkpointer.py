@@ -662,7 +662,18 @@ class Checkpointer:
             "step": self._account.step,
             "num_samples": self._account.num_samples,
             "extra_state": self._extra_state() if self._extra_state else None,
+            "rows_unsaved": self._count_unsaved_rows(),
+            "samples_lost": self.metrics.samples_lost,
         }
+
+    def _count_unsaved_rows(self) -> int | None:
+        num_rows = sum(table.num_embeddings for table in self.tables)
+        if num_rows > _MOST_COUNTED_ROWS or not all(
+            table.untouched_rows_keep_still() and self._watch.is_proven(table)
+            for table in self.tables
+        ):
+            return None
+        return sum(int(tracker.num_dirty()) for tracker in self._trackers.values())
 
     def _recover_from(
         self,
@@ -691,7 +702,7 @@ class Checkpointer:
 
     def _note_all(self, report: RecoveryReport, *, is_own_store: bool) -> None:
         """Everything was restored: training goes on from the position of the report."""
-        self._account.note_all_recovered(report)
+        self._account.note_all_recovered(report, self._recoverer.position.samples_lost)
         self._watch.forget()
         self._saver.restart_interval()
         self._may_train = True

@@ -17,15 +17,25 @@ from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.packing import unpack
 
 _MT_WORDS = 624
+_POSITION = {"step", "num_samples", "extra_state"}
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where training was: steps and samples done, and the caller's extra state."""
+    """Where training was when a dense part was captured.
+
+    Attributes:
+        step, num_samples: steps and samples done.
+        extra_state: the caller's.
+        rows_unsaved: rows that had changed since their newest saved state; None: not known.
+        samples_lost: samples whose effect failures had taken from lost shards until then.
+    """
 
     step: int
     num_samples: int
     extra_state: Any
+    rows_unsaved: int | None = None
+    samples_lost: int = 0
 
 
 def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -56,10 +66,13 @@ def read_position(tree: dict[str, Any]) -> Position:
         DamageError: it holds none.
     """
     extra = tree["extra"]
-    if not isinstance(extra, dict) or extra.keys() != {"step", "num_samples", "extra_state"}:
+    known = _POSITION | {"rows_unsaved", "samples_lost"}  # the last two since 0.2
+    if not isinstance(extra, dict) or not _POSITION <= extra.keys() <= known:
         raise DamageError("not the dense part of a snapshot: it tells no position in training")
-    for name in ("step", "num_samples"):
+    for name in extra.keys() - {"extra_state"}:
         value = extra[name]
+        if name == "rows_unsaved" and value is None:
+            continue
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
             raise DamageError(f"not the dense part of a snapshot: its {name} is {value!r:.100}")
     return Position(**extra)

@@ -15,7 +15,7 @@ from torch import nn
 
 from cpr_ext.checking import refuse_damage
 from cpr_ext.dense import DensePart, dense_differences, restore_dense
-from cpr_ext.dense_tree import read_position
+from cpr_ext.dense_tree import Position, read_position
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.manifest import SegmentRecord
 from cpr_ext.recovery import newest_readable_dense, restore_shards
@@ -71,6 +71,8 @@ class Recoverer:
         self._recorder = recorder
         self._threads = threads
         self._direct_io = direct_io
+        #: Of the dense part that was restored last.
+        self.position = Position(0, 0, None)
 
     def recover_shards(self, report: RecoveryReport, *, on_damage: OnDamage) -> None:
         """Restore the rows of ``report.shards``, and nothing else; counts are added to it.
@@ -81,10 +83,14 @@ class Recoverer:
         if on_damage == "raise":
             shards = {shard: self._store.shards[shard] for shard in report.shards}
             refuse_damage(None, shards, self._stored(), self._store.num_shards)
+        if not all(table.untouched_rows_keep_still() for table in self._tables):
+            report.rows_stale = None  # rows that no tracker calls dirty have changed, too
         for shard in report.shards:
-            report.rows_stale += sum(
-                self._trackers[table.name].num_dirty(*self._range(table, shard))
-                for table in self._tables
+            report.add_stale(
+                sum(
+                    self._trackers[table.name].num_dirty(*self._range(table, shard))
+                    for table in self._tables
+                )
             )
             self._count_lost_updates(shard, report)
         self._restore(report, is_live=True)
@@ -130,11 +136,12 @@ class Recoverer:
                 f"in {steps_done} steps. Build the model anew and start from step 0"
             )
         if found is None:
+            self.position = Position(0, 0, None)
             self._recorder.forget()
             self._store.roll_back(0)
             return report
         record, part = found
-        self._restore_dense(part, report)
+        self._restore_dense(part, report, rows_stale=0 if record.is_complete else None)
         self._store.roll_back(record.snapshot)
         for name, arrays in self._restore(report).items():
             self._by_name[name].keep_row_states(arrays)
@@ -164,7 +171,8 @@ class Recoverer:
         if strict:
             refuse_differences(reader, differences)
         report.differences = differences
-        self._restore_dense(part, report, strict=strict)
+        is_complete = record.is_complete and not differences
+        self._restore_dense(part, report, strict=strict, rows_stale=0 if is_complete else None)
         ranges = {name: (0, reader.table(name).num_embeddings) for name in match.names}
         targets = {name: TableTarget(self._by_name[name]) for name in match.names}
         transplant_rows(reader, record.snapshot, targets, ranges, report, direct_io=self._direct_io)
@@ -199,6 +207,7 @@ class Recoverer:
             refuse_differences(readers[0], differences)
         report.differences = differences
         self._restore_dense(part, report, strict=strict)
+        report.rows_stale = report.row_updates_lost = None  # the stores are of several steps
         plan.copy(report, direct_io=self._direct_io)
         self._begin_anew()
         return report
@@ -210,13 +219,21 @@ class Recoverer:
             self._trackers[table.name].take_range(0, table.num_embeddings, weight=table.weight)
 
     def _restore_dense(
-        self, part: DensePart, report: RecoveryReport, *, strict: bool = True
+        self,
+        part: DensePart,
+        report: RecoveryReport,
+        *,
+        strict: bool = True,
+        rows_stale: int | None = None,
     ) -> None:
-        position = read_position(part.tree())
+        """Restore what is not a row; ``rows_stale``: rows that are older than it, None: unknown."""
+        self.position = position = read_position(part.tree())
         restore_dense(part, self._model, self._optimizers, self._tables, strict=strict)
         self._recorder.forget()
         report.step, report.num_samples = position.step, position.num_samples
         report.extra_state = position.extra_state
+        report.rows_stale = position.rows_unsaved if rows_stale is None else rows_stale
+        report.row_updates_lost = 0 if report.rows_stale == 0 else None
 
     def _newest_dense(
         self, mode: RecoveryMode, up_to_step: int | None, report: RecoveryReport
@@ -253,7 +270,7 @@ class Recoverer:
             # Restored rows are as saved: not dirty, and their change is measured from here.
             begin, end = self._range(table, shard)
             if is_live and report.damaged_segments:
-                report.rows_stale -= self._num_counted_twice(table, begin, end, report)
+                report.add_stale(-self._num_counted_twice(table, begin, end, report))
             self._trackers[table.name].take_range(begin, end, weight=table.weight)
         return restored
 

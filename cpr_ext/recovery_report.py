@@ -49,18 +49,20 @@ class RecoveryReport:
         shards: the shards restored.
         rows_restored: rows of these shards that are now as saved, of whatever age (each counted
             once): all but ``rows_missing``.
-        rows_stale: rows whose last update is lost. They were looked up since they were last saved
-            (recovery of shards in a live model), or they are among ``older_rows``; each counts
-            once.
+        rows_stale: rows that are older than the step and the dense part that training resumes
+            from, each counted once: those that had changed since they were last saved, and
+            ``older_rows``. None: not known. That is so where an optimizer changes rows without a
+            gradient (momentum, weight decay, Adam); and after a process died for large tables,
+            and for the stores of several processes.
         rows_missing: rows of which no usable state is left; they keep what the live model has.
         rows_in_doubt: beyond those, at most so many rows are older than their newest saved state:
             damage took the row ids of what was lost too.
         older_rows, missing_rows: which rows these are, by table; ``missing_rows`` holds row ids
             (n,) int64. Tables without any are left out.
         samples_lost: samples trained since a lost shard's last snapshot, summed over the shards.
-        row_updates_lost: updates of these shards' rows that were not saved (``shards=`` only; None:
-            not counted, see ``Checkpointer(count_row_updates=True)``). Those that damage took from
-            older rows are not among them.
+        row_updates_lost: updates of these shards' rows that were not saved. None: not counted, see
+            ``Checkpointer(count_row_updates=True)``; after a process died it is 0 or None. Those
+            that damage took from older rows are not among them.
         segments_read, bytes_read: what was read for it.
         damaged_segments: what was not usable.
         seconds: how long it took.
@@ -72,7 +74,7 @@ class RecoveryReport:
     num_samples: int = 0
     shards: tuple[int, ...] = ()
     rows_restored: int = 0
-    rows_stale: int = 0
+    rows_stale: int | None = 0
     rows_missing: int = 0
     rows_in_doubt: int = 0
     older_rows: dict[str, OlderRows] = field(default_factory=dict)
@@ -86,9 +88,14 @@ class RecoveryReport:
     extra_state: Any = None
     differences: list[str] = field(default_factory=list)
 
+    def add_stale(self, count: int) -> None:
+        """So many more rows are older than the rest, if that is known at all."""
+        if self.rows_stale is not None:
+            self.rows_stale += count
+
     def add_older(self, table: str, row_ids: torch.Tensor, steps_older: torch.Tensor) -> None:
         """Rows were restored to an older state; each is added once."""
-        self.rows_stale += len(row_ids)
+        self.add_stale(len(row_ids))
         if (known := self.older_rows.get(table)) is not None:
             row_ids = torch.cat([known.row_ids, row_ids])
             steps_older = torch.cat([known.steps_older, steps_older])

@@ -85,9 +85,15 @@ class RunAccount:
         else:
             self.metrics.row_updates_lost += report.row_updates_lost
 
-    def note_all_recovered(self, report: RecoveryReport) -> None:
-        """Everything was restored: training goes on from the position of the report."""
+    def note_all_recovered(self, report: RecoveryReport, samples_lost: int) -> None:
+        """Everything was restored: training resumes from the position of the report.
+
+        Args:
+            samples_lost: samples that failures had taken until that position.
+        """
         self.go_on_from(report.step, report.num_samples)
+        self.metrics.samples_lost = samples_lost
+        self._spread_lost_samples()
         self._saved_samples = [report.num_samples] * self._num_shards
 
     def note_recovery(self, report: RecoveryReport, *, of_shards: bool) -> None:

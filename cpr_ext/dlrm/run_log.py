@@ -21,7 +21,7 @@ class FailureRecord:
         shards: the shards lost.
         recovery: how they came back.
         rows_restored: rows brought back to a saved state.
-        rows_stale: rows whose last update is lost.
+        rows_stale: rows whose last update is lost; None: not known.
         samples_lost: samples trained since a lost shard's last snapshot, summed over the shards.
         samples_retrained: samples trained again after going back.
         seconds: how long it took until training could go on.
@@ -32,7 +32,7 @@ class FailureRecord:
     shards: list[int]
     recovery: Recovery
     rows_restored: int = 0
-    rows_stale: int = 0
+    rows_stale: int | None = 0
     samples_lost: int = 0
     samples_retrained: int = 0
     seconds: float = 0.0

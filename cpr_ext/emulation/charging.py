@@ -28,7 +28,7 @@ class PlayedFailure:
     shards: tuple[int, ...]
     lost_computation_hours: float
     rows_restored: int
-    rows_stale: int
+    rows_stale: int | None
     recover_seconds: float
 
     def to_plain(self) -> dict[str, Any]:

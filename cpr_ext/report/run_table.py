@@ -30,9 +30,10 @@ def format_run(result: TrainResult) -> str:
     ]
     for failure in result.failures:
         shards = "+".join(map(str, failure["shards"]))
+        stale = "unknown" if failure["rows_stale"] is None else f"{failure['rows_stale']:,}"
         text = (
             f"step {failure['step']:,}, shards {shards}, recovery {failure['recovery']}: "
-            f"{failure['rows_restored']:,} rows restored, {failure['rows_stale']:,} stale, "
+            f"{failure['rows_restored']:,} rows restored, {stale} stale, "
             f"{failure['samples_lost']:,} samples lost"
         )
         if failure["samples_retrained"]:
