@@ -243,6 +243,8 @@ class Checkpointer:
         self._base_rule = BaseRule(self.store, self.tables, rebase_after)
         self._saver = Saver(
             self.store,
+            self.tables,
+            self._trackers,
             Selector(
                 self.tables,
                 self._trackers,
@@ -502,6 +504,7 @@ class Checkpointer:
             report = RecoveryReport(self.step_count, self.num_samples, tuple(lost))
             self._recoverer.recover_shards(report, on_damage=on_damage)
             self._watch.accept()
+            self._saver.forget_saved_rows()
             self._note_shards(report)
         elif from_store is not None and self.store.is_empty:
             report = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
@@ -704,6 +707,7 @@ class Checkpointer:
         """Everything was restored: training goes on from the position of the report."""
         self._account.note_all_recovered(report, self._recoverer.position.samples_lost)
         self._watch.forget()
+        self._saver.forget_saved_rows()
         self._saver.restart_interval()
         self._may_train = True
         # Of another store nothing is in this one yet: the next step() takes a base snapshot.

@@ -22,6 +22,7 @@ from cpr_ext._native import native
 from cpr_ext.at_exit import close_at_exit
 from cpr_ext.devices import device_of
 from cpr_ext.errors import SnapshotError, UsageError
+from cpr_ext.row_samples import WindowSample
 from cpr_ext.snapshot import Snapshot
 from cpr_ext.table_watch import TableWatch
 from cpr_ext.tables import Table
@@ -111,6 +112,8 @@ class Overlap:
         self._thread = CaptureThread()
         self._snapshot: Snapshot | None = None
         self._is_open = False
+        #: Rows that were captured in the window that is open.
+        self.sample = WindowSample()
         #: A snapshot found a table changed by something else than its optimizer.
         self.was_broken = False
         recorder.before_flush = self.pause
@@ -163,6 +166,7 @@ class Overlap:
         if snapshot.state != "capturing":
             return
         self._snapshot = snapshot
+        self.sample.forget()
 
         def work(stop: Any) -> None:
             if snapshot.is_to_be_held:
@@ -187,9 +191,16 @@ class Overlap:
         if snapshot is not None:
             if self._is_open or snapshot.is_held:
                 self._watch.check()
+            if self._is_open:
+                self._check_sample()
             if not snapshot.has_rows_left:
                 self._snapshot = None
         self._is_open = False
+
+    def _check_sample(self) -> None:
+        table = self.sample.changed_table()
+        if table is not None:
+            self._watch.note_hidden_change(table, "rows changed while they were being captured")
 
     def _give_up(self, table: Table) -> None:
         snapshot = self._snapshot

@@ -6,7 +6,7 @@ import errno
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,9 +14,10 @@ from cpr_ext.base_rule import ArrayNames, BaseRule
 from cpr_ext.committer import Committer
 from cpr_ext.compactor import Compactor
 from cpr_ext.dense import DensePart
-from cpr_ext.errors import SnapshotFailedWarning
+from cpr_ext.errors import SnapshotError, SnapshotFailedWarning
 from cpr_ext.overlap import Overlap
 from cpr_ext.retention import Retention
+from cpr_ext.row_samples import CleanSample
 from cpr_ext.run_account import RunAccount
 from cpr_ext.schedules import Progress
 from cpr_ext.segment_capture import WriteOptions
@@ -24,6 +25,7 @@ from cpr_ext.selection import Selector
 from cpr_ext.snapshot import Snapshot, SnapshotKind
 from cpr_ext.store import Store
 from cpr_ext.table_watch import TableWatch
+from cpr_ext.tables import Table
 
 logger = logging.getLogger("cpr_ext")
 
@@ -67,6 +69,8 @@ class Saver:
     def __init__(
         self,
         store: Store,
+        tables: Sequence[Table],
+        trackers: dict[str, Any],
         selector: Selector,
         pipeline: Any,
         account: RunAccount,
@@ -79,6 +83,7 @@ class Saver:
         capture_dense: Callable[[], DensePart],
         options: SavingOptions,
     ) -> None:
+        self._clean = CleanSample(tables, trackers)
         self.in_flight: Snapshot | None = None
         self.unreported: Exception | None = None
         self._watch = watch
@@ -141,6 +146,7 @@ class Saver:
         """Begin a snapshot; ``at_once``: all of it is captured by the caller's next call."""
         self.restart_interval()
         self._watch.check_all()
+        self._check_clean_rows()
         self._watch.settle()
         self._arrays = self._base_rule.array_names()
         self._is_overlapping = not at_once and self._may_overlap()
@@ -161,6 +167,8 @@ class Saver:
             pipeline=self._pipeline,
             options=write,
             capture_dense=self._capture_dense,
+            saved_rows=self._clean,
+            captured_rows=self._overlap.sample if self._overlap is not None else None,
             choose_later=(self._is_overlapping and not is_held) or chooses_on_gpu,
             hold_later=hold_later,
         )
@@ -206,6 +214,8 @@ class Saver:
             snapshot = self.begin("base")
         step, num_samples = self._account.step, self._account.num_samples
         self._watch.check_all()
+        if not snapshot.has_rows_left and self._check_clean_rows():
+            snapshot.give_up(SnapshotError("rows of it changed unseen; see the warning"))
         if snapshot.is_to_be_held and snapshot.is_chosen and not rows:
             snapshot.hold(step, num_samples)
         if rows:
@@ -213,6 +223,24 @@ class Saver:
         snapshot.finish_if_captured(step, num_samples)
         if snapshot.is_captured:
             self._committer.submit(snapshot)
+
+    def forget_saved_rows(self) -> None:
+        """Rows were restored: what was saved of them is not what they are now."""
+        self._clean.forget()
+
+    def _check_clean_rows(self) -> bool:
+        """Whether a row that counts as clean was found to be changed."""
+        found = self._clean.find_changed()
+        if found is None:
+            return False
+        table, row_id = found
+        self._clean.forget()
+        self._watch.note_hidden_change(
+            table,
+            f"row {row_id} counts as unchanged since it was saved, but differs: something writes "
+            "past PyTorch, such as weight.data or another library",
+        )
+        return True
 
     def advance_for(self, seconds: float) -> None:
         """As :meth:`advance`, in pieces, until all is captured or the time is over."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -46,6 +46,13 @@ def _is_capturing(part: _Part) -> bool:
     return part.capture.is_capturing
 
 
+class RowSample(Protocol):
+    """Looks at some of the rows of snapshots."""
+
+    def note(self, selection: Selection, first: int, count: int) -> None:
+        """Look at rows [first, first + count) of a selection, by position, as they are now."""
+
+
 class Snapshot:
     """A snapshot in flight, or done; what ``Checkpointer.save`` returns.
 
@@ -63,6 +70,8 @@ class Snapshot:
         error: why it failed.
 
     Args:
+        saved_rows: is shown rows when trackers take them for saved.
+        captured_rows: is shown rows when they are copied.
         choose_later: choose the rows of a shard only when its turn comes to be captured.
         hold_later: choose rows with :meth:`choose_rows`, then :meth:`hold` them.
     """
@@ -77,9 +86,13 @@ class Snapshot:
         pipeline: Any,
         options: WriteOptions,
         capture_dense: Callable[[], DensePart],
+        saved_rows: RowSample | None = None,
+        captured_rows: RowSample | None = None,
         choose_later: bool = False,
         hold_later: bool = False,
     ) -> None:
+        self._saved_rows = saved_rows
+        self._captured_rows = captured_rows
         self.number = number
         self.kind: SnapshotKind = kind
         self._state: State = "capturing"
@@ -251,7 +264,7 @@ class Snapshot:
         try:
             for part in self._parts:
                 for selection in part.selections:
-                    part.taken.append((selection.tracker, selection.take(0, selection.num_rows)))
+                    self._take_rows(part, selection, 0, selection.num_rows)
             self.first_step = step
             self._finish_capture(step, num_samples)
             self._state = "capturing"
@@ -285,11 +298,18 @@ class Snapshot:
             self.first_step = step
         if not self.is_held:
             for table, first, count, *_ in chunks:
-                selection = part.selections[table]
-                part.taken.append((selection.tracker, selection.take(first, count)))
+                self._take_rows(part, part.selections[table], first, count)
+        if self._captured_rows is not None:
+            for table, first, count, *_ in chunks:
+                self._captured_rows.note(part.selections[table], first, count)
         captured_bytes = sum(part.capture.chunk_bytes(chunk[0], chunk[2]) for chunk in chunks)
         self.bytes_captured += captured_bytes
         return captured_bytes
+
+    def _take_rows(self, part: _Part, selection: Selection, first: int, count: int) -> None:
+        part.taken.append((selection.tracker, selection.take(first, count)))
+        if self._saved_rows is not None:
+            self._saved_rows.note(selection, first, count)
 
     def _finish_capture(self, step: int, num_samples: int) -> None:
         self.first_step = step if self.first_step < 0 else self.first_step

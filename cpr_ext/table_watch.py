@@ -186,6 +186,10 @@ class TableWatch:
         held_seconds, self._held_seconds = self._held_seconds, 0.0
         return held_seconds
 
+    def note_hidden_change(self, table: Table, what: str) -> None:
+        """Something has changed rows of a table, and no version counter moved."""
+        self._note_outside({self._by_weight[id(table.weight)]: what})
+
     def _note_outside(self, differences: Mapping[int, str]) -> None:
         self._versions.read()
         for index, what in differences.items():

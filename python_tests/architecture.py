@@ -51,7 +51,7 @@ PYTHON_LAYERS: list[set[str]] = [
     {"shard_rows", "aftermath"},
     {"tracking", "table_watch", "priorities", "schedules", "store"},
     {"selection", "dense", "store_reader", "target_pls", "run_costs"},
-    {"segment_capture", "merging", "run_account"},
+    {"segment_capture", "merging", "run_account", "row_samples"},
     {"snapshot", "recovery"},
     {"committer", "overlap", "transplant", "checking", "base_rule", "requested_snapshot"},
     {"regrouping"},
