@@ -149,7 +149,7 @@ def test_the_ends_of_the_interval_are_planned_with_the_bytes_of_the_store(cpr, s
     """At an end's MTBF the same command recommends what the note says."""
     log = tmp_path / "jobs.csv"
     log.write_text("hours,failed\n" + "10,1\n20,1\n30,1\n40,0\n" * 5)
-    # 3 MB written at 1 byte per ms; two thirds of them in each save, whole.
+    # A disk so slow that the small tables, saved whole each time, cost much.
     options = ("--store", store, "--job-hours", 300, "--target-pls", 0.05)
     options += ("--write-mb-per-second", 1e-5, "--read-mb-per-second", 1e-4)
     _, out, _ = cpr("plan", *options, "--failure-log", log, "--failure-model", "exponential")
