@@ -48,8 +48,9 @@ class MostFrequentlyUsed(Priority):
 
 @dataclass(frozen=True)
 class SubSampledUsed(Priority):
-    """SSU: rows met by sampling every ``period``-th lookup into a bounded list.
+    """SSU: rows met by sampling one lookup in ``period`` into a bounded list.
 
+    Which of the ``period`` is drawn at random, so that every column of a bag is sampled alike.
     Takes 2 bits per row and the list of at most ``fraction * num_rows`` row ids; when it is full a
     random one is evicted. Same ``seed``, same lookups: same rows; on a GPU while none is evicted.
     """
@@ -88,7 +89,11 @@ class LargestChange(Priority):
 
 @dataclass(frozen=True)
 class AllRows(Priority):
-    """Every row that changed since it was last saved. 1 bit per row."""
+    """Every row that changed since it was last saved. 1 bit per row.
+
+    With a fraction below 1 the changed rows of a shard take turns: each is saved within
+    ``ceil(1 / fraction)`` snapshots that are committed, whatever its id.
+    """
 
     fraction: float = 1.0
 

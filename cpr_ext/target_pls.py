@@ -14,7 +14,7 @@ from cpr_ext.policy import (
     Plan,
     Planner,
     StateBytes,
-    expected_pls,
+    Strategy,
 )
 from cpr_ext.schedules import Progress, RunCosts, Schedule
 
@@ -24,16 +24,25 @@ logger = logging.getLogger("cpr_ext")
 _MANY_FAILURES = 100
 _HISTORIES = 500  # a plan is made between two training steps
 _CHANGE = 0.25  # by which a figure must have changed to plan again
+_DEARER = "TargetPLS(%g): keeping to the target costs as much as full recovery, or more. %s"
+_OWN_DEATH = (
+    "TargetPLS(%g) counts lost shards only. If this process itself dies, it repeats its training "
+    "since the newest snapshot, one every %s; add '| EverySeconds(...)' to bound that"
+)
 
 
 class TargetPLS(Schedule):
-    """A snapshot as often as expected PLS, the portion of lost samples, at the target allows.
+    """Save as rarely as a target for expected PLS, the portion of lost samples, allows.
 
     All rows have their turn every ``T_save = 2*PLS*N_emb*T_fail/k`` hours (CPR; ``k`` shards per
-    failure), at most the job; a priority saves its fraction ``r`` of them every ``r*T_save``. The
-    plan is made anew when measured costs have changed by a quarter, and decisions are logged to
-    the logger ``cpr_ext``. The target is always kept to; if keeping to it costs more than full
-    recovery would, that is logged as a warning.
+    failure), at most the job; a priority that needs ``n`` saves for all rows saves every
+    ``T_save/n``. The plan is made again when measured costs have changed by a quarter, and
+    decisions are logged to the logger ``cpr_ext``. The target is always kept to; if keeping to it
+    costs more than full recovery would, that is logged as a warning.
+
+    PLS counts the rows of lost shards; it ignores the computation that a process loses when it
+    dies itself: training since its newest snapshot is repeated. In a single process add
+    ``| EverySeconds(...)``, which bounds that.
 
     Args:
         target_pls: share of training that failures may take away from the tables, in (0, 1].
@@ -93,6 +102,7 @@ class TargetPLS(Schedule):
         self.interval_hours: float | None = None
         self.plan: Plan | None = None
         self._planned_with: tuple[float, ...] | None = None
+        self._fraction: float | None = None
         self._said: tuple[float, str] | None = None
 
     def __repr__(self) -> str:
@@ -123,12 +133,12 @@ class TargetPLS(Schedule):
         )
         if self._planned_with is not None and all(map(_about_same, known, self._planned_with)):
             return
-        self._planned_with = known
+        self._planned_with, self._fraction = known, costs.fraction
         planner = self._planner(job, costs)
-        turn_hours = planner.interval_for_pls(self.target_pls)
-        self.interval_hours = costs.fraction * turn_hours
+        turn_hours = planner.interval_for_pls(self.target_pls, planner.pattern)
+        self.interval_hours = planner.pattern.save_every_hours(turn_hours)
         self.plan = planner.plan(self.target_pls) if costs.save_hours else None
-        self._log(job, turn_hours, costs.fraction)
+        self._log(job, turn_hours, planner.expected_partial(turn_hours, planner.pattern).pls)
 
     def _job(self, costs: RunCosts) -> Job:
         total_hours = self.total_hours
@@ -157,30 +167,36 @@ class TargetPLS(Schedule):
             histories=_HISTORIES,
         )
 
-    def _log(self, job: Job, turn_hours: float, fraction: float) -> None:
+    def _log(self, job: Job, turn_hours: float, pls: float) -> None:
         assert self.interval_hours is not None
-        pls = expected_pls(job, self.failures.mean_hours, turn_hours)
         text = (
             f"TargetPLS({self.target_pls:g}): a snapshot every {_time(self.interval_hours)}, "
             f"all rows in turn every {_time(turn_hours)}, expected PLS {pls:.3g} on "
             f"{job.num_shards} shards at an MTBF of {self.failures.mean_hours:.3g} h"
         )
-        recovery = ""
+        cheaper = ""
         if self.plan is not None:
-            recovery = self.plan.recommended.recovery
-            vanilla = self.plan.strategies[2]
+            own, full = self._own_strategy(self.plan), self.plan.strategies[0]
+            cheaper = "full" if full.overhead_fraction <= own.overhead_fraction else "partial"
             text += (
-                f"; overhead about {100 * vanilla.overhead_fraction:.2g} %, full recovery "
-                f"{100 * self.plan.strategies[0].overhead_fraction:.2g} %"
+                f"; overhead about {100 * own.overhead_fraction:.2g} %, full recovery "
+                f"{100 * full.overhead_fraction:.2g} %"
             )
-        said, self._said = self._said, (self.interval_hours, recovery)
-        if said is not None and said[1] == recovery and _about_same(said[0], self.interval_hours):
+        said, self._said = self._said, (self.interval_hours, cheaper)
+        if said is not None and said[1] == cheaper and _about_same(said[0], self.interval_hours):
             self._said = said
             logger.debug(text)
             return
         logger.info(text)
-        if self.plan is not None and recovery == "full" and (said is None or said[1] != "full"):
-            logger.warning("TargetPLS(%g): %s", self.target_pls, self.plan.reason)
+        if said is None and self.num_shards is None:
+            logger.info(_OWN_DEATH, self.target_pls, _time(self.interval_hours))
+        if self.plan is not None and cheaper == "full" and (said is None or said[1] != "full"):
+            logger.warning(_DEARER, self.target_pls, self.plan.reason)
+
+    def _own_strategy(self, plan: Plan) -> Strategy:
+        """What this schedule does: the priorities of a fraction cost the same."""
+        assert self._fraction is not None
+        return next(s for s in plan.strategies[2:] if s.fraction == self._fraction)
 
 
 def _about_same(new: float, old: float) -> bool:

@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext import AllRows, LargestChange, MostFrequentlyUsed, SubSampledUsed
+from cpr_ext import (
+    AllRows,
+    Checkpointer,
+    EverySteps,
+    LargestChange,
+    MostFrequentlyUsed,
+    SubSampledUsed,
+)
 from cpr_ext._native import native
 from cpr_ext.errors import UsageError
 from cpr_ext.tables import Table
@@ -55,3 +62,45 @@ def test_defaults_are_those_of_the_paper():
     assert LargestChange().fraction == 0.125
     assert SubSampledUsed().period == 2
     assert AllRows().fraction == 1.0
+
+
+def saved_rows(store, priority, batches):
+    """Trains on each batch and takes a partial snapshot; the rows that a new process finds saved.
+
+    Every lookup changes its row, so a row that is as in the base was not saved since.
+    """
+
+    def embeddings():
+        model = torch.nn.EmbeddingBag(400, 2, mode="sum", sparse=True)
+        torch.nn.init.zeros_(model.weight)
+        return model, torch.optim.SGD(model.parameters(), lr=1.0)
+
+    model, optimizer = embeddings()
+    options = {"priority": priority, "schedule": EverySteps(10**9), "rebase_after": None}
+    with Checkpointer(model, optimizer, store, **options) as ckpt:
+        ckpt.recover()
+        ckpt.save("base").wait_until_done()
+        for batch in batches:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            ckpt.step(len(batch))
+            ckpt.save("partial").wait_until_done()
+    model, optimizer = embeddings()
+    with Checkpointer(model, optimizer, store, **options) as ckpt:
+        ckpt.recover()
+        return (model.weight[:, 0] != 0).nonzero().flatten()
+
+
+def test_every_row_is_saved_in_its_turn_where_all_change_at_every_step(tmp_path):
+    everything = torch.arange(400).reshape(-1, 1)
+    saved = saved_rows(tmp_path / "store", AllRows(0.125), [everything] * 8)
+    assert saved.tolist() == list(range(400))
+
+
+def test_rows_of_every_column_of_a_bag_are_sampled(tmp_path):
+    """Users in the first column, items in the second; each looked up once per step."""
+    bags = torch.stack([torch.arange(200), torch.arange(200, 400)], dim=1)
+    saved = saved_rows(tmp_path / "store", SubSampledUsed(0.5), [bags] * 4)
+    for column in (saved[saved < 200], saved[saved >= 200]):
+        assert len(column) > 150

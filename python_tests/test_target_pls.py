@@ -110,12 +110,58 @@ def test_it_says_what_it_decided_once(caplog):
     with caplog.at_level(logging.INFO, "cpr_ext"):
         observed(schedule, START, START, MEASURED, replace(MEASURED, save_hours=0.012), MEASURED)
     messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 2
+    assert len(messages) == 3
     assert messages[0] == (
         "TargetPLS(0.02): a snapshot every 1.12 h, all rows in turn every 8.96 h, expected PLS "
         "0.02 on 8 shards at an MTBF of 28 h"
     )
-    assert messages[1].startswith(messages[0] + "; overhead about 0.1")
+    assert messages[1] == (
+        "TargetPLS(0.02) counts lost shards only. If this process itself dies, it repeats its "
+        "training since the newest snapshot, one every 1.12 h; add '| EverySeconds(...)' to bound "
+        "that"
+    )
+    own = schedule.plan.strategies[4].overhead_fraction
+    full = schedule.plan.strategies[0].overhead_fraction
+    assert messages[2] == messages[0] + (
+        f"; overhead about {100 * own:.2g} %, full recovery {100 * full:.2g} %"
+    )
+
+
+def test_a_worker_whose_death_is_what_is_planned_for_is_not_told_of_it(caplog):
+    with caplog.at_level(logging.INFO, "cpr_ext"):
+        observed(TargetPLS(0.02, mtbf_hours=28, num_shards=8), replace(START, num_shards=1))
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("fraction", [0.125, 0.3, 0.51, 0.6, 0.9, 1.0])
+def test_the_expected_pls_that_it_logs_is_that_of_its_own_fraction(caplog, fraction):
+    """A short job that is no multiple of its interval: the formula's value would be the target."""
+    schedule = TargetPLS(0.02, mtbf_hours=28, total_hours=14)
+    with caplog.at_level(logging.INFO, "cpr_ext"):
+        observed(schedule, replace(MEASURED, fraction=fraction))
+    own = next(s for s in schedule.plan.strategies[2:] if s.fraction == fraction)
+    assert own.save_every_hours == pytest.approx(schedule.interval_hours)
+    assert own.expected.pls <= 0.02 * 0.99
+    assert f"expected PLS {own.expected.pls:.3g} on" in caplog.records[0].getMessage()
+
+
+def test_it_warns_when_its_own_fraction_costs_more_than_full_recovery(caplog):
+    """All rows at a time would cost less, an eighth does not: half of the bytes are not rows."""
+    schedule = TargetPLS(0.006, mtbf_hours=28, total_hours=560, reschedule_hours=0.06)
+    costs = replace(MEASURED, prioritized_bytes=1e9, other_bytes=1e9, save_hours=0.09)
+    with caplog.at_level(logging.INFO, "cpr_ext"):
+        observed(schedule, costs)
+    full, _, vanilla, _, own, _ = schedule.plan.strategies
+    assert vanilla.overhead_fraction < full.overhead_fraction < own.overhead_fraction
+    assert f"overhead about {100 * own.overhead_fraction:.2g} %" in caplog.records[0].getMessage()
+    [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "costs as much as full recovery, or more. Recover partially and save all rows" in (
+        warning.getMessage()
+    )
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "cpr_ext"):
+        observed(TargetPLS(0.006, mtbf_hours=28, total_hours=560), replace(costs, fraction=1.0))
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_it_warns_when_keeping_to_the_target_costs_more_than_full_recovery(caplog):

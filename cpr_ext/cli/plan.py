@@ -12,6 +12,7 @@ from cpr_ext.errors import UsageError
 
 if TYPE_CHECKING:
     from cpr_ext.cli.plan_inputs import PlanInputs
+    from cpr_ext.policy import FailureModel, Planner
 
 _EPILOG = """\b
 Where to begin:
@@ -56,7 +57,9 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
 @click.option("--save-minutes", type=float, help="Training stands still this long to save all.")
 @click.option("--load-minutes", type=float, help="To load all shards.")
 @click.option(
-    "--load-shard-minutes", type=float, help="To load those one failure took. Default: as all."
+    "--load-shard-minutes",
+    type=float,
+    help="To load those one failure took. Default: as all; with --store, by their bytes.",
 )
 @click.option("--reschedule-minutes", type=float, help="To replace failed nodes. Default: 0.")
 @click.option(
@@ -97,21 +100,13 @@ def plan(**given: Any) -> None:
     by the share of training they lose (PLS), and recommends one.
     """
     from cpr_ext.cli.plan_inputs import gather
-    from cpr_ext.policy import Planner
     from cpr_ext.report.plan_table import describe_plan, format_plan
 
     plot_file: Path | None = given["plot_file"]
     if plot_file is not None and not plot_file.parent.is_dir():
         raise UsageError(f"the folder of '{plot_file}' does not exist; make it first")
     inputs = gather(given)
-    planner = Planner(
-        inputs.job,
-        inputs.costs,
-        inputs.failures,
-        fraction=given["fraction"],
-        state_bytes=inputs.state_bytes,
-        clock=given["clock"],
-    )
+    planner = _planner(inputs, inputs.failures, given)
     made = planner.plan(inputs.target_pls)
     notes = [*inputs.notes, *_uncertainty(inputs, given)]
     if plot_file is not None:
@@ -135,29 +130,37 @@ def plan(**given: Any) -> None:
         click.echo(f"\nDrawn to {plot_file}.")
 
 
+def _planner(inputs: PlanInputs, failures: FailureModel, given: dict[str, Any]) -> Planner:
+    from cpr_ext.policy import Planner
+
+    return Planner(
+        inputs.job,
+        inputs.costs,
+        failures,
+        fraction=given["fraction"],
+        state_bytes=inputs.state_bytes,
+        clock=given["clock"],
+    )
+
+
 def _uncertainty(inputs: PlanInputs, given: dict[str, Any]) -> list[str]:
     """What the recommendation would be at the ends of a fitted MTBF's confidence interval."""
-    from cpr_ext.policy import ExponentialFailures, Planner
+    from cpr_ext.policy import ExponentialFailures
 
     if (fit := inputs.fit) is None:
         return []
+    rate = "" if isinstance(inputs.failures, ExponentialFailures) else " at a constant rate"
     said = []
     for mtbf_hours in (fit.mtbf_low_hours, fit.mtbf_high_hours):
-        other = Planner(
-            inputs.job,
-            inputs.costs,
-            ExponentialFailures(mtbf_hours),
-            fraction=given["fraction"],
-            clock=given["clock"],
-        ).plan(inputs.target_pls)
-        best = other.recommended
+        planner = _planner(inputs, ExponentialFailures(mtbf_hours), given)
+        best = planner.plan(inputs.target_pls).recommended
         said.append(
             f"{best.name} every {best.save_every_hours:.3g} h "
             f"({100 * best.overhead_fraction:.2g} % overhead)"
         )
     return [
         f"At the ends of the MTBF's {100 * fit.confidence:.0f} % interval ({fit.interval_method}), "
-        f"{fit.mtbf_low_hours:.3g} and {fit.mtbf_high_hours:.3g} h: {said[0]}; {said[1]}."
+        f"{fit.mtbf_low_hours:.3g} and {fit.mtbf_high_hours:.3g} h{rate}: {said[0]}; {said[1]}."
     ]
 
 

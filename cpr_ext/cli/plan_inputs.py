@@ -68,6 +68,10 @@ class _Figures:
     def found(self, origin: str, **values: float) -> None:
         self._found.update({name: (value, origin) for name, value in values.items()})
 
+    def forget(self, name: str) -> None:
+        """What was found under this name is overruled."""
+        self._found.pop(name, None)
+
     def is_given(self, name: str) -> bool:
         return self._given[name] is not None
 
@@ -109,6 +113,8 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
     state_bytes = None
     if given["store"] is not None:
         state_bytes = _take_store(figures, given, notes)
+    if figures.is_given("load_minutes"):
+        figures.forget("load_shard_minutes")  # it was of another load: as all, unless given too
     fit = None
     if given["failure_log"] is not None:
         if figures.is_given("mtbf_hours"):

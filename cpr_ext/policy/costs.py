@@ -89,7 +89,10 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class SavePattern:
-    """How a strategy saves: every ``fraction * T_save`` hours a share of the rows.
+    """How a strategy saves: a share of the rows at a time, all of them once in ``T_save``.
+
+    Saves are whole, so a fraction between ``1/n`` and ``1/(n - 1)`` takes ``n`` saves, as ``1/n``
+    does, and each of them costs more.
 
     Attributes:
         fraction: share of the large tables' rows in one save; 1: all rows every ``T_save``.
@@ -108,6 +111,10 @@ class SavePattern:
     def saves_per_turn(self) -> int:
         """Saves after which each row can have been saved once."""
         return math.ceil(1 / self.fraction - 1e-9)
+
+    def save_every_hours(self, interval_hours: float) -> float:
+        """Hours between two saves so that all rows have their turn in ``interval_hours``."""
+        return interval_hours / self.saves_per_turn
 
 
 ALL_ROWS = SavePattern()

@@ -96,7 +96,7 @@ def expected_partial_recovery(
 ) -> Expectation:
     """Only lost shards are loaded, training goes on.
 
-    PLS counts from the last time that all rows had had their turn, each ``interval_hours``, also
+    PLS counts from the last time that all rows had had their turn, once in ``interval_hours``, also
     for a pattern that saves a share of them more often: one account of samples for every priority.
 
     Raises:
@@ -105,13 +105,13 @@ def expected_partial_recovery(
     require_positive({"mtbf_hours": mtbf_hours, "interval_hours": interval_hours})
     require_clock(clock)
     total = job.total_hours
-    step_hours = pattern.fraction * interval_hours
+    step_hours = pattern.save_every_hours(interval_hours)
     save_hours = pattern.cost_share * costs.save_hours
     saves = whole_saves(total, step_hours)
     running = total + (saves * save_hours if clock == "running" else 0.0)
     failures = running / mtbf_hours
     # Hours since the last turn, integrated over the clock: first while training, then while saving.
-    since_turn = mean_hours_since_save(total, pattern.saves_per_turn * step_hours) * total
+    since_turn = mean_hours_since_save(total, interval_hours) * total
     if clock == "running":
         turns, left = divmod(saves, pattern.saves_per_turn)
         while_saving = turns * _sum_up_to(pattern.saves_per_turn) + _sum_up_to(left)

@@ -1,7 +1,8 @@
 """Full or partial recovery, how often to save and which rows first, for a PLS one accepts.
 
 The decision is CPR's (Maeng et al., MLSys 2021; re-derived): the interval follows from the target
-PLS; partial recovery where it is then cheaper, else full recovery at its own optimum.
+PLS; partial recovery where it is then cheaper, else full recovery at its own optimum. Each strategy
+is judged by its own expected costs.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Strategy:
     Attributes:
         name, recovery, priority: what it is.
         interval_hours: in which all rows have their turn to be saved, ``T_save``.
-        save_every_hours: between two saves; a share of ``interval_hours`` for a priority.
+        save_every_hours: between two saves; ``interval_hours / n`` for a priority that needs ``n``
+            saves for all rows.
         fraction: share of the large tables' rows that one save takes.
         expected: overhead by part, failures and PLS; a ``Simulated`` where it was played.
         overhead_fraction: all overhead, as a share of useful training time.
@@ -151,17 +153,17 @@ class Planner:
         require_share("target_pls", target_pls)
         full = self.full_recovery(self.best_full_interval_hours())
         interval = self.interval_for_pls(target_pls)
+        at_a_time = self.interval_for_pls(target_pls, self.pattern)
+        vanilla = self.partial_recovery("CPR-vanilla", "all", interval)
+        prioritized = [self.partial_recovery(*each, at_a_time) for each in _PRIORITIZED]
         strategies = [
             full,
             self.partial_recovery("partial, full's interval", "all", full.interval_hours),
-            self.partial_recovery("CPR-vanilla", "all", interval),
-            *(self.partial_recovery(name, rows, interval) for name, rows in _PRIORITIZED),
+            vanilla,
+            *prioritized,
         ]
-        vanilla = strategies[2]
-        recommended, reason = full, _why_full(full, vanilla, target_pls)
-        if vanilla.overhead_fraction < full.overhead_fraction:
-            recommended = next(s for s in strategies if s.priority == "mfu")
-            reason = _why_partial(full, recommended, target_pls)
+        most_used = next(s for s in prioritized if s.priority == "mfu")
+        recommended, reason = _recommend(full, vanilla, most_used, target_pls)
         return Plan(
             job=self.job,
             costs=self.costs,
@@ -210,14 +212,14 @@ class Planner:
     ) -> Strategy:
         """Partial recovery; ``priority`` ``"all"`` saves all rows at once."""
         pattern = ALL_ROWS if priority == "all" else self.pattern
-        expected = self._expected_partial(interval_hours, pattern)
+        expected = self.expected_partial(interval_hours, pattern)
         formula = partial_recovery(self.costs, self.job, self.failures.mean_hours, interval_hours)
         return Strategy(
             name=name,
             recovery="partial",
             priority=priority,
             interval_hours=interval_hours,
-            save_every_hours=pattern.fraction * interval_hours,
+            save_every_hours=pattern.save_every_hours(interval_hours),
             fraction=pattern.fraction,
             expected=expected,
             overhead_fraction=expected.overhead.fraction_of(self.job),
@@ -240,20 +242,21 @@ class Planner:
         intervals = [self.job.total_hours / number for number in sorted(tried)]
         return min(intervals, key=lambda hours: self.full_recovery(hours).overhead_fraction)
 
-    def interval_for_pls(self, target_pls: float) -> float:
+    def interval_for_pls(self, target_pls: float, pattern: SavePattern = ALL_ROWS) -> float:
         """The longest interval, at most the job, that keeps expected PLS at the target.
 
         The paper's formula, shortened where the clock or the failure model loses more than it says.
         """
         interval = interval_for_pls(self.job, self.failures.mean_hours, target_pls)
         for _ in range(8):
-            pls = self._expected_partial(interval, ALL_ROWS).pls
+            pls = self.expected_partial(interval, pattern).pls
             if pls <= target_pls * (1 + 1e-9):
                 break
             interval *= target_pls / pls
         return interval
 
-    def _expected_partial(self, interval_hours: float, pattern: SavePattern) -> Expectation:
+    def expected_partial(self, interval_hours: float, pattern: SavePattern) -> Expectation:
+        """What partial recovery costs and loses, by formula or simulated as the job asks for."""
         if self.why_simulated:
             return simulate_partial_recovery(
                 self.costs,
@@ -278,7 +281,7 @@ class Planner:
         if self.state_bytes is None:
             return None
         share = self.state_bytes.share_saved(pattern.fraction)
-        return share * self.state_bytes.total_bytes / (pattern.fraction * interval_hours)
+        return share * self.state_bytes.total_bytes / pattern.save_every_hours(interval_hours)
 
     def _notes(self, cpr_interval_hours: float) -> tuple[str, ...]:
         notes = []
@@ -293,10 +296,17 @@ class Planner:
                 f"which takes {self.job.total_hours / cpr_interval_hours:.2f} saves of all rows "
                 f"in {self.job.total_hours:g} h as that many."
             )
+        nearly = "nearly " if self.clock == "running" else ""
         notes.append(
-            "PLS counts samples, so a priority has the PLS of saving all rows at the same interval;"
-            " what it changes is accuracy: the rows that matter most are saved more often."
+            f"PLS counts samples, so a priority has {nearly}the PLS of saving all rows at the same "
+            "interval; what it changes is accuracy: the rows that matter most are saved more often."
         )
+        saves, fraction = self.pattern.saves_per_turn, self.pattern.fraction
+        if saves * fraction > 1 + 1e-6:
+            notes.append(
+                f"A share of {_percent(fraction)} takes {saves} saves for all rows, as 1/{saves} "
+                f"does; 1/{saves} writes {_percent(1 - 1 / (saves * fraction))} fewer rows."
+            )
         return tuple(notes)
 
 
@@ -328,10 +338,33 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _why_partial(full: Strategy, best: Strategy, target_pls: float) -> str:
+def _recommend(
+    full: Strategy, vanilla: Strategy, most_used: Strategy, target_pls: float
+) -> tuple[Strategy, str]:
+    """The most used rows first where that is cheaper than full recovery, else all rows if that is.
+
+    Returns:
+        The strategy, and why.
+    """
+    limit = full.overhead_fraction
+    if most_used.overhead_fraction < limit and most_used.fraction < 1:
+        rows = f"the {_percent(most_used.fraction)} most used rows"
+        return most_used, _why_partial(full, most_used, rows, target_pls)
+    if vanilla.overhead_fraction < limit:
+        why = _why_partial(full, vanilla, "all rows", target_pls)
+        if most_used.fraction < 1:
+            why += (
+                f" Saving the {_percent(most_used.fraction)} most used rows more often would cost "
+                f"{_percent(most_used.overhead_fraction)}."
+            )
+        return vanilla, why
+    return full, _why_full(full, vanilla, target_pls)
+
+
+def _why_partial(full: Strategy, best: Strategy, rows: str, target_pls: float) -> str:
     removed = 1 - best.overhead_fraction / full.overhead_fraction
     return (
-        f"Recover partially and save the {_percent(best.fraction)} most used rows every "
+        f"Recover partially and save {rows} every "
         f"{_hours(best.save_every_hours)}: {_percent(best.overhead_fraction)} overhead instead of "
         f"{_percent(full.overhead_fraction)} for full recovery at its best interval "
         f"({_percent(removed)} less), at an expected PLS of {best.expected.pls:.3g}, "

@@ -117,7 +117,7 @@ def simulate_partial_recovery(
     """
     require_positive({"interval_hours": interval_hours})
     require_clock(clock)
-    step = pattern.fraction * interval_hours
+    step = pattern.save_every_hours(interval_hours)
     save_hours = pattern.cost_share * costs.save_hours
     saves = whole_saves(job.total_hours, step)
     cycle, running = step, job.total_hours

@@ -43,6 +43,19 @@ struct SetBits {
   }
 };
 
+// Two for each row from `first` on whose bit is set, one for each before it.
+struct BitsInTurn {
+  SetBits bits;
+  int64_t first;
+
+  __device__ void load_keys(int64_t row, int64_t end, uint32_t* keys) const {
+    bits.load_keys(row, end, keys);
+    for (int i = 0; i < kRowsPerLoad; ++i) {
+      if (row + i >= first) keys[i] *= 2;
+    }
+  }
+};
+
 // A lot for each row whose bit is set.
 struct BitLots {
   SetBits bits;

@@ -301,6 +301,7 @@ void DeviceRows::choose(const Scores& scores, int64_t num_rows, int64_t most_row
 
 template DeviceRows::DeviceRows(const StoredScores&, int64_t, int64_t, int64_t, cudaStream_t);
 template DeviceRows::DeviceRows(const SetBits&, int64_t, int64_t, int64_t, cudaStream_t);
+template DeviceRows::DeviceRows(const BitsInTurn&, int64_t, int64_t, int64_t, cudaStream_t);
 template DeviceRows::DeviceRows(const BitLots&, int64_t, int64_t, int64_t, cudaStream_t);
 
 RowIdVector DeviceRows::read(int device) {

@@ -49,12 +49,30 @@ int64_t DeviceDirtyRows::count_dirty(RowRange range) const {
 
 std::unique_ptr<PendingRows> DeviceDirtyRows::begin_list_dirty(RowRange range,
                                                                int64_t num_rows) const {
-  return begin_select_best(range, num_rows, nullptr);
+  return begin_listing(*dirty_, range, num_rows, device());
 }
 
 std::unique_ptr<PendingRows> DeviceDirtyRows::begin_select_best(RowRange range, int64_t k,
                                                                 const WeightView*) const {
-  return begin_listing(*dirty_, range, k, device());
+  if (range.size() == 0) return begin_listing(*dirty_, range, k, device());
+  const DeviceGuard guard(device());
+  const int64_t first = rotation_.begin_selection(range);
+  const SetBits dirty{dirty_->words(), range.begin};
+  const BitsInTurn in_turn{dirty, first - range.begin};
+  return std::make_unique<DevicePendingRows>(device(), in_turn, range, k);
+}
+
+TakenRows DeviceDirtyRows::clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) {
+  std::vector<RotationMark> marks = rotation_.marks(row_ids);
+  TakenRows taken = DeviceTracker::clear_rows(row_ids, weight, pool);
+  taken.marks = std::move(marks);
+  rotation_.pass(row_ids);
+  return taken;
+}
+
+void DeviceDirtyRows::restore(const TakenRows& taken) {
+  DeviceTracker::restore(taken);
+  rotation_.return_to(taken.marks);
 }
 
 const TakenCodec& DeviceDirtyRows::codec() const {

@@ -1,4 +1,5 @@
-// Which rows of a table on a device are dirty: DirtyRows with its bits in the device's memory.
+// Which rows of a table on a device are dirty: DirtyRows with its bits in the device's memory, and
+// its rotation in the host's.
 #pragma once
 
 #include <memory>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "tracking/device_tracker.h"
+#include "tracking/rotation.h"
 
 namespace cpr_ext {
 
@@ -26,11 +28,14 @@ class DeviceDirtyRows final : public DeviceTracker {
   std::unique_ptr<PendingRows> begin_list_dirty(RowRange range, int64_t num_rows) const override;
   std::unique_ptr<PendingRows> begin_select_best(RowRange range, int64_t k,
                                                  const WeightView* weight) const override;
+  TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
+  void restore(const TakenRows& taken) override;
   const TakenCodec& codec() const override;
   void launch_take(const RowList& rows, const WeightView* weight, uint32_t* values) override;
   void launch_put_back(const RowList& rows, const uint32_t* values) override;
 
   std::unique_ptr<DeviceBitmap> dirty_;
+  mutable Rotation rotation_;
 };
 
 }  // namespace cpr_ext

@@ -36,9 +36,11 @@ struct DeviceSample {
   }
 
   __device__ bool is_due(int64_t position) const {
-    return (num_before + static_cast<SlotCount>(position) + 1) %
-               static_cast<SlotCount>(options.period) ==
-           0;
+    const SlotCount number = num_before + static_cast<SlotCount>(position);
+    const SlotCount period_number = number / static_cast<SlotCount>(options.period);
+    const SlotCount place = number - period_number * static_cast<SlotCount>(options.period);
+    return static_cast<int64_t>(place) ==
+           options.place_in(period_number / SamplerOptions::kPeriodsPerRun);
   }
 
   __device__ void enter(int64_t row) {

@@ -41,14 +41,15 @@ class DeviceTracker : public RowTracker {
   // Throws UsageError if there is no such device, CudaError if its memory is full.
   DeviceTracker(std::string name, int64_t num_rows, int device);
 
+  TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
+  void restore(const TakenRows& taken) override;
+
  private:
   bool has_no_dirty(RowRange range) const final { return num_dirty(range) == 0; }
   RowIdVector list_dirty(RowRange range) const final;
   RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
                           ThreadPool* pool) const final;
-  TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) final;
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) final;
-  void restore(const TakenRows& taken) final;
 
   // All dirty rows of a range, of which there are num_rows.
   virtual std::unique_ptr<PendingRows> begin_list_dirty(RowRange range, int64_t num_rows) const = 0;

@@ -46,20 +46,35 @@ bool DirtyRows::has_no_dirty(RowRange range) const {
   return clean;
 }
 
+// Writes the first `size` dirty rows of the range. REQUIRES: it has as many.
+void DirtyRows::write_dirty(RowRange range, int64_t* row_ids, int64_t size) const {
+  const int64_t* const end = row_ids + size;
+  for_each_word(range, [&](size_t word, uint64_t bits) {
+    for (; bits != 0 && row_ids != end; bits &= bits - 1) {
+      *row_ids++ = static_cast<int64_t>(word * 64) + __builtin_ctzll(bits);
+    }
+    return row_ids != end;
+  });
+}
+
 RowIdVector DirtyRows::list_dirty(RowRange range) const {
-  return select_best(range, range.size(), nullptr, nullptr);
+  RowIdVector row_ids(static_cast<size_t>(count_dirty(range)));
+  write_dirty(range, row_ids.data(), static_cast<int64_t>(row_ids.size()));
+  return row_ids;
 }
 
 RowIdVector DirtyRows::select_best(RowRange range, int64_t k, const WeightView*,
                                    ThreadPool*) const {
-  RowIdVector row_ids(static_cast<size_t>(std::min(k, count_dirty(range))));
-  size_t size = 0;
-  for_each_word(range, [&](size_t word, uint64_t bits) {
-    for (; bits != 0 && size < row_ids.size(); bits &= bits - 1) {
-      row_ids[size++] = static_cast<int64_t>(word * 64) + __builtin_ctzll(bits);
-    }
-    return size < row_ids.size();
-  });
+  if (range.size() == 0) return {};
+  const int64_t first = rotation_.begin_selection(range);
+  const RowRange ahead{first, range.end};
+  const RowRange behind{range.begin, first};
+  const int64_t num_ahead = std::min(k, count_dirty(ahead));
+  const int64_t left = k - num_ahead;
+  const int64_t num_behind = left == 0 ? 0 : std::min(left, count_dirty(behind));
+  RowIdVector row_ids(static_cast<size_t>(num_behind + num_ahead));
+  write_dirty(behind, row_ids.data(), num_behind);
+  write_dirty(ahead, row_ids.data() + num_behind, num_ahead);
   return row_ids;
 }
 
@@ -68,7 +83,9 @@ TakenRows DirtyRows::clear_rows(RowIds row_ids, const WeightView*, ThreadPool*) 
   for (int64_t i = 0; i < row_ids.size; ++i) {
     if (is_dirty(row_ids.data[i])) taken.row_ids.push_back(row_ids.data[i]);
   }
+  taken.marks = rotation_.marks(row_ids);
   for (const int64_t row_id : taken.row_ids) clear(row_id);
+  rotation_.pass(row_ids);
   return taken;
 }
 
@@ -84,6 +101,7 @@ TakenRows DirtyRows::clear_range(RowRange range, const WeightView*, ThreadPool*)
 
 void DirtyRows::restore(const TakenRows& taken) {
   for (const int64_t row_id : taken.row_ids) mark(row_id);
+  rotation_.return_to(taken.marks);
 }
 
 }  // namespace cpr_ext

@@ -1,5 +1,8 @@
 // One bit per row: which rows have been observed since they were last taken. A tracker of its own
 // where every dirty row is to be saved, and the memory of RowSampler and ChangeMeter.
+//
+// All dirty rows score the same. Where more than `k` of them lie in a range of n rows, selections
+// take turns through it (rotation.h): each is saved within ceil(n / k) of them, whatever its id.
 #pragma once
 
 #include <string>
@@ -7,6 +10,7 @@
 
 #include "core/huge_pages.h"
 #include "core/row_id_vector.h"
+#include "tracking/rotation.h"
 #include "tracking/row_tracker.h"
 
 namespace cpr_ext {
@@ -32,15 +36,17 @@ class DirtyRows final : public RowTracker {
   bool has_no_dirty(RowRange range) const override;
   RowIdVector list_dirty(RowRange range) const override;
   RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
-                          ThreadPool* pool) const override;  // all score the same
+                          ThreadPool* pool) const override;
   TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;
 
   template <class Body>
   void for_each_word(RowRange range, Body&& body) const;
+  void write_dirty(RowRange range, int64_t* row_ids, int64_t size) const;
 
   std::vector<uint64_t, HugePageAllocator<uint64_t>> words_;
+  mutable Rotation rotation_;  // selecting says where the next selection may begin
 };
 
 }  // namespace cpr_ext

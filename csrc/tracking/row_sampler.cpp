@@ -21,17 +21,8 @@ int64_t RowSampler::memory_bytes() const {
          static_cast<int64_t>(sample_.capacity() * sizeof(int64_t));
 }
 
-void RowSampler::observe(const Lookup& lookup) {
-  dirty_.observe(lookup);
-  const auto period = static_cast<uint64_t>(options_.period);
-  const auto first = static_cast<int64_t>(period - 1 - num_observed_ % period);
-  visit_indices(lookup, [&](const auto* indices, int64_t num_indices) {
-    for (int64_t i = first; i < num_indices; i += options_.period) add_to_sample(indices[i]);
-  });
-  num_observed_ += static_cast<uint64_t>(lookup.num_indices);
-}
-
-void RowSampler::add_to_sample(int64_t row_id) {
+// Inlined where lookups are counted: a call for each would cost a tenth of that.
+__attribute__((always_inline)) inline void RowSampler::add_to_sample(int64_t row_id) {
   if (sampled_.is_dirty(row_id)) return;
   if (num_sampled() < options_.capacity) {
     sample_.push_back(row_id);
@@ -41,6 +32,30 @@ void RowSampler::add_to_sample(int64_t row_id) {
     victim = row_id;
   }
   sampled_.mark(row_id);
+}
+
+void RowSampler::observe(const Lookup& lookup) {
+  dirty_.observe(lookup);
+  const SamplerOptions options = options_;  // which the loops need not load again
+  const uint64_t first = num_observed_;
+  num_observed_ += static_cast<uint64_t>(lookup.num_indices);
+  if (options.period == 1) {
+    visit_indices(lookup, [&](const auto* indices, int64_t num_indices) {
+      for (int64_t i = 0; i < num_indices; ++i) add_to_sample(indices[i]);
+    });
+    return;
+  }
+  const int64_t run_size = options.run_size();
+  visit_indices(lookup, [&](const auto* indices, int64_t num_indices) {
+    uint64_t run = first / static_cast<uint64_t>(run_size);
+    int64_t begin = -static_cast<int64_t>(first % static_cast<uint64_t>(run_size));
+    for (; begin < num_indices; begin += run_size, ++run) {
+      const int64_t end = std::min(begin + run_size, num_indices);
+      int64_t i = begin + options.place_in(run);
+      while (i < 0) i += options.period;  // of the first run, sampled of earlier batches
+      for (; i < end; i += options.period) add_to_sample(indices[i]);
+    }
+  });
 }
 
 int64_t RowSampler::count_dirty(RowRange range) const { return dirty_.num_dirty(range); }

@@ -11,8 +11,9 @@
 
 namespace cpr_ext {
 
-// Of the lookups, numbered from 1 over the tracker's life, every period-th puts its row into the
-// sample unless it is there; a full sample first evicts a random member.
+// Of each `period` lookups in a row, counted over the tracker's life, the one at a random place
+// puts its row into the sample (SamplerOptions::place_in) unless it is there; a full sample first
+// evicts a random member.
 //
 // The sample is the score: sampled rows before all others, and only they are selected. Where more
 // than `k` of them lie in the range, those with the highest hash of (seed, lookups seen so far,

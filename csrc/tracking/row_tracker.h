@@ -102,7 +102,7 @@ class RowTracker {
   void put_back(TakenRows& taken);
 
  protected:
-  TakenRows nothing_taken() const { return {name_, kind(), {}, {}, {}, nullptr}; }
+  TakenRows nothing_taken() const { return {name_, kind(), {}, {}, {}, nullptr, {}}; }
 
  private:
   virtual int64_t count_dirty(RowRange range) const = 0;

@@ -6,6 +6,12 @@
 
 namespace cpr_ext {
 
+namespace {
+
+constexpr int64_t kHighestPeriod = int64_t{1} << 58;  // so that run_size() is a number
+
+}  // namespace
+
 SamplerOptions SamplerOptions::checked(const std::string& table, int64_t num_rows) const {
   if (capacity < 1) {
     throw UsageError("table '" + table + "': capacity is " + std::to_string(capacity) +
@@ -17,6 +23,7 @@ SamplerOptions SamplerOptions::checked(const std::string& table, int64_t num_row
   }
   SamplerOptions options = *this;
   options.capacity = std::min(capacity, num_rows);
+  options.period = std::min(period, kHighestPeriod);
   return options;
 }
 

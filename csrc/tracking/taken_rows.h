@@ -19,8 +19,15 @@ class LateRows {
   virtual void read(TakenRows* taken) = 0;  // fills row_ids and what belongs to them
 };
 
+// Where the last selection of a range began before rows of it were taken; see rotation.h.
+struct RotationMark {
+  int64_t range_begin;
+  int64_t range_end;
+  int64_t position;
+};
+
 // Invariant: of `counts` and `changes` the one the tracker uses has row_ids.size() entries, the
-// other none. While there is `late`, all are empty; see settle().
+// other none. While there is `late`, these three are empty; see settle().
 struct TakenRows {
   std::string tracker;           // name of the table it was taken from
   std::string kind;              // class of the tracker
@@ -28,6 +35,7 @@ struct TakenRows {
   std::vector<uint32_t> counts;  // AccessCounter: access count; RowSampler: 1 if it was sampled
   std::vector<float> changes;    // ChangeMeter: L2 change
   std::shared_ptr<LateRows> late;
+  std::vector<RotationMark> marks;  // DirtyRows
 
   // Reads what is late; if it throws, nothing has changed.
   void settle() {

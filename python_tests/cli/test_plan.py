@@ -75,6 +75,22 @@ def test_an_option_wins_over_the_preset(cpr):
     assert plan["costs"]["reschedule_hours"] == pytest.approx(4 / 60)
 
 
+def test_lost_shards_load_as_long_as_all_where_only_that_is_given(cpr):
+    def loads(*options):
+        _, out, _ = cpr("plan", "--preset", "abstract-56h", *options, "--json")
+        plan = json.loads(out)
+        [source] = [each for each in plan["inputs"] if each["what"] == "load lost shards"]
+        costs = plan["costs"]
+        return 60 * costs["load_hours"], 60 * costs["load_shard_hours"], source["origin"]
+
+    preset = (pytest.approx(2.85), pytest.approx(2.85), "preset abstract-56h")
+    assert loads() == preset
+    assert loads("--load-minutes", 30) == (pytest.approx(30), pytest.approx(30), "assumed")
+    both = loads("--load-minutes", 30, "--load-shard-minutes", 4)
+    assert both == (pytest.approx(30), pytest.approx(4), "given")
+    assert loads("--load-shard-minutes", 4) == (preset[0], pytest.approx(4), "given")
+
+
 def test_the_running_clock_costs_more(cpr):
     shares = []
     for clock in ("training", "running"):
@@ -127,6 +143,36 @@ def test_a_log_is_fitted_and_says_how_sure_it_is(cpr, tmp_path):
     assert json.loads(out)["mtbf_hours"] == pytest.approx(50 / 3)
     _, out, _ = cpr("plan", *options, "--failure-model", "empirical", "--json")
     assert all(strategy["is_simulated"] for strategy in json.loads(out)["strategies"])
+
+
+def test_the_ends_of_the_interval_are_planned_with_the_bytes_of_the_store(cpr, store, tmp_path):
+    """At an end's MTBF the same command recommends what the note says."""
+    log = tmp_path / "jobs.csv"
+    log.write_text("hours,failed\n" + "10,1\n20,1\n30,1\n40,0\n" * 5)
+    # A disk so slow that the small tables, saved whole each time, cost much.
+    options = ("--store", store, "--job-hours", 300, "--target-pls", 0.05)
+    options += ("--write-mb-per-second", 1e-5, "--read-mb-per-second", 1e-4)
+    _, out, _ = cpr("plan", *options, "--failure-log", log, "--failure-model", "exponential")
+    note = " ".join(out.split("- At the ends of")[1].split())
+    low, high = re.search(r"([\d.]+) and ([\d.]+) h:", note).groups()
+    said = re.findall(r"(CPR-\w+|full) every ([\d.]+) h \(([\d.]+) % overhead\)", note)
+    for mtbf, (name, every, overhead) in zip((low, high), said, strict=True):
+        _, out, _ = cpr("plan", *options, "--mtbf-hours", mtbf, "--json")
+        plan = json.loads(out)
+        [best] = [each for each in plan["strategies"] if each["name"] == name]
+        assert plan["recommended"] == name
+        assert best["save_every_hours"] == pytest.approx(float(every), rel=0.02)
+        assert 100 * best["overhead_fraction"] == pytest.approx(float(overhead), rel=0.06)
+
+
+def test_the_ends_of_the_interval_say_so_where_the_model_is_another(cpr, tmp_path):
+    log = tmp_path / "jobs.csv"
+    log.write_text("hours,failed\n9,1\n10,1\n11,1\n12,1\n13,0\n")
+    options = ("--job-hours", 100, "--shards", 10, *COSTS, "--failure-log", log)
+    for model, rate in (("gamma", " at a constant rate:"), ("exponential", ":")):
+        _, out, _ = cpr("plan", *options, "--failure-model", model)
+        note = " ".join(out.split("- At the ends of")[1].split())
+        assert re.search(rf"[\d.]+ and [\d.]+ h{rate} CPR", note), note
 
 
 def test_the_picture_is_drawn_of_the_size_it_says(cpr, tmp_path):

@@ -35,8 +35,13 @@ def mix_bits(bits):
     return bits ^ (bits >> 31)
 
 
-class DirtyRows:
-    """All dirty rows score the same."""
+def random_below(size, seed, num_drawn):
+    """The random number after ``num_drawn`` others, from 0 to size - 1."""
+    return mix_bits((seed + (num_drawn + 1) * 0x9E3779B97F4A7C15) & MASK) * size >> 64
+
+
+class Tracker:
+    """What all trackers have in common; ``score`` is what they differ in."""
 
     def __init__(self, num_rows):
         self.num_rows = num_rows
@@ -65,7 +70,65 @@ class DirtyRows:
         self.dirty.update(row_id for row_id, _ in taken)
 
 
-class AccessCounter(DirtyRows):
+class Turn:
+    """Where the last selection of a range began, as a number of rows passed, and what was taken."""
+
+    def __init__(self, begin, end):
+        self.range = range(begin, end)
+        self.begin = self.end = 0
+        self.is_selecting = False
+
+    def in_order(self):
+        """(position, row) of a whole round of the range, from where the last selection began."""
+        size = len(self.range)
+        return [(at, self.range[at % size]) for at in range(self.begin, self.begin + size)]
+
+
+class DirtyRows(Tracker):
+    """All dirty rows score the same, so they take turns: a selection begins behind the last one."""
+
+    def __init__(self, num_rows):
+        super().__init__(num_rows)
+        self.turns = {}
+
+    def select(self, begin, end, k, weight=None):
+        if begin == end:
+            return []
+        turn = self.turns.setdefault((begin, end), Turn(begin, end))
+        turn.begin = turn.end
+        turn.is_selecting = True
+        return sorted([row for _, row in turn.in_order() if row in self.dirty][: max(0, k)])
+
+    def take(self, row_ids, weight=None):
+        taken = Taken(super().take(row_ids))
+        if isinstance(row_ids, range):  # all rows of a range: no selection
+            return taken
+        for turn in self.turns.values():
+            passed = [at + 1 for at, row in turn.in_order() if row in row_ids]
+            if not passed:
+                continue
+            taken.begins.append((turn, turn.begin))
+            if turn.is_selecting:
+                turn.end = max(turn.end, *passed)
+        return taken
+
+    def put_back(self, taken):
+        super().put_back(taken)
+        for turn, begin in taken.begins:
+            turn.begin = turn.end = min(turn.begin, begin)
+            turn.is_selecting = False
+        taken.begins.clear()
+
+
+class Taken(list):
+    """(row, score) of rows that were dirty, and where the selections they are of began."""
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.begins = []
+
+
+class AccessCounter(Tracker):
     def __init__(self, num_rows):
         super().__init__(num_rows)
         self.count = [0] * num_rows
@@ -90,20 +153,25 @@ class AccessCounter(DirtyRows):
             self.count[row_id] = min(HIGHEST_COUNT, self.count[row_id] + count)
 
 
-class RowSampler(DirtyRows):
+class RowSampler(Tracker):
     def __init__(self, num_rows, capacity, period, seed):
         super().__init__(num_rows)
         self.capacity, self.period, self.seed = min(capacity, num_rows), period, seed
-        self.state = seed
+        self.num_drawn = 0
         self.num_observed = 0
         self.sample = []
 
     def observe(self, indices):
         super().observe(indices)
         for row_id in indices:
-            self.num_observed += 1
-            if self.num_observed % self.period == 0:
+            if self.is_sampled(self.num_observed):
                 self.add(row_id)
+            self.num_observed += 1
+
+    def is_sampled(self, number):
+        """One lookup of each ``period`` is: that at a random place, drawn again after 8 of them."""
+        run, place = number // (8 * self.period), number % self.period
+        return place == random_below(self.period, ~self.seed & MASK, run)
 
     def add(self, row_id):
         if row_id in self.sample:
@@ -111,8 +179,8 @@ class RowSampler(DirtyRows):
         if len(self.sample) < self.capacity:
             self.sample.append(row_id)
             return
-        self.state = (self.state + 0x9E3779B97F4A7C15) & MASK
-        self.sample[mix_bits(self.state) * self.capacity >> 64] = row_id
+        self.sample[random_below(self.capacity, self.seed, self.num_drawn)] = row_id
+        self.num_drawn += 1
 
     def score(self, row_id, weight):
         return int(row_id in self.sample)
@@ -137,7 +205,7 @@ class RowSampler(DirtyRows):
                 self.add(row_id)
 
 
-class ChangeMeter(DirtyRows):
+class ChangeMeter(Tracker):
     def __init__(self, weight):
         super().__init__(len(weight))
         self.baseline = weight.copy()

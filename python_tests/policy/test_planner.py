@@ -1,5 +1,7 @@
 """The plan: the two presets, the choice between full and partial, what it says, what it keeps."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,13 +89,18 @@ def test_a_plan_keeps_to_its_target_and_takes_the_cheaper(
     plan = Planner(job, COSTS, failures, fraction=fraction, clock=clock).plan(target)
     full, _, vanilla, *prioritized = plan.strategies
     floor = 2 * COSTS.save_hours / (mtbf * shards)  # lost while saving, however often
-    assert vanilla.expected.pls <= target * (1 + 1e-9) + (floor if clock == "running" else 0)
-    assert vanilla.interval_hours <= total
-    cheaper = min(full, vanilla, key=lambda strategy: strategy.overhead_fraction)
+    most = target * (1 + 1e-9) + (floor if clock == "running" else 0)
+    for strategy in (vanilla, *prioritized):
+        assert strategy.expected.pls <= most
+        assert strategy.interval_hours <= total
+    cheaper = min(full, vanilla, prioritized[1], key=lambda strategy: strategy.overhead_fraction)
     assert plan.recommended.recovery == cheaper.recovery
+    assert plan.recommended.overhead_fraction <= full.overhead_fraction
     for strategy in prioritized:
-        assert strategy.interval_hours == vanilla.interval_hours
-        assert strategy.save_every_hours == pytest.approx(fraction * vanilla.interval_hours)
+        if clock == "training":
+            assert strategy.interval_hours == pytest.approx(vanilla.interval_hours)
+        saves = strategy.interval_hours / strategy.save_every_hours
+        assert saves == pytest.approx(math.ceil(1 / fraction - 1e-9))
 
 
 @settings(deadline=None, max_examples=40)

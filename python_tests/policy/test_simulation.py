@@ -63,7 +63,7 @@ def test_partial_recovery_by_hand():
 
 def plain_play(costs, job, every, interval, pattern, clock, *, full):
     """One history, event after event: (failures, saves, hours lost or since all were saved)."""
-    step = pattern.fraction * interval
+    step = interval / pattern.saves_per_turn
     save = pattern.cost_share * costs.save_hours if clock == "running" else 0
     failures = saves = 0
     trained = saved = turn_began = hours = 0.0

@@ -19,6 +19,12 @@ def sampled_rows(sampler):
     return sampler.select(0, sampler.num_rows, sampler.num_rows).tolist()
 
 
+def due_lookups(first, size, period, seed=0):
+    """Positions, among lookups of numbers from ``first`` on, of those that are sampled."""
+    model = reference.RowSampler(1, 1, period, seed)
+    return [i for i in range(size) if model.is_sampled(first + i)]
+
+
 class Watched:
     """A sampler on the emulated device, and its slots as they lie in the memory there."""
 
@@ -72,9 +78,8 @@ def test_in_any_order_of_threads_the_sample_is_one_of_some_order_of_lookups(
     for event, num_rows, among, drawn in events:
         rows = np.random.default_rng(drawn).integers(0, among, num_rows)
         if event == "look":
-            numbers = np.arange(num_observed + 1, num_observed + 1 + len(rows))
+            came = set(rows[due_lookups(num_observed, len(rows), period, seed)].tolist())
             num_observed += len(rows)
-            came = set(rows[numbers % period == 0].tolist())
             before = set(sampled_rows(sampler))
             sampler.observe(rows)
             due |= came
@@ -166,7 +171,8 @@ def test_a_batch_of_many_tables_is_sampled_table_by_table(device, num_tables):
         device.native.count_lookups(trackers, [device.put(indices) for indices in batch])
     for sampler, indices in zip(samplers, batch, strict=True):
         twice = np.concatenate([indices, indices])
-        assert sampled_rows(sampler) == np.unique(twice[2::3]).tolist()
+        due = due_lookups(0, len(twice), 3)
+        assert sampled_rows(sampler) == np.unique(twice[due]).tolist()
         assert sampler.dirty_rows().tolist() == np.unique(indices).tolist()
 
 
@@ -174,7 +180,7 @@ def test_lookups_are_numbered_on_where_a_table_occurs_twice_in_a_batch(device):
     sampler = device.row_sampler("t", 100, capacity=100, period=4)
     lookups = [device.put(np.arange(i, i + 5)) for i in (0, 5, 10)]
     device.native.count_lookups([sampler.tracker] * 3, lookups)
-    assert sampled_rows(sampler) == [3, 7, 11]
+    assert sampled_rows(sampler) == due_lookups(0, 15, 4)
 
 
 def test_a_batch_of_26_tables_is_two_launches_and_allocates_nothing(emulated):
@@ -215,7 +221,8 @@ def test_rows_put_back_are_in_the_sample_again_and_dirty(device):
     sampler.observe(np.arange(900, 910))
     assert taken.row_ids.tolist() == list(range(60))
     sampler.put_back(taken)
-    assert sampled_rows(sampler) == [*sampled, *range(901, 910, 2)]
+    came = [900 + due for due in due_lookups(60, 10, 2)]
+    assert sampled_rows(sampler) == [*sampled, *came]
     assert sampler.dirty_rows().tolist() == [*range(60), *range(900, 910)]
 
 
@@ -344,6 +351,8 @@ def test_what_a_sample_cannot_be_is_refused_by_value(device):
 
 def test_the_lookups_of_a_bad_index_are_numbered_too(device):
     sampler = device.row_sampler("t", 100, capacity=100, period=2)
-    sampler.observe(np.array([5, 100, 6, 7]))
-    assert sampled_rows(sampler) == [7]
-    assert sampler.dirty_rows().tolist() == [5, 6, 7]
+    lookups = np.array([5, 100, 6, 7, 100, 100, 8, 9, 10, 11])
+    sampler.observe(lookups)
+    due = lookups[due_lookups(0, len(lookups), 2)]
+    assert sampled_rows(sampler) == due[due < 100].tolist()
+    assert sampler.dirty_rows().tolist() == list(range(5, 12))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cpr_ext import _C
 from cpr_ext.errors import UsageError
-from python_tests.csrc import reference
+from python_tests.csrc import backends, reference
 
 
 def make(num_rows=1000, **options):
@@ -28,12 +28,53 @@ def test_period_one_samples_every_row_while_there_is_room():
     assert sampled_rows(sampler) == [3, 5, 900]
 
 
-def test_the_period_runs_on_from_one_batch_to_the_next():
-    sampler = make(period=3, capacity=100)
-    for first in range(0, 100, 7):
-        sampler.observe(np.arange(first, min(100, first + 7)))
-    assert sampled_rows(sampler) == list(range(2, 100, 3))
-    assert sampler.num_dirty() == 100
+def sampled_numbers(num_lookups, batch_size, period, backend="cpu", seed=0):
+    """Which of so many lookups are sampled: each looks up a row of its own."""
+    sampler = backends.find(backend).row_sampler(
+        "t", num_lookups, capacity=num_lookups, period=period, seed=seed
+    )
+    for first in range(0, num_lookups, batch_size):
+        sampler.observe(np.arange(first, min(num_lookups, first + batch_size)))
+    assert sampler.num_dirty() == num_lookups
+    return np.array(sampled_rows(sampler), dtype=np.int64)
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("period", [1, 2, 3, 7, 64, 1000])
+def test_of_every_period_of_lookups_one_is_sampled_however_they_come_in_batches(backend, period):
+    num_lookups = 30 * period if period < 100 else 3 * period
+    numbers = sampled_numbers(num_lookups, 7 if num_lookups < 500 else 77, period, backend)
+    assert (numbers // period).tolist() == list(range(num_lookups // period))
+    for batch_size in (1 if num_lookups < 500 else 501, period, num_lookups):
+        again = sampled_numbers(num_lookups, batch_size, period, backend)
+        assert again.tolist() == numbers.tolist()
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("period", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("bag", [2, 3, 4, 6, 8, 64])
+def test_every_column_of_a_bag_is_sampled_at_its_share(backend, period, bag):
+    """Chi-squared over the columns; by a place for good, some would never be sampled."""
+    share = 160  # lookups sampled of a column, in 20 independent draws or more
+    numbers = sampled_numbers(share * period * bag, 100 * bag, period, backend, seed=period)
+    columns = np.bincount(numbers % bag, minlength=bag)
+    assert columns.sum() == share * bag
+    statistic = ((columns - share) ** 2 / share).sum() / 8  # the same draw serves 8 lookups
+    assert statistic < bag - 1 + 4 * np.sqrt(2 * bag), columns
+
+
+def test_the_places_drawn_are_independent_of_each_other():
+    places = (sampled_numbers(64_000, 64_000, 2) % 2).reshape(-1, 8)
+    assert (places == places[:, :1]).all()
+    places = places[:, 0]
+    for lag in (1, 2, 3, 4, 8, 16):
+        pairs = np.bincount(2 * places[lag:] + places[:-lag], minlength=4)
+        assert (abs(pairs - 1000) < 5 * np.sqrt(750)).all(), (lag, pairs)
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_a_period_beyond_all_lookups_is_one(backend):
+    assert len(sampled_numbers(1000, 300, 2**63 - 1, backend)) <= 1
 
 
 def test_the_sample_never_outgrows_its_capacity():
