@@ -55,6 +55,8 @@ class Settings:
     # rank -> what it does to itself in which life: ["training" | "saving" | "recovering" |
     # "rolling back", step]
     suicides: dict = field(default_factory=dict)
+    # what else the class below takes
+    options: dict = field(default_factory=dict)
     # module and class of what the workers train
     job: tuple = ("python_tests.distributed.sharded_job", "ShardedJob")
 
@@ -200,6 +202,9 @@ class ShardedJob:
             values["recovery"] = vars(last)
         self.journal.write(event.kind, **values)
 
+    def worker_options(self):
+        return {}
+
     def run(self):
         settings = self.settings
         torch.set_num_threads(1)
@@ -215,6 +220,7 @@ class ShardedJob:
             recovery=settings.recovery,
             time_outs=TimeOuts(**settings.time_outs),
             observe=self.observe,
+            **self.worker_options(),
         )
         job = self.worker.run(
             self.build,
