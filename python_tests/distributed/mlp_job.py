@@ -154,8 +154,9 @@ class MlpJob(ShardedJob):
         values = {"step": event.step}
         if event.kind in ("step", "recovered"):
             values["replicas"] = {
-                name: [checksum(value) for value in getattr(self.model, name).parameters()]
-                for name in self.settings.options["variants"]
+                name: [checksum(value) for value in replica.parameters()]
+                for name, replica in self.model.named_children()
+                if name != "rows"
             }
         if event.kind == "recovered":
             values["recovery"] = vars(self.worker.recoveries[-1])
@@ -195,3 +196,7 @@ class ReplicatedTableJob(MlpJob):
 
     def make_checkpointer(self, model, optimizers, directory):
         return cpr_ext.Checkpointer(model, optimizers, directory)
+
+
+class LeftToTheWorkerJob(ReplicatedTableJob):
+    make_checkpointer = None

@@ -8,12 +8,14 @@ JOB = ("python_tests.distributed.mlp_job", "MlpJob")
 MOMENTS = ("forward", "backward", "reduced", "optimizer", "saving", "committing")
 
 
-def run(make_cluster, victim, moments, *, variants=("plain",), layers=(DIM, 16, 1), **settings):
+def run(
+    make_cluster, victim, moments, *, job=JOB, variants=("plain",), layers=(DIM, 16, 1), **settings
+):
     """A job whose worker ``victim`` kills itself at these moments, a life after the other."""
     deaths = {str(life): [where, 4 * life] for life, where in enumerate(moments, start=1)}
     num_steps = 4 * len(moments) + 8
     cluster = make_cluster(
-        job=JOB, num_steps=num_steps, every_steps=3, suicides={str(victim): deaths},
+        job=job, num_steps=num_steps, every_steps=3, suicides={str(victim): deaths},
         options={"variants": variants, "layers": layers}, **settings,
     )  # fmt: skip
     cluster.start()
@@ -85,3 +87,22 @@ def test_a_difference_is_found_before_the_next_step(make_cluster, spoiled, named
         assert cluster.events(rank)[-1]["step"] == 4 + (spoiled == "step" and rank == 1)
     assert cluster.logs().count("WorkersDifferError: workers do not hold the same job") == 2
     assert named in cluster.logs()
+
+
+def test_replicated_tables_are_dense_where_the_worker_makes_the_checkpointer(make_cluster):
+    job = (JOB[0], "LeftToTheWorkerJob")
+    cluster = run(make_cluster, 1, ("backward", "reduced"), job=job, world_size=2)
+    require_equal_replicas(cluster)
+    assert set(cluster.recoveries(0)[-1]["replicas"]) == {"plain", "shared"}
+    assert cluster.logs().count("replicated, so saved as dense: shared.module") > 0
+
+
+def test_a_checkpointer_that_counts_a_replicated_table_by_its_rows_is_refused(make_cluster):
+    job = (JOB[0], "ReplicatedTableJob")
+    options = {"variants": ["plain"], "layers": (DIM, 16, 1)}
+    cluster = make_cluster(job=job, num_steps=5, world_size=2, options=options)
+    cluster.start()
+    assert set(cluster.exit_codes().values()) == {1}
+    said = "UsageError: table 'shared.module': replicated by DistributedDataParallel"
+    assert cluster.logs().count(said) == 2
+    assert not cluster.events(0, "joined")
