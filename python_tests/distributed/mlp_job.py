@@ -150,17 +150,12 @@ class MlpJob(ShardedJob):
             if what == "step":
                 job.checkpointer.step(SAMPLES)
 
-    def observe(self, event):
-        values = {"step": event.step}
-        if event.kind in ("step", "recovered"):
-            values["replicas"] = {
-                name: [checksum(value) for value in replica.parameters()]
-                for name, replica in self.model.named_children()
-                if name != "rows"
-            }
-        if event.kind == "recovered":
-            values["recovery"] = vars(self.worker.recoveries[-1])
-        self.journal.write(event.kind, **values)
+    def describe(self):
+        return {
+            name: [checksum(value) for value in replica.parameters()]
+            for name, replica in self.model.named_children()
+            if name != "rows"
+        }
 
     def worker_options(self):
         return {"check_every_steps": self.settings.options.get("check_every_steps")}

@@ -193,10 +193,16 @@ class ShardedJob:
             os.kill(os.getpid(), signal.SIGKILL)
         return batch.batch_size
 
+    def describe(self):
+        """What must be the same on all workers, by name."""
+        return {}
+
     def observe(self, event):
         values = {"step": event.step}
         if self.settings.digests:
             values["tables"] = digest(self.job_tables)
+        if event.kind in ("step", "recovered"):
+            values["replicas"] = self.describe()
         if event.kind == "recovered":
             last = self.worker.recoveries[-1]
             values["recovery"] = vars(last)
