@@ -183,7 +183,16 @@ def _optimizer_facts(
 
 
 def _described(value: Any) -> str:
-    return checksum(value) if isinstance(value, torch.Tensor) else repr(value)
+    if isinstance(value, torch.Tensor):
+        return checksum(value)
+    return repr(value) if _is_plain(value) else type(value).__name__
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether equal values have the same text in every process: no function, no address."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _shortened(value: str) -> str:

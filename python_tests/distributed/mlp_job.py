@@ -13,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cpr_ext
 from cpr_ext.distributed.comparison import checksum
-from python_tests.distributed.sharded_job import ShardedJob
+from cpr_ext.table_parts import TablePart
+from cpr_ext.tables import Table
+from python_tests.distributed.sharded_job import KINDS, ShardedJob
 
 ROWS, DIM, SAMPLES = 40, 8, 16
 SEVERAL_BUCKETS = (DIM, 700, 700, 700, 1)
@@ -90,7 +92,8 @@ class MlpJob(ShardedJob):
         model = torch.nn.Module()
         model.rows = torch.nn.Embedding(ROWS, DIM, sparse=True)
         for name in self.settings.options["variants"]:
-            setattr(model, name, VARIANTS[name](Mlp(self.settings.options["layers"])))
+            make = static_graph if self.is_spoiled("layout") else VARIANTS[name]
+            setattr(model, name, make(Mlp(self.settings.options["layers"])))
         self.model = model
         rows = list(model.rows.parameters())
         dense = [p for name, p in model.named_parameters() if not name.startswith("rows")]
@@ -132,6 +135,20 @@ class MlpJob(ShardedJob):
             with ddp.no_sync():
                 loss_of(ddp(model.rows(indices)), labels).backward()
         loss_of(ddp(model.rows(indices)), labels).backward()
+
+    def make_checkpointer(self, model, optimizers, directory):
+        begin = ROWS * self.rank - (2 if self.is_spoiled("plan") else 0)
+        rows = ROWS * self.settings.world_size
+        part = TablePart("rows", (begin, begin + ROWS), (0, DIM), rows, DIM)
+        table = Table(part.name, model.rows.weight, optimizers[0], [model.rows], part=part)
+        kind = KINDS.get(self.suicide[0], cpr_ext.Checkpointer) if self.suicide else None
+        return (kind or cpr_ext.Checkpointer)(
+            model, optimizers, directory, tables=[table],
+            schedule=cpr_ext.EverySteps(self.settings.every_steps),
+        )  # fmt: skip
+
+    def is_spoiled(self, what):
+        return self.settings.options.get("spoil", [])[:2] == [what, self.rank]
 
     def spoil(self, job, step):
         """One worker goes another way behind this step: ``{"spoil": [what, rank, step]}``."""

@@ -64,6 +64,19 @@ def test_every_variant_of_data_parallelism_is_reset(make_cluster):
     require_equal_replicas(cluster)
 
 
+def run_spoiled(make_cluster, *spoil):
+    cluster = make_cluster(
+        job=JOB, num_steps=10, world_size=2,
+        options={
+            "variants": ["plain"], "layers": (DIM, 16, 1), "check_every_steps": 1, "spoil": spoil,
+        },
+    )  # fmt: skip
+    cluster.start()
+    assert set(cluster.exit_codes().values()) == {1}
+    assert cluster.logs().count("WorkersDifferError: workers do not hold the same job") == 2
+    return cluster
+
+
 @pytest.mark.parametrize(
     ("spoiled", "named"),
     [
@@ -74,18 +87,22 @@ def test_every_variant_of_data_parallelism_is_reset(make_cluster):
     ],
 )
 def test_a_difference_is_found_before_the_next_step(make_cluster, spoiled, named):
-    cluster = make_cluster(
-        job=JOB, num_steps=10, world_size=2,
-        options={
-            "variants": ["plain"], "layers": (DIM, 16, 1), "check_every_steps": 1,
-            "spoil": [spoiled, 1, 3],
-        },
-    )  # fmt: skip
-    cluster.start()
-    assert set(cluster.exit_codes().values()) == {1}
+    cluster = run_spoiled(make_cluster, spoiled, 1, 3)
     for rank in cluster.ranks:
         assert cluster.events(rank)[-1]["step"] == 4 + (spoiled == "step" and rank == 1)
-    assert cluster.logs().count("WorkersDifferError: workers do not hold the same job") == 2
+    assert named in cluster.logs()
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "named"),
+    [
+        ("plan", "workers 0 and 1 both hold 'rows[38:40, 0:8]'"),
+        ("layout", "'plain': static_graph (workers [0]: false; workers [1]: true)"),
+    ],
+)
+def test_another_plan_or_layout_is_found_before_the_first_step(make_cluster, spoiled, named):
+    cluster = run_spoiled(make_cluster, spoiled, 1)
+    assert not any(cluster.events(rank, "step") for rank in cluster.ranks)
     assert named in cluster.logs()
 
 
