@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations
 from typing import Any
 
@@ -23,7 +24,7 @@ from cpr_ext.dense import shared_optimizers
 from cpr_ext.dense_tree import is_extra_state
 from cpr_ext.distributed.data_parallel import find_ddp, layout_of
 from cpr_ext.distributed.exchange import tell_all
-from cpr_ext.errors import WorkersDifferError
+from cpr_ext.errors import PeerLostError, WorkersDifferError
 from cpr_ext.table_parts import TablePart
 from cpr_ext.tables import Table
 
@@ -48,7 +49,7 @@ def require_same(
     facts = facts_of(model, checkpointer, buffers=buffers)
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
     if len(set(tell_all(group, digest))) > 1:
-        _refuse(differences(tell_all(group, facts)), checkpointer.step_count)
+        _refuse(group, differences(tell_all(group, facts)), checkpointer.step_count)
 
 
 def require_one_plan(group: dist.ProcessGroup, tables: Sequence[Table]) -> None:
@@ -58,7 +59,7 @@ def require_one_plan(group: dist.ProcessGroup, tables: Sequence[Table]) -> None:
         WorkersDifferError: parts of a table overlap, leave some of it out, or are of another table.
     """
     said = [{name: tuple(p) for name, p in plan.items()} for plan in tell_all(group, _plan(tables))]
-    _refuse(plan_faults(said), None)
+    _refuse(group, plan_faults(said), None)
 
 
 def facts_of(model: nn.Module, checkpointer: Checkpointer, *, buffers: bool) -> Facts:
@@ -199,9 +200,11 @@ def _shortened(value: str) -> str:
     return value if len(value) <= 100 else f"{value[:100]}..."
 
 
-def _refuse(found: Sequence[str], step: int | None) -> None:
+def _refuse(group: dist.ProcessGroup, found: Sequence[str], step: int | None) -> None:
     if not found:
         return
+    with suppress(RuntimeError, PeerLostError):
+        tell_all(group, None)  # none leaves, and breaks its connections, before all know
     more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     when = "" if step is None else f" after step {step}"
     raise WorkersDifferError(
