@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from cpr_ext.distributed.account import LossAccount
 from cpr_ext.distributed.agreement import Status, agree
+from python_tests.distributed.mlp_job import SAMPLES
 
 BATCH = 2
 
@@ -155,3 +156,21 @@ def test_an_account_is_the_same_behind_the_wire(losses):
     for held, samples in losses:
         account = account.add([held], samples)
     assert LossAccount.from_plain(account.to_plain()) == account
+
+
+def test_a_job_tells_all_that_a_survivor_lost_later_had_not_saved(make_cluster):
+    """None saves anything; worker 1 is lost in its fifth step, worker 0 in its ninth."""
+    suicides = {"1": {"1": ["reduced", 4]}, "0": {"1": ["reduced", 8]}}
+    cluster = make_cluster(
+        job=("python_tests.distributed.mlp_job", "MlpJob"), num_steps=10, world_size=2,
+        every_steps=1000, suicides=suicides,
+        options={"variants": ["plain"], "layers": (8, 16, 1)},
+    )  # fmt: skip
+    cluster.start()
+    for victim in (1, 0):
+        cluster.wait_for_death(victim)
+        cluster.start(victim)
+    cluster.finish()
+    batch = 2 * SAMPLES
+    told = [e["recovery"]["samples_lost"] for e in cluster.recoveries(1) if e["step"] > 0]
+    assert told == [[0, 4 * batch], [8 * batch, 0]]
