@@ -21,7 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from cpr_ext.errors import UsageError
 from cpr_ext.tables import Table
 
-_NEEDED = ("_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_ddp_init_helper")
+_NEEDED = (
+    *("_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_ddp_init_helper"),
+    "_comm_hooks",
+)
 # Modules and optimizers that keep a part of the dense state, or a state that no other worker has.
 _REFUSED = {
     "FullyShardedDataParallel": "each worker holds a part of the dense parameters",
@@ -148,15 +151,15 @@ def _managed(ddp: DistributedDataParallel) -> Iterator[tuple[str, nn.Parameter]]
 
 
 def _why_refused(ddp: DistributedDataParallel) -> str | None:
-    missing = [name for name in _NEEDED if not hasattr(ddp, name)]
-    if missing or not hasattr(ddp.reducer, "_remove_autograd_hooks"):
-        return f"torch {torch.__version__} lacks {missing or '_remove_autograd_hooks'}; tried: 2.13"
     if getattr(ddp, "_use_python_reducer", False):
         return 'torch._dynamo.config.optimize_ddp is "python_reducer"; use "ddp_optimizer"'
     if ddp.mixed_precision is not None:
         return "mixed_precision= keeps low-precision copies; use torch.autocast"
     if getattr(ddp, "_delay_all_reduce_params", None):
         return "delay_all_reduce_named_params= keeps a buffer of gradients; leave it out"
+    missing = [name for name in _NEEDED if not hasattr(ddp, name)]
+    if missing or not hasattr(ddp.reducer, "_remove_autograd_hooks"):
+        return f"torch {torch.__version__} lacks {missing or '_remove_autograd_hooks'}; tried: 2.13"
     for name, parameter in _managed(ddp):
         if hasattr(parameter, "_in_backward_optimizers"):
             return (
@@ -178,7 +181,7 @@ def _why_refused(ddp: DistributedDataParallel) -> str | None:
 
 
 def _hooks_of(ddp: DistributedDataParallel) -> list[tuple[Any, Any]]:
-    return list(getattr(ddp, "_comm_hooks", ()))
+    return list(ddp._comm_hooks)
 
 
 def _is_plain(state: Any) -> bool:

@@ -100,6 +100,8 @@ class MlpJob(ShardedJob):
         return model, [torch.optim.Adagrad(rows, lr=0.1), torch.optim.Adam(dense, lr=0.01)]
 
     def train_step(self, job, step):
+        if self.settings.options.get("waits"):
+            job.checkpointer.wait()
         where = self.suicide[0] if self.suicide and self.suicide[1] == step else None
         generator = torch.Generator().manual_seed(1000 * step + job.rank)
         indices = torch.randint(ROWS, (SAMPLES,), generator=generator)

@@ -158,13 +158,13 @@ def test_an_account_is_the_same_behind_the_wire(losses):
     assert LossAccount.from_plain(account.to_plain()) == account
 
 
-def test_a_job_tells_all_that_a_survivor_lost_later_had_not_saved(make_cluster):
-    """None saves anything; worker 1 is lost in its fifth step, worker 0 in its ninth."""
+def test_a_job_tells_what_a_survivor_lost_later_had_lost_since_its_own_snapshot(make_cluster):
+    """Both save step 1 and no other; worker 1 is lost in its fifth step, worker 0 in its ninth."""
     suicides = {"1": {"1": ["reduced", 4]}, "0": {"1": ["reduced", 8]}}
     cluster = make_cluster(
         job=("python_tests.distributed.mlp_job", "MlpJob"), num_steps=10, world_size=2,
         every_steps=1000, suicides=suicides,
-        options={"variants": ["plain"], "layers": (8, 16, 1)},
+        options={"variants": ["plain"], "layers": (8, 16, 1), "waits": True},
     )  # fmt: skip
     cluster.start()
     for victim in (1, 0):
@@ -172,5 +172,7 @@ def test_a_job_tells_all_that_a_survivor_lost_later_had_not_saved(make_cluster):
         cluster.start(victim)
     cluster.finish()
     batch = 2 * SAMPLES
-    told = [e["recovery"]["samples_lost"] for e in cluster.recoveries(1) if e["step"] > 0]
-    assert told == [[0, 4 * batch], [8 * batch, 0]]
+    _, first, second = (event["recovery"] for event in cluster.recoveries(1))
+    assert (first["lost"], second["lost"]) == ([1], [0])
+    assert first["samples_lost"] == [0, (first["step"] - 1) * batch]
+    assert second["samples_lost"] == [(second["step"] - 1) * batch, 0]
