@@ -65,3 +65,7 @@ class PeerLostError(CprError):
 
 class RendezvousError(CprError):
     """The workers of a job could not meet within the time they were given."""
+
+
+class WorkersDifferError(CprError):
+    """Workers of a job hold different values of what must be the same; nothing was trained on."""

@@ -170,6 +170,8 @@ class Recoverer:
         ]
         if strict:
             refuse_differences(reader, differences)
+        elif not match.names:
+            self._refuse_nothing_in_common(reader, part, differences)
         report.differences = differences
         is_complete = record.is_complete and not differences
         self._restore_dense(part, report, strict=strict, rows_stale=0 if is_complete else None)
@@ -205,12 +207,28 @@ class Recoverer:
         ]
         if strict:
             refuse_differences(readers[0], differences)
+        elif plan.is_empty:
+            self._refuse_nothing_in_common(readers[0], part, differences)
         report.differences = differences
         self._restore_dense(part, report, strict=strict)
         report.rows_stale = report.row_updates_lost = None  # the stores are of several steps
         plan.copy(report, direct_io=self._direct_io)
         self._begin_anew()
         return report
+
+    def _refuse_nothing_in_common(
+        self, reader: StoreReader, part: DensePart, differences: Sequence[str]
+    ) -> None:
+        """Raise StoreError unless a dense parameter is in both; no table is."""
+        live = self._model.state_dict(keep_vars=True)
+        for name, value in part.tree()["model"].items():
+            if getattr(live.get(name), "shape", None) == getattr(value, "shape", ()):
+                return
+        raise StoreError(
+            f"'{reader.directory}' and the model have nothing in common, so nothing was recovered: "
+            f"{'; '.join(differences[:4])}... Wrappers add to names (module., _orig_mod.): wrap "
+            "the model as it was when the store was written"
+        )
 
     def _begin_anew(self) -> None:
         """This store holds nothing yet of what was taken from another one."""

@@ -185,6 +185,11 @@ class PartsPlan:
             found.update(dict.fromkeys(_gaps(part, of_table[table.name])))
         self.differences = list(found)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no table takes anything."""
+        return not any(self._pieces)
+
     def copy(self, report: RecoveryReport, *, direct_io: bool) -> None:
         """Copy the rows; counts are added to the report, a row of two parts is counted twice."""
         for state in self._joined:

@@ -13,7 +13,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.models.dlrm import DLRM, DLRMTrain
@@ -24,7 +23,6 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from cpr_ext import EverySteps
 from cpr_ext.distributed import Worker, worker_directory
-from cpr_ext.distributed.exchange import broadcast_part, tell_all
 from cpr_ext.integrations.torchrec import make_checkpointer, sharding_env
 
 TABLES = [f"table_{number}" for number in range(8)]
@@ -53,8 +51,6 @@ def build(group):
         device=torch.device("cpu"),
         plan=ShardingPlan({"model.sparse_arch.embedding_bag_collection": cut}),
         sharders=[sharder],
-        # A static graph is learned in a worker's first step, in which a replacement is alone.
-        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
     )
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     adam = KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
@@ -103,11 +99,7 @@ def run_together():
     model, optimizer = build(group)
     directory = worker_directory(options.store, rank, group.size())
     with checkpointer_of(model, optimizer, directory) as ckpt:
-        # Each saved when it was ready: all go on from where the furthest is.
-        steps = tell_all(group, ckpt.recover().step)
-        furthest = steps.index(max(steps))
-        part = broadcast_part(group, furthest, ckpt.shared_part() if rank == furthest else None)
-        ckpt.take_over(part, generators=False)
+        ckpt.recover()  # all go on from the same step
         while ckpt.step_count < options.steps:
             ckpt.step(train_step(model, optimizer, ckpt.step_count, group))
     dist.destroy_process_group()

@@ -60,7 +60,8 @@ PYTHON_LAYERS: list[set[str]] = [
     {"checkpointer"},
     {"__init__"},
     {"maintenance"},
-    {"distributed", "emulation", "integrations"},
+    {"distributed", "emulation"},
+    {"integrations"},
     {"report"},
     {"cli"},
 ]

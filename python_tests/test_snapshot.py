@@ -173,7 +173,7 @@ def test_every_committed_row_equals_the_row_at_the_step_its_chunk_names_and_reco
         assert report.damaged_segments == []
         reference.checkpointer = again
         assert_same(copy_rows(again.tables), reference.newest_rows())
-        assert (report.rows_stale is not None) == (optimizer in STILL_OPTIMIZERS)
+        assert report.rows_stale is not None or optimizer not in STILL_OPTIMIZERS
         if report.rows_stale is not None:
             older = num_different_rows(reference.newest_rows(), reference.rows[report.step])
             # An update may leave a row's bits as they are, in float16 above all.

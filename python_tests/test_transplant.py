@@ -1,5 +1,6 @@
 """A store of one shape, recovered into another."""
 
+import copy
 import shutil
 
 import pytest
@@ -233,3 +234,23 @@ def test_options_that_do_not_go_together_are_refused(stores, tmp_path):
     with pytest.raises(StoreError, match="not a cpr_ext store"):
         trained.checkpointer.recover(from_store=tmp_path / "nothing")
     trained.checkpointer.close()
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one store", "a list of stores"])
+def test_a_store_with_nothing_of_the_model_is_refused_though_not_strict(tmp_path, many):
+    """As of a model that was wrapped, by DistributedDataParallel or torch.compile, and is not."""
+
+    def checkpointer(model, name):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return cpr_ext.Checkpointer(model, optimizer, tmp_path / name)
+
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4), torch.nn.Linear(4, 1))
+    wrapped = torch.nn.ModuleDict({"module": copy.deepcopy(model)})
+    with checkpointer(wrapped, "wrapped") as saved:
+        saved.save("base").wait_until_done()
+    store = tmp_path / "wrapped"
+    with checkpointer(model, "new") as new:
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        with pytest.raises(StoreError, match=r"have nothing in common.*Wrappers add"):
+            new.recover(from_store=[store] if many else store, strict=False)
+        assert_same(dict(model.state_dict()), before)

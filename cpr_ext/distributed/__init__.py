@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cpr_ext.distributed.group import ReformableGroup
     from cpr_ext.distributed.identity import Identity, TimeOuts, worker_directory
     from cpr_ext.distributed.job import Event, Job, Recovery
+    from cpr_ext.distributed.together import recover_together
     from cpr_ext.distributed.worker import Worker
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ReformableGroup",
     "TimeOuts",
     "Worker",
+    "recover_together",
     "worker_directory",
 ]
 
@@ -35,6 +37,7 @@ _MODULES = {
     "ReformableGroup": "group",
     "TimeOuts": "identity",
     "Worker": "worker",
+    "recover_together": "together",
     "worker_directory": "identity",
 }
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import Any, Literal
+
+from cpr_ext.distributed.account import LossAccount
 
 Choice = Literal["partial", "full"]
 
@@ -18,24 +21,24 @@ class Status:
         step: training steps it has completed; those of its newest snapshot if it is not live.
         full_points: steps of the full-recovery points in its store.
         choice: how to recover, in its opinion.
-        accounted_samples: by rank, up to which sample the losses of that worker are in the account.
+        account: the losses that it has told of.
     """
 
     is_live: bool
     step: int
     full_points: tuple[int, ...]
     choice: Choice
-    accounted_samples: tuple[int, ...]
+    account: LossAccount
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON values."""
-        return asdict(self)
+        return {**asdict(self), "account": self.account.to_plain()}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Status:
         """Inverse of :meth:`to_plain`."""
-        points, samples = tuple(plain["full_points"]), tuple(plain["accounted_samples"])
-        return cls(plain["is_live"], plain["step"], points, plain["choice"], samples)
+        points, account = tuple(plain["full_points"]), LossAccount.from_plain(plain["account"])
+        return cls(plain["is_live"], plain["step"], points, plain["choice"], account)
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,14 @@ class Agreement:
         step: training goes on behind this one. Of ``"partial"`` without a survivor: at least.
         source: whose dense part and position all take.
         lost: the workers whose state is gone.
-        accounted_samples: see :class:`Status`.
+        account: of all together; a worker that has none of its own begins with it.
     """
 
     recovery: Choice
     step: int
     source: int
     lost: tuple[int, ...]
-    accounted_samples: tuple[int, ...]
+    account: LossAccount
 
     @property
     def begins_anew(self) -> bool:
@@ -73,9 +76,10 @@ def agree(statuses: Sequence[Status]) -> Agreement:
     ranks = range(len(statuses))
     live = [rank for rank in ranks if statuses[rank].is_live]
     source = max(live or ranks, key=lambda rank: (statuses[rank].step, -rank))
+    account = reduce(LossAccount.united, (status.account for status in statuses))
     lost = tuple(rank for rank in ranks if not statuses[rank].is_live)
     chosen = statuses[source]
     if chosen.choice == "full" and lost:
         common = set.intersection(*(set(status.full_points) for status in statuses))
-        return Agreement("full", max(common, default=0), 0, lost, (0,) * len(statuses))
-    return Agreement("partial", chosen.step, source, lost, chosen.accounted_samples)
+        return Agreement("full", max(common, default=0), 0, lost, account)
+    return Agreement("partial", chosen.step, source, lost, account)

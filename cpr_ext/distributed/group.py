@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
     Store,
     _create_work_from_future,
 )
+from torch._compile import _disable_dynamo
 
 from cpr_ext.distributed.notes import within
 from cpr_ext.errors import PeerLostError, UsageError
@@ -170,7 +171,8 @@ def _delegate(operation: str) -> Callable[..., Any]:
 
     call.__name__ = operation
     call.__doc__ = f"``{operation}`` of the inner group."
-    return call
+    # Compiled modules call it between their graphs; its state is nothing for a graph.
+    return _disable_dynamo(call)
 
 
 for _operation in _COLLECTIVES:
@@ -228,13 +230,22 @@ class _ReduceScatterWork(dist.Work):
 def _has_failed(work: Any) -> bool:
     if isinstance(work, _ReduceScatterWork):
         return work.has_failed
-    if not work.is_completed():
-        return False
     try:
-        work.wait()  # raises again what it ended with
+        if _has_ended(work):
+            work.wait()  # raises again what it ended with
     except RuntimeError:
         return True
     return False
+
+
+def _has_ended(work: Any) -> bool:
+    """Whether it is over; whoever waits for its future hears so before the work itself does."""
+    if work.is_completed():
+        return True
+    try:
+        return bool(work.get_future().done())
+    except RuntimeError:  # sending and receiving have no future
+        return False
 
 
 def _answer_alone(operation: str, args: tuple[Any, ...]) -> Any:

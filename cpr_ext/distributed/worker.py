@@ -13,26 +13,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from cpr_ext.checkpointer import Checkpointer
 from cpr_ext.dense_tree import read_position
+from cpr_ext.distributed import data_parallel
+from cpr_ext.distributed.account import LossAccount
 from cpr_ext.distributed.agreement import Agreement, Choice, Status, agree
+from cpr_ext.distributed.comparison import require_one_plan, require_same
 from cpr_ext.distributed.exchange import broadcast_part, tell_all, wait_for_all
 from cpr_ext.distributed.group import ReformableGroup, Round, init_group
 from cpr_ext.distributed.identity import Identity, Place, TimeOuts, show_alive, worker_directory
 from cpr_ext.distributed.job import Event, Job, Recovery
 from cpr_ext.distributed.rendezvous import Rendezvous
 from cpr_ext.errors import PeerLostError, UsageError
+from cpr_ext.options import require_at_least_one
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.retention import Retention
 from cpr_ext.schedules import Schedule
+from cpr_ext.tables import find_tables
 from cpr_ext.target_pls import TargetPLS
 
 logger = logging.getLogger("cpr_ext")
@@ -44,6 +49,7 @@ Recoveries = Literal["partial", "full", "auto"]
 MakeCheckpointer = Callable[[nn.Module, Any, Path], Checkpointer]
 # Joined so often without a single step in between, something is wrong that joining does not mend.
 _FRUITLESS_JOINS = 20
+DEFAULT_CHECK_EVERY_STEPS = 1000
 
 
 class Worker:
@@ -59,12 +65,14 @@ class Worker:
             two. ``"auto"``: as the plan of the ``TargetPLS`` schedule says, else partially.
         time_outs: how long to wait for what.
         observe: called with each :class:`Event`.
+        check_every_steps: compare what all workers must hold in common every so many steps; None:
+            only at the start, after each recovery and at the end.
 
     Attributes:
         recoveries: every :class:`Recovery` this process took part in.
 
     Raises:
-        UsageError: an unknown ``recovery``.
+        UsageError: an unknown ``recovery``, or ``check_every_steps`` below 1.
     """
 
     def __init__(
@@ -75,7 +83,9 @@ class Worker:
         recovery: Recoveries = "partial",
         time_outs: TimeOuts | None = None,
         observe: Callable[[Event], None] = lambda event: None,
+        check_every_steps: int | None = DEFAULT_CHECK_EVERY_STEPS,
     ) -> None:
+        require_at_least_one("check_every_steps", check_every_steps, ", or None")
         if recovery not in ("partial", "full", "auto"):
             raise UsageError(f"recovery is {recovery!r}; allowed: partial, full, auto")
         self.identity = identity
@@ -87,8 +97,9 @@ class Worker:
         self._rendezvous = Rendezvous(identity, self._time_outs)
         self._is_live = False
         self._saved_step = -1
-        # By rank, up to which sample the losses of that worker are in the account.
-        self._accounted = (0,) * identity.world_size
+        self._check_every_steps = check_every_steps
+        # Until it first meets others, whose account it begins with.
+        self._account: LossAccount | None = None
 
     @classmethod
     def from_environment(cls, store: str | os.PathLike[str], **options: Any) -> Worker:
@@ -118,12 +129,16 @@ class Worker:
                 it had. The batch must follow from the number: a step that a loss interrupted is
                 trained again. Collectives belong before the optimizers' steps.
             make_checkpointer: from model, optimizers and directory; by default a ``Checkpointer``
-                that keeps two full-recovery points.
+                that keeps two full-recovery points, and saves tables which
+                DistributedDataParallel replicates with the dense part.
 
         Returns:
             The trained job, its Checkpointer closed; None if it had been finished before.
 
         Raises:
+            UsageError: the model has what cannot be reset after a loss, or a table that
+                DistributedDataParallel replicates; named.
+            WorkersDifferError: workers hold different values of what must be the same; named.
             RendezvousError: the workers did not come together in time.
             PeerLostError: they met again and again without training a step.
             StoreError, DamageError: a store does not fit, or holds nothing usable.
@@ -195,9 +210,16 @@ class Worker:
 
     def _make_job(self, build: Build, make: MakeCheckpointer, group: ReformableGroup) -> Job:
         model, optimizers = build(group)
+        data_parallel.refuse_unsupported(model, _listed(optimizers))
         rank, world_size = self.identity.rank, self.identity.world_size
         directory = worker_directory(self._store, rank, world_size)
-        return Job(model, optimizers, group, make(model, optimizers, directory))
+        job = Job(model, optimizers, group, make(model, optimizers, directory))
+        try:
+            data_parallel.refuse_replicated_tables(model, job.checkpointer.tables)
+        except UsageError:
+            job.release()
+            raise
+        return job
 
     @contextmanager
     def _minding_peers(self, job: Job) -> Iterator[None]:
@@ -210,7 +232,7 @@ class Worker:
             if not is_loss:
                 raise
             self._tell("peer_lost", job)
-            _give_up_step(job)
+            job.model.zero_grad(set_to_none=True)  # the step in flight is given up
             if isinstance(error, PeerLostError):
                 raise
             raise PeerLostError(str(error)) from error
@@ -229,56 +251,68 @@ class Worker:
             step=job.step if self._is_live else max((r.last_step for r in saved), default=0),
             full_points=tuple(r.last_step for r in saved if r.is_complete),
             choice=choose_recovery(self._recovery, checkpointer.schedule),
-            accounted_samples=self._accounted,
+            account=self._account or LossAccount.empty(self.identity.world_size),
         )
         return agree([Status.from_plain(said) for said in tell_all(job.group, status.to_plain())])
 
     def _recover(self, job: Job, agreement: Agreement) -> None:
         checkpointer = job.checkpointer
+        account = agreement.account
+        self._account = self._account or account
         report = RecoveryReport(job.step, checkpointer.num_samples)
         if agreement.recovery == "full":
             self._is_live = False  # until all are back at the same step
             report = checkpointer.recover(mode="full", up_to_step=agreement.step)
+            account = account.going_back_to(report.num_samples)
+            self._account = self._account.going_back_to(report.num_samples)
         elif not self._is_live:
             report = checkpointer.recover()
         # Reading may take longer than a step: a worker that does it does not hang.
         wait_for_all(job.group, timedelta(seconds=self._time_outs.join_seconds))
+        data_parallel.reset(job.model)
         is_source = agreement.source == self.identity.rank
         part = broadcast_part(
             job.group, agreement.source, checkpointer.shared_part() if is_source else None
         )
-        samples = read_position(part.tree()).num_samples
-        known = max(report.num_samples, agreement.accounted_samples[self.identity.rank])
-        lost_samples = max(0, samples - known)
+        own = (report.num_samples, report.bytes_read, report.rows_restored, report.seconds)
+        held, *told = zip(*tell_all(job.group, own), strict=True)
+        account = account.add(held, read_position(part.tree()).num_samples)
+        lost_samples = account.beyond(self._account)
         # Of survivors each keeps its own generators, and so do all if there are none.
         is_replacement = not self._is_live and agreement.source not in agreement.lost
+        # Until here a loss leaves this worker as it was; from here on it has recovered.
         job.extra_state = checkpointer.take_over(
-            part, generators=is_replacement, samples_lost=lost_samples
+            part, generators=is_replacement, samples_lost=lost_samples[self.identity.rank]
         )
-        self._is_live = True
-        self._accounted = (samples,) * self.identity.world_size
-        self._note(job, agreement, report, lost_samples)
+        self._is_live, self._account = True, account
+        self.recoveries.append(
+            Recovery(
+                agreement.recovery, job.step, agreement.lost, agreement.source, lost_samples, *told
+            )
+        )
+        require_one_plan(job.group, checkpointer.tables)
+        require_same(job.group, job.model, checkpointer, buffers=True)
+        self._tell_recovered(job)
 
-    def _note(
-        self, job: Job, agreement: Agreement, report: RecoveryReport, samples_lost: int
-    ) -> None:
-        own = (samples_lost, report.bytes_read, report.rows_restored, report.seconds)
-        said = tell_all(job.group, own)
-        samples, read, rows, seconds = (tuple(values) for values in zip(*said, strict=True))
-        recovery = Recovery(
-            agreement.recovery, job.step, agreement.lost, agreement.source, samples, read, rows,
-            seconds,
-        )  # fmt: skip
-        self.recoveries.append(recovery)
+    def _tell_recovered(self, job: Job) -> None:
+        recovery = self.recoveries[-1]
         self._tell("recovered", job)
         logger.log(
             logging.WARNING if len(self.recoveries) > 1 else logging.INFO,
             "worker %d goes on behind step %d (%s recovery, lost workers: %s, %d samples lost)",
-            *(self.identity.rank, job.step, recovery.recovery, list(recovery.lost), sum(samples)),
+            *(self.identity.rank, job.step, recovery.recovery, list(recovery.lost)),
+            sum(recovery.samples_lost),
         )
 
     def _train(self, job: Job, train_step: TrainStep, num_steps: int) -> None:
-        while job.step < num_steps:
+        # Counted here, as a worker at another step would come to the comparison at another time.
+        for trained in count():
+            is_done = job.step >= num_steps
+            every = self._check_every_steps or 0
+            if trained > 0 and (is_done or (every and trained % every == 0)):
+                require_same(job.group, job.model, job.checkpointer, buffers=False)
+            if is_done:
+                break
             num_samples = train_step(job, job.step)
             job.checkpointer.step(1 if num_samples is None else num_samples)
             self._tell("step", job)
@@ -307,12 +341,18 @@ def choose_recovery(wanted: Recoveries, schedule: Schedule) -> Choice:
 
 
 def _make_checkpointer(model: nn.Module, optimizers: Any, directory: Path) -> Checkpointer:
-    return Checkpointer(model, optimizers, directory, retention=Retention(full_recovery_points=2))
+    tables = find_tables(model, _listed(optimizers))
+    replicated = data_parallel.replicated_tables(model, tables)
+    if replicated:
+        logger.info("replicated, so saved as dense: %s", ", ".join(t.name for t in replicated))
+    return Checkpointer(
+        model,
+        optimizers,
+        directory,
+        tables=[table for table in tables if table not in replicated] if replicated else None,
+        retention=Retention(full_recovery_points=2),
+    )
 
 
-def _give_up_step(job: Job) -> None:
-    """Forget the step in flight: its gradients, and what was reduced of them."""
-    job.model.zero_grad(set_to_none=True)
-    for module in job.model.modules():
-        if isinstance(module, DistributedDataParallel):
-            module._update_process_group(module.process_group)  # type: ignore[no-untyped-call]
+def _listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
+    return [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)

@@ -55,6 +55,8 @@ class Settings:
     # rank -> what it does to itself in which life: ["training" | "saving" | "recovering" |
     # "rolling back", step]
     suicides: dict = field(default_factory=dict)
+    # what else the class below takes
+    options: dict = field(default_factory=dict)
     # module and class of what the workers train
     job: tuple = ("python_tests.distributed.sharded_job", "ShardedJob")
 
@@ -191,14 +193,23 @@ class ShardedJob:
             os.kill(os.getpid(), signal.SIGKILL)
         return batch.batch_size
 
+    def describe(self):
+        """What must be the same on all workers, by name."""
+        return {}
+
     def observe(self, event):
         values = {"step": event.step}
         if self.settings.digests:
             values["tables"] = digest(self.job_tables)
+        if event.kind in ("step", "recovered"):
+            values["replicas"] = self.describe()
         if event.kind == "recovered":
             last = self.worker.recoveries[-1]
             values["recovery"] = vars(last)
         self.journal.write(event.kind, **values)
+
+    def worker_options(self):
+        return {}
 
     def run(self):
         settings = self.settings
@@ -215,6 +226,7 @@ class ShardedJob:
             recovery=settings.recovery,
             time_outs=TimeOuts(**settings.time_outs),
             observe=self.observe,
+            **self.worker_options(),
         )
         job = self.worker.run(
             self.build,

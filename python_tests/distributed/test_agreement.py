@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpr_ext.distributed.account import LossAccount
 from cpr_ext.distributed.agreement import Status, agree
 from cpr_ext.distributed.worker import choose_recovery
 from cpr_ext.schedules import EverySteps, RunCosts
@@ -21,10 +22,10 @@ def worlds(draw):
         step=st.integers(0, 20),
         full_points=st.lists(st.integers(1, 8), unique=True).map(tuple),
         choice=st.sampled_from(["partial", "full"]),
-        accounted_samples=st.lists(
-            st.integers(0, 9), min_size=size, max_size=size
-        ).map(tuple),
-    )  # fmt: skip
+        account=st.lists(st.integers(0, 9), min_size=size, max_size=size).map(
+            lambda held: LossAccount.empty(size).add(held, 9)
+        ),
+    )
     return draw(st.lists(status, min_size=size, max_size=size))
 
 
@@ -37,7 +38,8 @@ def test_partial_recovery_goes_on_from_whoever_got_furthest(statuses):
     furthest = max(status.step for status in survivors or statuses)
     assert agreement.step == furthest == statuses[agreement.source].step
     assert statuses[agreement.source].is_live or not survivors
-    assert agreement.accounted_samples == statuses[agreement.source].accounted_samples
+    for status in statuses:
+        assert agreement.account.united(status.account) == agreement.account
 
 
 @given(worlds())
@@ -80,8 +82,8 @@ def test_on_auto_the_plan_of_the_schedule_decides(save_hours, expected):
 
 
 def test_the_choice_of_the_source_counts():
-    ahead = Status(True, 7, (4,), "full", (0, 0, 0))
-    behind = Status(True, 6, (4,), "partial", (0, 0, 0))
-    lost = Status(False, 0, (2, 4), "partial", (0, 0, 0))
+    ahead = Status(True, 7, (4,), "full", LossAccount.empty(3))
+    behind = Status(True, 6, (4,), "partial", LossAccount.empty(3))
+    lost = Status(False, 0, (2, 4), "partial", LossAccount.empty(3))
     assert agree([behind, lost, ahead]).recovery == "full"
     assert agree([behind, lost, ahead]).step == 4

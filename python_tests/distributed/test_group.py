@@ -222,3 +222,28 @@ def hanging_host(rank, group, meet):
 
 def test_connecting_ends_though_the_rendezvous_hangs(members):
     assert members("hanging_host") == [True] * WORLD_SIZE
+
+
+class HeardOfByItsFuture:
+    """A work as whoever waits for its future sees it: failed, and not marked as over yet."""
+
+    def is_completed(self):
+        return False
+
+    def get_future(self):
+        future = torch.futures.Future()
+        future.set_exception(RuntimeError("Connection reset by peer"))
+        return future
+
+    def wait(self):
+        return self.get_future().wait()
+
+
+def test_a_loss_that_only_a_future_tells_of_yet_is_a_loss():
+    group = init_group(0, WORLD_SIZE)
+    try:
+        assert not group.has_lost_peer()
+        group._works.append(HeardOfByItsFuture())
+        assert group.has_lost_peer()
+    finally:
+        dist.destroy_process_group()

@@ -1,14 +1,18 @@
-"""A worker of a job whose tables a plan puts on one host each, cut by rows over its workers."""
+"""A worker of a job whose tables a plan puts on one host each, cut by rows over its workers.
+
+One small table is on every worker: TorchRec replicates it in a data-parallel module of its own.
+"""
 
 import os
 
-from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
+import torch
 
+from cpr_ext.distributed.comparison import checksum
 from cpr_ext.integrations.torchrec import make_checkpointer, sharding_env
 from python_tests.distributed.sharded_job import ShardedJob
 from python_tests.integrations.sharded_models import SAMPLES, PooledDlrm, make_batch, sharded
 
-HOSTS = 2
+HOSTS, REPLICATED = 2, "d"
 
 
 def imported():
@@ -19,11 +23,18 @@ class TableRowWiseJob(ShardedJob):
     def build(self, group):
         # As torchrun and `cpr launch` set it on each of so many machines.
         os.environ["LOCAL_WORLD_SIZE"] = str(group.size() // HOSTS)
-        return sharded(
+        self.model, optimizers = sharded(
             "table_row_wise", "rowwise_adagrad", model=PooledDlrm(), hosts=HOSTS,
-            env=sharding_env(group),
-            data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
+            env=sharding_env(group), replicated=(REPLICATED,),
         )  # fmt: skip
+        return self.model, optimizers
+
+    def describe(self):
+        return {
+            name: [checksum(value)]
+            for name, value in self.model.state_dict().items()
+            if type(value) in (torch.Tensor, torch.nn.Parameter)
+        }
 
     def make_checkpointer(self, model, optimizers, directory):
         return self.watched(make_checkpointer, model, optimizers, directory)

@@ -9,7 +9,9 @@ pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torc
 
 from python_tests.distributed.cluster import Cluster, Nursery
 from python_tests.distributed.test_kills import EXACT, survive
+from python_tests.distributed.test_replicas import require_equal_replicas
 from python_tests.integrations.sharded_models import SAMPLES
+from python_tests.integrations.table_row_wise_job import REPLICATED
 
 JOB = "python_tests.integrations.table_row_wise_job"
 
@@ -31,6 +33,8 @@ def test_workers_of_two_hosts_outlive_each_other_under_a_table_row_wise_plan(nur
         cluster.start()
         survive(cluster, 0, 2)  # one of each host
         survive(cluster, 3, ruin=True)
+        require_equal_replicas(cluster)
+        assert f"bags.embedding_bags.{REPLICATED}.weight" in cluster.recoveries(0)[-1]["replicas"]
         for rank in cluster.ranks:
             assert parts_of(cluster, rank) == {rank // 2}
     finally:

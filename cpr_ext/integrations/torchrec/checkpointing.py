@@ -10,10 +10,35 @@ import torch
 from torch import nn
 
 from cpr_ext.checkpointer import Checkpointer
+from cpr_ext.distributed.together import must_agree, recover_together
 from cpr_ext.integrations.torchrec.dense_part import DenseModule, dense_optimizers
 from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
+from cpr_ext.recovery_report import RecoveryReport
 
 _MOST_THREADS = 4
+
+
+class RankCheckpointer(Checkpointer):
+    """A Checkpointer of one of several ranks, which recover together.
+
+    Args:
+        trained: the model that trains; what is saved of it is ``model``.
+        arguments, options: see :class:`cpr_ext.Checkpointer`.
+    """
+
+    def __init__(self, trained: nn.Module, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._trained = trained
+
+    def recover(self, **options: Any) -> RecoveryReport:
+        """See :meth:`cpr_ext.Checkpointer.recover`.
+
+        In a process group of several ranks every rank must call it: all go on at the same step,
+        see :func:`cpr_ext.distributed.recover_together`. With ``shards`` a rank is alone.
+        """
+        if options.get("shards") is not None or not must_agree():
+            return super().recover(**options)
+        return recover_together(self, model=self._trained, recover=super().recover, **options)
 
 
 def make_checkpointer(
@@ -24,7 +49,8 @@ def make_checkpointer(
 ) -> Checkpointer:
     """A Checkpointer of what this rank holds: its parts of the tables, and the dense part.
 
-    No rank waits for another: neither here, nor in any call of the Checkpointer.
+    No rank waits for another, neither here nor while it saves. Only ``recover()`` is for all ranks
+    of the process group together: it returns the same step on each.
 
     Args:
         model: a ``DistributedModelParallel``, or any module with sharded
@@ -37,8 +63,9 @@ def make_checkpointer(
 
     Returns:
         It watches lookups as they arrive at this rank, so those of the whole job's batch in the
-        rows it holds. ``recover()`` restores in place. After a change of the plan or the number of
-        ranks: new directories, and ``recover(from_store=[...])`` with those of all old ranks.
+        rows it holds. ``recover()`` restores in place, on every rank to the same step, with the
+        dense part of the rank that saved last. After a change of the plan or the number of ranks:
+        new directories, and ``recover(from_store=[...])`` with those of all old ranks.
 
     Raises:
         UsageError: a table is sharded in a way that cannot be saved (named), or as Checkpointer.
@@ -48,7 +75,8 @@ def make_checkpointer(
     tables = sharded_tables(kernels)
     # Several ranks share a machine: as many threads as torch is allowed here, not one per core.
     options.setdefault("num_threads", min(_MOST_THREADS, torch.get_num_threads()))
-    return Checkpointer(
+    return RankCheckpointer(
+        model,
         DenseModule(model, kernels, tables),
         [dense for optimizer in given for dense in dense_optimizers(optimizer)],
         directory,

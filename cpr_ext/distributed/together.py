@@ -1,0 +1,145 @@
+"""Recovery of all ranks of an ordinary process group, to one step: without a :class:`Worker`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+
+from cpr_ext.checkpointer import Checkpointer
+from cpr_ext.dense_tree import read_position
+from cpr_ext.distributed.comparison import require_one_plan, require_same
+from cpr_ext.distributed.data_parallel import refuse_replicated_tables
+from cpr_ext.distributed.exchange import broadcast_part, tell_all
+from cpr_ext.distributed.group import BACKEND
+from cpr_ext.errors import CprError, StoreError, UsageError
+from cpr_ext.recovery_report import RecoveryReport
+
+Recover = Callable[..., RecoveryReport]
+_Result = TypeVar("_Result")
+
+
+def must_agree() -> bool:
+    """Whether this process is one of several that must recover together.
+
+    Workers that outlive each other agree by themselves.
+    """
+    return (
+        dist.is_available()
+        and dist.is_initialized()
+        and dist.get_world_size() > 1
+        and dist.get_backend() != BACKEND
+    )
+
+
+def recover_together(
+    checkpointer: Checkpointer,
+    *,
+    model: nn.Module | None = None,
+    recover: Recover | None = None,
+    **options: Any,
+) -> RecoveryReport:
+    """Recover every rank from its own store, all to the same step. Every rank calls it.
+
+    Ranks save when they are ready, so their newest snapshots may be some steps apart. Each restores
+    its rows; then all take the dense part and the position of the furthest rank. Generators stay
+    each rank's own. With ``mode="full"`` all go back to the newest point that all have.
+
+    Args:
+        checkpointer: this rank's.
+        model: the one that trains, if it is not the Checkpointer's.
+        recover: what restores this rank alone; by default ``checkpointer.recover``.
+        options: of :meth:`Checkpointer.recover`, the same on every rank; without ``shards``.
+
+    Returns:
+        What this rank restored; position and extra state are those of all. ``samples_lost`` holds
+        the samples that its rows lack.
+
+    Raises:
+        UsageError: the process group has no backend for CPU tensors, or a table is replicated.
+        StoreError: a rank could not recover, or ranks have no full-recovery point in common; every
+            rank raises, and the steps of all are named.
+        WorkersDifferError: after it ranks differ in what must be the same.
+    """
+    group = _group()
+    recover = recover or checkpointer.recover
+    model = model or checkpointer.model
+    _all_or_none(group, lambda: refuse_replicated_tables(model, checkpointer.tables))
+    if options.get("mode") == "full":
+        options["up_to_step"] = _common_point(group, checkpointer, options)
+    report = _all_or_none(group, lambda: recover(**options))
+    steps = [int(step) for step in tell_all(group, report.step)]
+    if options.get("mode") == "full" and len(set(steps)) > 1:
+        raise StoreError(
+            f"ranks recovered to different steps, by rank: {steps}. A full recovery needs one that "
+            'all have: recover with mode="partial", or remove the new stores and start again'
+        )
+    _take_over(group, checkpointer, report, source=steps.index(max(steps)))
+    require_one_plan(group, checkpointer.tables)
+    require_same(group, model, checkpointer, buffers=True)
+    return report
+
+
+def _group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    if "gloo" not in (kinds := str(dist.get_backend_config(group))) and "mpi" not in kinds:
+        raise UsageError(
+            f"the process group's backends are {kinds}; ranks agree on a recovery by CPU tensors: "
+            'init_process_group("cpu:gloo,cuda:nccl")'
+        )
+    return group
+
+
+def _all_or_none(group: dist.ProcessGroup, act: Callable[[], _Result]) -> _Result:
+    """What ``act`` returns, if it raised nothing on any rank; else every rank raises."""
+    results, error = [], None
+    try:
+        results.append(act())
+    except (CprError, OSError) as caught:
+        error = caught
+    said = tell_all(group, None if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    if failed := [f"rank {rank}: {text}" for rank, text in enumerate(said) if text is not None]:
+        raise StoreError(f"nothing is trained, as not all could recover; {'; '.join(failed)}")
+    return results[0]
+
+
+def _common_point(
+    group: dist.ProcessGroup, checkpointer: Checkpointer, options: dict[str, Any]
+) -> int | None:
+    """The newest full-recovery point of all stores; what was asked for if some are empty."""
+    limit: int | None = options.get("up_to_step")
+    segments = checkpointer.store.dense.segments
+    own = [
+        record.last_step
+        for record in segments
+        if record.is_complete and (limit is None or record.last_step <= limit)
+    ]
+    said: Sequence[Any] = tell_all(group, {"is_empty": not segments, "points": own})
+    if any(told["is_empty"] for told in said):
+        return limit
+    common = set.intersection(*(set(told["points"]) for told in said))
+    if not common:
+        points = {rank: told["points"] for rank, told in enumerate(said)}
+        raise StoreError(
+            f"no full-recovery point is in all stores; their steps by rank: {points}. Make them at "
+            'the same steps everywhere (AllRows(), consistency="step", EverySteps, '
+            'when_busy="wait", Retention(full_recovery_points=2)), or recover partially'
+        )
+    return int(max(common))
+
+
+def _take_over(
+    group: dist.ProcessGroup, checkpointer: Checkpointer, report: RecoveryReport, *, source: int
+) -> None:
+    own = checkpointer.shared_part() if dist.get_rank(group) == source else None
+    part = broadcast_part(group, source, own)
+    position = read_position(part.tree())
+    lost = max(0, position.num_samples - report.num_samples)
+    report.extra_state = checkpointer.take_over(part, generators=False, samples_lost=lost)
+    report.step, report.num_samples = position.step, position.num_samples
+    report.samples_lost += lost

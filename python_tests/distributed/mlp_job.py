@@ -1,0 +1,216 @@
+"""A worker that trains an MLP in each variant of DistributedDataParallel, beside rows of its own.
+
+``Settings.options``: ``layers`` of the MLPs, ``variants`` by name, and what goes wrong, see below.
+"""
+
+import itertools
+import os
+import signal
+
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+import cpr_ext
+from cpr_ext.distributed.comparison import checksum
+from cpr_ext.table_parts import TablePart
+from cpr_ext.tables import Table
+from python_tests.distributed.sharded_job import KINDS, ShardedJob
+
+ROWS, DIM, SAMPLES = 40, 8, 16
+SEVERAL_BUCKETS = (DIM, 700, 700, 700, 1)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(*shape) for shape in itertools.pairwise(layers)
+        )
+        self.unused = torch.nn.Linear(3, 3)
+        self.uses_all = True
+        self.at = None  # called between the first layer and the others
+
+    def forward(self, values):
+        for number, layer in enumerate(self.layers):
+            values = layer(values)
+            if number == 0 and self.at is not None:
+                self.at(values)
+            if number + 1 < len(self.layers):
+                values = values.relu()
+        if self.uses_all:
+            values = values + 0.0 * self.unused.weight.sum() + 0.0 * self.unused.bias.sum()
+        return values
+
+
+def plain(mlp):
+    return DistributedDataParallel(mlp)
+
+
+def static_graph(mlp):
+    return DistributedDataParallel(mlp, static_graph=True)
+
+
+def views(mlp):
+    return DistributedDataParallel(mlp, gradient_as_bucket_view=True)
+
+
+def unused(mlp):
+    mlp.uses_all = False
+    return DistributedDataParallel(mlp, find_unused_parameters=True)
+
+
+def hook(mlp):
+    ddp = DistributedDataParallel(mlp)
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return ddp
+
+
+def builtin_hook(mlp):
+    ddp = DistributedDataParallel(mlp)
+    ddp._register_builtin_comm_hook(torch.distributed.BuiltinCommHookType.FP16_COMPRESS)
+    return ddp
+
+
+def compiled(mlp):
+    return torch.compile(DistributedDataParallel(mlp), backend="eager")
+
+
+VARIANTS = {
+    made.__name__: made
+    for made in (plain, static_graph, views, unused, hook, builtin_hook, compiled)
+} | {"accumulating": plain}
+
+
+class MlpJob(ShardedJob):
+    def build(self, group):
+        torch.manual_seed(3)
+        model = torch.nn.Module()
+        model.rows = torch.nn.Embedding(ROWS, DIM, sparse=True)
+        for name in self.settings.options["variants"]:
+            make = static_graph if self.is_spoiled("layout") else VARIANTS[name]
+            setattr(model, name, make(Mlp(self.settings.options["layers"])))
+        self.model = model
+        rows = list(model.rows.parameters())
+        dense = [p for name, p in model.named_parameters() if not name.startswith("rows")]
+        return model, [torch.optim.Adagrad(rows, lr=0.1), torch.optim.Adam(dense, lr=0.01)]
+
+    def train_step(self, job, step):
+        if self.settings.options.get("waits"):
+            job.checkpointer.wait()
+        where = self.suicide[0] if self.suicide and self.suicide[1] == step else None
+        generator = torch.Generator().manual_seed(1000 * step + job.rank)
+        indices = torch.randint(ROWS, (SAMPLES,), generator=generator)
+        labels = torch.randn(SAMPLES, 1, generator=generator)
+        for optimizer in job.optimizers:
+            optimizer.zero_grad()
+        for name in self.settings.options["variants"]:
+            self.backward(name, job.model, indices, labels, where)
+        if where == "reduced":
+            die()
+        job.optimizers[0].step()
+        if where == "optimizer":
+            die()
+        job.optimizers[1].step()
+        if where == "saving":
+            job.checkpointer.save("base")
+            die()
+        if where == "committing":
+            die_at_the_next_rename()
+            job.checkpointer.save("base")
+            job.checkpointer.wait()
+        self.spoil(job, step)
+        return SAMPLES * job.world_size
+
+    def backward(self, name, model, indices, labels, where):
+        ddp = getattr(model, name)
+        mlp = next(module for module in ddp.modules() if isinstance(module, Mlp))
+        if where == "forward":
+            mlp.at = lambda values: die()
+        if where == "backward":  # the last layers' gradients are on their way then
+            mlp.at = lambda values: values.register_hook(lambda gradient: die())
+        if name == "accumulating":
+            with ddp.no_sync():
+                loss_of(ddp(model.rows(indices)), labels).backward()
+        loss_of(ddp(model.rows(indices)), labels).backward()
+
+    def make_checkpointer(self, model, optimizers, directory):
+        begin = ROWS * self.rank - (2 if self.is_spoiled("plan") else 0)
+        rows = ROWS * self.settings.world_size
+        part = TablePart("rows", (begin, begin + ROWS), (0, DIM), rows, DIM)
+        table = Table(part.name, model.rows.weight, optimizers[0], [model.rows], part=part)
+        kind = KINDS.get(self.suicide[0], cpr_ext.Checkpointer) if self.suicide else None
+        return (kind or cpr_ext.Checkpointer)(
+            model, optimizers, directory, tables=[table],
+            schedule=cpr_ext.EverySteps(self.settings.every_steps),
+        )  # fmt: skip
+
+    def is_spoiled(self, what):
+        return self.settings.options.get("spoil", [])[:2] == [what, self.rank]
+
+    def spoil(self, job, step):
+        """One worker goes another way behind this step: ``{"spoil": [what, rank, step]}``."""
+        what, rank, at = self.settings.options.get("spoil", (None, None, None))
+        if (rank, at) != (job.rank, step):
+            return
+        with torch.no_grad():
+            if what == "bit":
+                weight = job.model.plain.module.layers[0].weight
+                weight.view(torch.int32)[2, 1] ^= 1
+            if what == "state":
+                state = job.optimizers[1].state[job.model.plain.module.layers[0].bias]
+                state["exp_avg"][1] += 1.0
+            if what == "learning rate":
+                job.optimizers[1].param_groups[0]["lr"] = 0.011
+            if what == "step":
+                job.checkpointer.step(SAMPLES)
+
+    def describe(self):
+        return {
+            name: [checksum(value) for value in replica.parameters()]
+            for name, replica in self.model.named_children()
+            if name != "rows"
+        }
+
+    def worker_options(self):
+        return {"check_every_steps": self.settings.options.get("check_every_steps")}
+
+
+def loss_of(values, labels):
+    return ((values - labels) ** 2).mean()
+
+
+def die_at_the_next_rename():
+    """In a commit, a moment before its manifest is replaced."""
+    import pathlib
+
+    pathlib.Path.replace = lambda *arguments: die()
+
+
+class ReplicatedTableJob(MlpJob):
+    """Its table is replicated, too: the gradients of all workers change its rows."""
+
+    def build(self, group):
+        model, _ = super().build(group)
+        model.shared = DistributedDataParallel(torch.nn.EmbeddingBag(ROWS, DIM))
+        return model, [
+            torch.optim.Adagrad(model.rows.parameters(), lr=0.1),
+            torch.optim.Adam(
+                [p for name, p in model.named_parameters() if not name.startswith("rows")], lr=0.01
+            ),
+        ]
+
+    def backward(self, name, model, indices, labels, where):
+        super().backward(name, model, indices, labels, where)
+        model.shared(indices.unsqueeze(1)).square().mean().backward()
+
+    def make_checkpointer(self, model, optimizers, directory):
+        return cpr_ext.Checkpointer(model, optimizers, directory)
+
+
+class LeftToTheWorkerJob(ReplicatedTableJob):
+    make_checkpointer = None

@@ -1,0 +1,113 @@
+"""Under plain torchrun, ranks never go on from different steps, whoever died in a commit."""
+
+import json
+import os
+import random
+import signal
+
+import pytest
+
+pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
+
+from python_tests.distributed.cluster import Nursery
+
+JOB = "python_tests.integrations.together_job"
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    nursery = Nursery()
+    nursery.ask("wait", nursery.ask("call", JOB, "imported"), 60)
+    yield nursery
+    nursery.close()
+
+
+class Restarts:
+    """A job whose ranks are all started again when one is dead, as torchrun does it."""
+
+    def __init__(self, nursery, directory, *, world_size=2, function="run"):
+        self.nursery, self.directory, self.life = nursery, directory, 0
+        self.world_size, self.function = world_size, function
+
+    def live(self, *arguments_by_rank):
+        """One life of all ranks; returns how each ended."""
+        self.life += 1
+        pids = [
+            self.nursery.ask(
+                "call", JOB, self.function, str(self.directory), rank, self.world_size, self.life,
+                *arguments,
+            )
+            for rank, arguments in enumerate(arguments_by_rank)
+        ]  # fmt: skip
+        codes = {}
+        while len(codes) < len(pids):
+            for rank, pid in enumerate(pids):
+                if rank not in codes and (code := self.nursery.ask("wait", pid, 0.05)) is not None:
+                    codes[rank] = code
+            if any(code != 0 for code in codes.values()):
+                for rank in range(self.world_size):
+                    if rank not in codes and self.nursery.ask("wait", pids[rank], 3.0) is None:
+                        os.kill(pids[rank], signal.SIGKILL)
+        return [codes[rank] for rank in range(self.world_size)]
+
+    def told(self):
+        return [
+            json.loads((self.directory / f"{rank}-{self.life}.json").read_text())
+            for rank in range(self.world_size)
+        ]
+
+    def logs(self):
+        return "\n".join(path.read_text()[-2000:] for path in self.directory.glob("log-*"))
+
+
+def kill_in_commits(job, deaths, mode="partial"):
+    """Lives in each of which one rank dies at a rename; then one more, to see where all are."""
+    told = []
+    for victim, rename in [*deaths, (None, None)]:
+        ends = job.live(*((rename if rank == victim else None, mode) for rank in range(2)))
+        if victim is None:
+            assert ends == [0, 0], job.logs()
+        else:
+            assert ends[victim] == -signal.SIGKILL, f"{victim}, {rename}: {ends}\n{job.logs()}"
+        told.append(job.told())
+    for first, second in told:
+        assert (first["step"], first["samples"]) == (second["step"], second["samples"])
+        assert first["facts"] == second["facts"]
+    return [first["step"] for first, _ in told]
+
+
+def test_a_rank_killed_in_a_commit_leaves_no_two_ranks_at_different_steps(nursery, tmp_path):
+    steps = kill_in_commits(Restarts(nursery, tmp_path), [(1, 3), (0, 5)])
+    assert steps == sorted(steps)
+    assert steps[-1] > 0
+
+
+def test_full_recovery_goes_to_a_point_that_all_have(nursery, tmp_path):
+    steps = kill_in_commits(Restarts(nursery, tmp_path), [(1, 5), (0, 6)], mode="full")
+    assert steps == sorted(steps)
+    assert steps[-1] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_twenty_five_deaths_in_commits_leave_no_two_ranks_at_different_steps(nursery, tmp_path):
+    chance = random.Random()
+    deaths = [(chance.randrange(2), chance.randrange(6)) for _ in range(25)]
+    print(deaths)
+    steps = kill_in_commits(Restarts(nursery, tmp_path), deaths)
+    assert steps == sorted(steps)
+
+
+def test_samples_that_a_rank_lacks_are_told(nursery, tmp_path):
+    """An ordinary Checkpointer; the ranks' newest snapshots are three steps apart."""
+    job = Restarts(nursery, tmp_path, function="run_plain")
+    assert job.live((2, False), (2, False)) == [0, 0]
+    assert job.live((1, False), (4, False)) == [0, 0]
+    assert job.told() == [[2, 0], [2, 0]]
+    assert job.live((0, False), (0, False)) == [0, 0]
+    assert job.told() == [[6, 3], [6, 0]]
+
+
+def test_a_replicated_table_is_refused_on_every_rank(nursery, tmp_path):
+    job = Restarts(nursery, tmp_path, function="run_plain")
+    assert job.live((1, True), (1, True)) == [1, 1]

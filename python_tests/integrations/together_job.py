@@ -1,0 +1,92 @@
+"""Ranks of an ordinary process group, which all restart together: the first snippet of torchrec.md.
+
+Each rank writes what it recovered to ``RANK-LIFE.json``.
+"""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import cpr_ext
+from cpr_ext.distributed import recover_together
+from cpr_ext.distributed.comparison import facts_of
+from cpr_ext.integrations.torchrec import make_checkpointer
+from cpr_ext.retention import Retention
+from python_tests.integrations.sharded_models import SAMPLES, join, make_batch, sharded
+
+STEPS = 9
+# Full-recovery points at the same steps everywhere.
+EXACT = {
+    "schedule": cpr_ext.EverySteps(2), "priority": cpr_ext.AllRows(), "consistency": "step",
+    "when_busy": "wait", "retention": Retention(full_recovery_points=2),
+}  # fmt: skip
+
+
+def imported():
+    """Returns at once; whoever forks a process for it has this module, and TorchRec."""
+
+
+def die_at_rename(number):
+    """Before the manifest that this process would replace as that of this number."""
+    left, rename = [number], Path.replace
+
+    def replace(path, target):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(path, target)
+
+    Path.replace = replace
+
+
+def run(directory, rank, world_size, life, dies_at, mode):
+    directory = Path(directory)
+    log = os.open(directory / f"log-{rank}-{life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    join(directory / f"meeting-{life}", rank, world_size)
+    torch.manual_seed(rank)  # nobody else sees to it that replicas are the same
+    model, optimizer = sharded("row_wise", "rowwise_adagrad", seed=10 * life + rank)
+    # Ranks save when they are ready: here at steps of their own, if they may.
+    options = EXACT if mode == "full" else {"schedule": cpr_ext.EverySteps(2 + rank)}
+    store = directory / f"store-{rank}"
+    with make_checkpointer(model, optimizer, store, **options) as checkpointer:
+        report = checkpointer.recover(mode=mode)
+        facts = facts_of(model, checkpointer, buffers=True)
+        said = {"step": report.step, "samples": report.num_samples, "lost": report.samples_lost}
+        (directory / f"{rank}-{life}.json").write_text(json.dumps({**said, "facts": facts}))
+        if dies_at is not None:
+            die_at_rename(dies_at)
+        for step in range(report.step, report.step + STEPS):
+            inputs, _ = make_batch(step, rank)
+            optimizer.zero_grad()
+            model(*inputs).backward()
+            optimizer.step()
+            checkpointer.step(SAMPLES * world_size)
+            checkpointer.wait()
+    dist.destroy_process_group()
+
+
+def run_plain(directory, rank, world_size, life, steps, refuses):
+    """Without TorchRec: an ordinary Checkpointer, recovered together, at a step of its own."""
+    join(Path(directory) / f"meeting-{life}", rank, world_size)
+    torch.manual_seed(rank)
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4), torch.nn.Linear(4, 1))
+    if refuses:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with cpr_ext.Checkpointer(model, optimizer, f"{directory}/store-{rank}") as checkpointer:
+        report = recover_together(checkpointer)
+        (Path(directory) / f"{rank}-{life}.json").write_text(
+            json.dumps([report.step, report.samples_lost])
+        )
+        for _ in range(steps):
+            model(torch.tensor([[1, 2]])).sum().backward()
+            optimizer.step()
+            checkpointer.step()
+        checkpointer.save("base").wait_until_done()
+    dist.destroy_process_group()
