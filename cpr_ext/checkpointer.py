@@ -28,6 +28,7 @@ from cpr_ext.dense import (
 from cpr_ext.dense_tree import read_position
 from cpr_ext.devices import devices_of, make_stagers, use_training_streams
 from cpr_ext.errors import SnapshotError, UsageError
+from cpr_ext.forks import Creator, leave_to_parent_when_forked
 from cpr_ext.metrics import Metrics, ScalarWriter
 from cpr_ext.options import (
     require_at_least_one,
@@ -202,7 +203,6 @@ class Checkpointer:
             directory, tables=self.tables, num_shards=num_shards, retention=retention
         )
         self._recorder = LookupRecorder(self.tables, list(self._trackers.values()), threads)
-        self._recorder.attach()
         self._recoverer = Recoverer(
             model,
             self.optimizers,
@@ -239,9 +239,12 @@ class Checkpointer:
                 on_gpu=bool(self._devices),
             ),
         )
+        self._recorder.attach()  # last: what fails above leaves the model as it was
         self._may_train = self.store.is_empty
         self._is_first_step = True
         self._closed = False
+        self._creator = Creator()
+        leave_to_parent_when_forked(self)
 
     @property
     def schedule(self) -> Schedule:
@@ -385,6 +388,7 @@ class Checkpointer:
         require_one_of("on_damage", on_damage, ("raise", "fall_back"))
         self._require_open()
         use_training_streams(self._devices)
+        self.store.require_in_place()
         started = time.perf_counter()
         if shards is not None and mode == "full":
             raise UsageError('full recovery goes back with all shards; leave out "shards"')
@@ -466,10 +470,14 @@ class Checkpointer:
     def close(self) -> None:
         """Finish the snapshot in flight and give everything back. Closing twice is fine.
 
+        In a forked child there is nothing to give back: it returns at once. Interrupted by Ctrl-C
+        it may be called again; until then the store's locks are kept.
+
         Raises:
             SnapshotError: snapshots failed that no one was told of by an exception.
+            StorageError: the operating system reports an error while the locks are given back.
         """
-        if self._closed:
+        if self._closed or not self._creator.is_this_process:
             return
         use_training_streams(self._devices)
         try:
@@ -492,7 +500,7 @@ class Checkpointer:
     ) -> None:
         if exc_type is None:
             self.close()
-        elif not self._closed:
+        elif not self._closed and self._creator.is_this_process:
             # The error may have left a step half done, so nothing more is captured.
             self._saver.quiesce()
             self._release()
@@ -546,7 +554,13 @@ class Checkpointer:
             if report.damaged_segments:
                 self._base_rule.forget_base()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: the model runs there as if this object did not exist."""
+        self._recorder.detach()
+        self._saver.leave_to_parent()
+
     def _require_open(self) -> None:
+        self._creator.require("Checkpointer")
         if self._closed:
             raise UsageError("the Checkpointer is closed")
 
@@ -560,7 +574,7 @@ class Checkpointer:
             )
 
     def _release(self) -> None:
-        self._closed = True
         self._recorder.detach()
-        self._saver.close()
+        self._saver.close()  # interrupted: threads may still write, so the locks are kept
+        self._closed = True
         self.store.close()
