@@ -1,15 +1,20 @@
 """Threads that the interpreter must not meet inside the native core when it ends.
 
-A program may end without closing its Checkpointer. A daemon thread that is in native code then is
-torn off the stack by the interpreter, which aborts the process.
+A program may end without closing its Checkpointer, or while an impatient user presses Ctrl-C. A
+daemon thread that is in native code then is torn off the stack by the interpreter, which aborts the
+process.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import signal
+import threading
+import time
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 
@@ -24,13 +29,48 @@ _owners: weakref.WeakKeyDictionary[_Closable, int] = weakref.WeakKeyDictionary()
 
 
 def close_at_exit(owner: _Closable) -> None:
-    """Have ``owner`` close its thread before the interpreter ends, if it is still there."""
+    """Have ``owner`` close its thread before the interpreter ends, if it is still there.
+
+    ``owner.close(timeout_seconds)`` may be called again after an interrupt, and at any moment after
+    this call.
+    """
     _owners[owner] = os.getpid()
 
 
 @atexit.register
 def _close_all() -> None:
-    for owner, pid in reversed(list(_owners.items())):  # the newer ones may need the older
-        if pid == os.getpid():
+    with _interrupts_ignored():
+        for owner, pid in reversed(list(_owners.items())):  # the newer ones may need the older
+            if pid == os.getpid():
+                _close(owner)
+
+
+def _close(owner: _Closable) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
             with suppress(Exception):
-                owner.close(timeout_seconds=_PATIENCE_SECONDS)
+                owner.close(timeout_seconds=max(deadline - time.monotonic(), 0.0))
+        except KeyboardInterrupt:  # pressed before it was ignored
+            continue
+        return
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """A further Ctrl-C inside the block does nothing: the first one has ended the program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # an interpreter inside another program, whose signals are not ours
+        return
+    previous = signal.getsignal(signal.SIGINT)
+    while True:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            break
+        except KeyboardInterrupt:
+            continue
+    try:
+        yield
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGINT, previous)

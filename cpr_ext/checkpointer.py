@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from cpr_ext.dense import (
 from cpr_ext.dense_tree import read_position
 from cpr_ext.devices import devices_of, make_stagers, use_training_streams
 from cpr_ext.errors import SnapshotError, UsageError
+from cpr_ext.forks import Creator, leave_to_parent_when_forked
 from cpr_ext.metrics import Metrics, ScalarWriter
 from cpr_ext.options import (
     as_optimizers,
@@ -226,9 +227,7 @@ class Checkpointer:
             directory, tables=self.tables, num_shards=num_shards, retention=retention
         )
         self._recorder = LookupRecorder(self.tables, list(self._trackers.values()), threads)
-        self._recorder.attach()
         self._watch = TableWatch(self.tables, self.optimizers, self._trackers, threads)
-        self._watch.attach()
         self._recoverer = Recoverer(
             model,
             self.optimizers,
@@ -276,11 +275,15 @@ class Checkpointer:
                 on_gpu=bool(self._devices),
             ),
         )
+        self._recorder.attach()  # last: what fails above leaves the model as it was
+        self._watch.attach()
         self._may_train = self.store.is_empty
         self._is_first_step = True
         self._is_busy = False  # inside a call: a signal's handler may make another one
         self._requested: RequestedSnapshot | None = None
         self._closed = False
+        self._creator = Creator()
+        leave_to_parent_when_forked(self)
 
     @property
     def schedule(self) -> Schedule:
@@ -463,6 +466,7 @@ class Checkpointer:
         require_one_of("mode", mode, ("partial", "full"))
         require_one_of("on_damage", on_damage, ("raise", "fall_back"))
         self._require_open()
+        self.store.require_in_place()
         started = time.perf_counter()
         if shards is not None and mode == "full":
             raise UsageError('full recovery goes back with all shards; leave out "shards"')
@@ -570,10 +574,14 @@ class Checkpointer:
     def close(self) -> None:
         """Finish the snapshot in flight and give everything back. Closing twice is fine.
 
+        In a forked child there is nothing to give back: it returns at once. Interrupted by Ctrl-C
+        it may be called again; until then the store's locks are kept.
+
         Raises:
             SnapshotError: a snapshot failed, no exception said so, and none was committed since.
+            StorageError: the operating system reports an error while the locks are given back.
         """
-        if self._closed:
+        if self._closed or not self._creator.is_this_process:
             return
         if self._is_busy:
             raise UsageError("close() from a signal's handler while another call is being made")
@@ -616,13 +624,11 @@ class Checkpointer:
     ) -> None:
         if exc_type is None:
             self.close()
-        elif not self._closed:
+        elif not self._closed and self._creator.is_this_process:
             # The error may have left a step half done, so nothing more is captured.
             try:
                 self._saver.quiesce()
-            except (
-                Exception
-            ) as error:  # also a warning that is an error: the user's own comes first
+            except Exception as error:  # also a warning made an error: the user's own comes first
                 logger.error("while an exception ended training: %s", error)
             finally:
                 self._release()
@@ -716,7 +722,14 @@ class Checkpointer:
             if report.damaged_segments:
                 self._base_rule.forget_base()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: the model runs there as if this object did not exist."""
+        self._recorder.detach()
+        self._watch.detach()
+        self._saver.leave_to_parent()
+
     def _require_open(self) -> None:
+        self._creator.require("Checkpointer")
         if self._closed:
             raise UsageError("the Checkpointer is closed")
 
@@ -730,9 +743,13 @@ class Checkpointer:
             )
 
     def _release(self) -> None:
+        self._recorder.detach()
+        self._watch.detach()
+        try:
+            self._saver.close()  # interrupted: threads may still write, so the locks are kept
+        except Exception:
+            self._closed = True
+            self.store.close()
+            raise
         self._closed = True
-        with ExitStack() as each:  # all of them, whichever fails
-            each.callback(self.store.close)
-            each.callback(self._saver.close)
-            each.callback(self._watch.detach)
-            each.callback(self._recorder.detach)
+        self.store.close()

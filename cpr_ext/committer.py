@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import TypeVar
 
 from cpr_ext.at_exit import close_at_exit
 from cpr_ext.snapshot import Snapshot
+
+logger = logging.getLogger("cpr_ext")
 
 T = TypeVar("T")
 
@@ -20,8 +23,8 @@ class Committer:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cpr_ext-committer", daemon=True)
+        close_at_exit(self)  # first: an interrupt may come between the two
         self._thread.start()
-        close_at_exit(self)
 
     def submit(self, snapshot: Snapshot) -> None:
         """Hand a captured snapshot over; it keeps its error for whoever waits."""
@@ -41,10 +44,18 @@ class Committer:
         return future
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Do what was handed over, then end the thread; or leave it to itself after a while."""
+        """Do what was handed over, then end the thread; or leave it to itself after a while.
+
+        It may be called again, also after an interrupt.
+        """
         self._queue.put(None)
-        self._thread.join(timeout_seconds)
+        if self._thread.ident is not None:  # else it was never started
+            self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
-            work()
+            try:
+                work()
+            except Exception:  # a bug, which must not end the thread that others wait for
+                logger.exception("a change of the store failed")
+            del work  # while it waits it keeps nothing alive

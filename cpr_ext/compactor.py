@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import partial
 
@@ -58,9 +59,14 @@ class Compactor:
         self._is_idle = threading.Event()
         self._is_idle.set()
         self._is_stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cpr_ext-compactor", daemon=True)
+        self._thread = threading.Thread(
+            target=_serve,
+            args=(self._requests, weakref.ref(self)),
+            name="cpr_ext-compactor",
+            daemon=True,
+        )
+        close_at_exit(self)  # first: an interrupt may come between the two
         self._thread.start()
-        close_at_exit(self)
 
     def consider(self) -> None:
         """A snapshot was committed: merge what is due, unless a merge is under way."""
@@ -79,23 +85,23 @@ class Compactor:
         self._is_stopped.clear()
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Stop for good."""
-        self.stop(timeout_seconds)
+        """Stop for good; it may be called again, also after an interrupt."""
+        self._is_stopped.set()
         self._requests.put(False)
-        self._thread.join(timeout_seconds)
+        if self._thread.ident is not None:  # else it was never started
+            self._thread.join(timeout_seconds)
 
-    def _run(self) -> None:
-        while self._requests.get():
-            try:
-                for shard in range(self._store.num_shards):
-                    self._compact(shard)
-            except SnapshotError:
-                pass  # stopped
-            except Exception as error:
-                logger.error("compaction failed: %s", error)
-                self.errors.append(error)
-            finally:
-                self._is_idle.set()
+    def _compact_all(self) -> None:
+        try:
+            for shard in range(self._store.num_shards):
+                self._compact(shard)
+        except SnapshotError:
+            pass  # stopped
+        except Exception as error:
+            logger.error("compaction failed: %s", error)
+            self.errors.append(error)
+        finally:
+            self._is_idle.set()
 
     def _compact(self, shard: int) -> None:
         manifest = self._store.shards[shard]
@@ -122,6 +128,16 @@ class Compactor:
         base_bytes = max((r.file_bytes for r in segments if r.kind == "base"), default=0)
         added_bytes = sum(record.file_bytes for record in merge.read[1:])
         return added_bytes > self._after * base_bytes
+
+
+def _serve(requests: queue.SimpleQueue[bool], owner: weakref.ref[Compactor]) -> None:
+    """Run the compactor's thread, which keeps neither it nor its store alive while it waits."""
+    while requests.get():
+        compactor = owner()
+        if compactor is None:
+            return
+        compactor._compact_all()
+        del compactor
 
 
 def make_compactor(

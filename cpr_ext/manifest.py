@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +13,10 @@ from typing import Any, Literal
 
 from cpr_ext.errors import DamageError
 from cpr_ext.files import require_directory, storage_error, sync_directory
+from cpr_ext.locks import DirectoryLock
 from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_versioned, write_signed
+
+logger = logging.getLogger("cpr_ext")
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "MANIFEST.json"
@@ -91,7 +95,12 @@ class Manifest:
         generation: counts the commits of this manifest; 0: none yet, or of format version 1.
         seen: the generation that other manifests of the store had at least, by directory name,
             when this one was committed. One that is older than that has been replaced.
+        highest_left_over: the number of a segment that no manifest names and that cannot be
+            removed; 0: there is none.
         is_in_doubt: the last commit failed, perhaps after it had reached the disk.
+
+    Args:
+        lock: of the directory; without it nothing may be committed while others may write.
 
     Raises:
         DamageError: the file is not what was committed in this directory.
@@ -99,12 +108,14 @@ class Manifest:
         StorageError: the operating system refused to read.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, lock: DirectoryLock | None = None) -> None:
         self.directory = directory
+        self._lock = lock
         self.segments: tuple[SegmentRecord, ...] = ()
         self.generation = 0
         self.seen: Mapping[str, int] = {}
         self.is_in_doubt = False
+        self.highest_left_over = 0
         self._highest_tried = 0
         path = directory / MANIFEST_FILE
         try:
@@ -150,7 +161,9 @@ class Manifest:
         Raises:
             StorageError: the operating system refused; the old manifest is intact, unless only the
                 directory could not be synced.
+            StoreError: the directory was moved or replaced.
         """
+        self.require_in_place()
         # The directory entries of new segment files must be durable before a manifest names them.
         sync_directory(self.directory)
         seen = dict(self.seen if seen is None else seen)
@@ -165,6 +178,7 @@ class Manifest:
         path = self.directory / MANIFEST_FILE
         self.is_in_doubt = True
         write_signed(path, "cpr_ext.manifest", content, FORMAT_VERSION)
+        self.require_in_place()  # else it was committed elsewhere, or where nobody looks
         self.is_in_doubt = False
         dropped = set(self.segments) - set(segments)
         self.segments, self.generation, self.seen = segments, self._highest_tried, seen
@@ -173,17 +187,28 @@ class Manifest:
             with suppress(OSError):
                 self.path_of(record).unlink()
 
+    def require_in_place(self) -> None:
+        """Raise StoreError if the lock says that the directory was moved or replaced."""
+        if self._lock is not None:
+            self._lock.require_in_place()
+
     def path_of(self, record: SegmentRecord) -> Path:
         """The file of a segment."""
         return self.directory / record.file
 
     def remove_unlisted(self) -> None:
-        """Remove segments that no manifest names and temporary files: leavings of a crash."""
+        """Remove segments that no manifest names and temporary files: leavings of a crash.
+
+        One that cannot be removed costs space and a warning; its number is not used again.
+        """
         live = {record.file for record in self.segments}
         for path in self.directory.iterdir():
-            left_over = parse_segment_name(path.name) is not None and path.name not in live
+            parsed = parse_segment_name(path.name)
+            left_over = parsed is not None and path.name not in live
             if left_over or path.name == MANIFEST_FILE + TEMPORARY_SUFFIX:
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:
-                    raise storage_error("remove", path, error) from error
+                    logger.warning("a file left over cannot be removed: %s", error)
+                    if parsed is not None:
+                        self.highest_left_over = max(self.highest_left_over, parsed[0])

@@ -146,7 +146,9 @@ def commit_merged(manifest: Manifest, merged: Merged) -> bool:
 
     Raises:
         StorageError: the operating system refused; the sources are still live.
+        StoreError: the directory was moved or replaced.
     """
+    manifest.require_in_place()
     sources = merged.merge.sources
     live = manifest.segments
     at = live.index(sources[0]) if sources[0] in live else -1

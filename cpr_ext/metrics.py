@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,3 +61,26 @@ class Metrics:
                 writer.add_scalar(f"cpr/{name}", value, step)
         if (share := self.share_of_row_updates_lost) is not None:
             writer.add_scalar("cpr/share_of_row_updates_lost", share, step)
+
+
+class MetricsWriter:
+    """Writes metrics to a user's writer, if there is one; what that raises costs one warning."""
+
+    def __init__(self, writer: ScalarWriter | None) -> None:
+        self._writer = writer
+        self._has_warned = False
+
+    def write(self, metrics: Metrics, step: int) -> None:
+        """Write every number of ``metrics`` for ``step``. A writer that failed is tried again."""
+        if self._writer is None:
+            return
+        try:
+            metrics.write_scalars(self._writer, step)
+        except Exception as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"scalar_writer failed at step {step}; training goes on without these values. "
+                    f"Later failures are not reported: {error!r}",
+                    stacklevel=2,
+                )

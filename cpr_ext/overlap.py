@@ -41,21 +41,22 @@ OverlapChoice = Literal["auto", "always", "never"]
 
 
 class CaptureThread:
-    """Runs one piece of work at a time, between :meth:`resume` and :meth:`pause`."""
+    """Runs one piece of work at a time, between :meth:`resume` and :meth:`pause`.
+
+    The thread is there from construction on: later the system may have none left.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._work: Callable[[Any], None] | None = None
         self._is_closing = False
         self._stop = native.StopFlag()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="cpr_ext-capture", daemon=True)
+        close_at_exit(self)  # first: an interrupt may come between the two
+        self._thread.start()
 
     def resume(self, work: Callable[[Any], None]) -> None:
         """Start ``work(stop)``; it comes back soon after ``stop`` is set. After a pause() only."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="cpr_ext-capture", daemon=True)
-            self._thread.start()
-            close_at_exit(self)
         self._stop.clear()
         with self._changed:
             self._work = work
@@ -70,12 +71,12 @@ class CaptureThread:
             self._changed.wait_for(lambda: self._work is None)
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Stop the work and end the thread."""
-        self.pause()
+        """Stop the work and end the thread; may be called again, also after an interrupt."""
+        self._stop.set()
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        if self._thread is not None:
+        if self._thread.ident is not None:  # else it was never started
             self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
@@ -88,6 +89,7 @@ class CaptureThread:
             try:
                 work(self._stop)
             finally:
+                del work  # while it waits it keeps nothing alive
                 with self._changed:
                     self._work = None
                     self._changed.notify_all()
@@ -223,6 +225,10 @@ class Overlap:
     def close(self) -> None:
         """End the thread and take the hooks away."""
         self._thread.close()
+        self.detach()
+
+    def detach(self) -> None:
+        """Take the hooks away; in a forked child that is all there is to do."""
         self._snapshot = None
         self._recorder.before_flush = None
         self._watch.before_change = self._watch.rows_change = self._watch.changed_outside = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,14 +57,23 @@ def plan_retention(
     shards: Sequence[Sequence[SegmentRecord]],
     retention: Retention,
 ) -> Kept:
-    """What to keep. Never drops what the newest snapshot or a kept full-recovery point needs."""
-    for points in range(retention.full_recovery_points, -1, -1):
+    """What to keep. Never drops what the newest snapshot or a kept full-recovery point needs.
+
+    Its time depends on what the store holds, not on what ``retention`` asks for.
+    """
+
+    def keep(points: int) -> Kept:
         kept_dense = keep_points(dense, points)
         oldest = kept_dense[0].snapshot if kept_dense else 0
-        kept = Kept(kept_dense, tuple(keep_needed(records, oldest) for records in shards))
-        if retention.max_bytes is None or kept.file_bytes <= retention.max_bytes:
-            break
-    return kept
+        return Kept(kept_dense, tuple(keep_needed(records, oldest) for records in shards))
+
+    most = min(retention.full_recovery_points, sum(record.is_complete for record in dense))
+    max_bytes = retention.max_bytes
+    if max_bytes is None:
+        return keep(most)
+    # Fewer points never need more bytes.
+    fewer = bisect_left(range(most), True, key=lambda n: keep(most - n).file_bytes <= max_bytes)
+    return keep(most - fewer)
 
 
 def keep_points(dense: Sequence[SegmentRecord], full_recovery_points: int) -> Records:

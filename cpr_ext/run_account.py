@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpr_ext.metrics import Metrics, ScalarWriter
+from cpr_ext.metrics import Metrics, MetricsWriter, ScalarWriter
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.run_costs import CostMeter
 from cpr_ext.schedules import Schedule
@@ -31,7 +31,7 @@ class RunAccount:
         self._meter = meter
         self.schedule = schedule
         self._num_shards = num_shards
-        self._writer = writer
+        self._writer = MetricsWriter(writer)
         # By shard: samples trained when it was last saved, or when their loss was last noted.
         self._saved_samples = [0] * num_shards
         schedule.observe(meter.costs())
@@ -104,8 +104,7 @@ class RunAccount:
     def tell(self) -> None:
         """Let the schedule and the writer know what changed."""
         self.schedule.observe(self._meter.costs())
-        if self._writer is not None:
-            self.metrics.write_scalars(self._writer, self.step)
+        self._writer.write(self.metrics, self.step)
 
     def _spread_lost_samples(self) -> None:
         total_samples = max(self.schedule.job_samples() or 0, self.num_samples, 1)

@@ -337,8 +337,13 @@ class Saver:
             self.in_flight.wait_until_done()
             self.settle()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child, which has no threads: training there does nothing for a snapshot."""
+        if self._overlap is not None:
+            self._overlap.detach()
+
     def close(self) -> None:
-        """End the threads."""
+        """End the threads; may be called again, also after an interrupt."""
         if self._overlap is not None:
             self._overlap.close()
         if self._compactor is not None:

@@ -103,7 +103,7 @@ class SegmentCapture:
         )
         self._steps: list[int] = []
         self._job = pipeline.start(
-            path=str(manifest.directory / segment_name(snapshot, kind)),
+            path=manifest.directory / segment_name(snapshot, kind),
             header_bytes=self._layout.header_bytes,
             file_bytes=self._layout.file_bytes,
             tables=self._native_tables(),

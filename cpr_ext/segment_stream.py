@@ -15,7 +15,7 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
-from cpr_ext.files import create_anew, storage_error
+from cpr_ext.files import create_anew, remove_opened, storage_error
 from cpr_ext.manifest import Kind, SegmentRecord, segment_name
 from cpr_ext.segment import ALIGNMENT, ROW_IDS, Chunk, SegmentLayout, TableSpec, align_up
 
@@ -172,10 +172,10 @@ class SegmentStream:
             # The rows are on disk; the page cache is for training.
             with suppress(OSError):
                 os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(self._file)
-        if not self._is_finished:
+        else:
             with suppress(OSError):
-                self.path.unlink()
+                remove_opened(self.path, self._file)
+        os.close(self._file)
 
 
 def _padded_bytes(values: torch.Tensor) -> memoryview:

@@ -16,6 +16,7 @@ import torch
 
 from cpr_ext.dense import DensePart
 from cpr_ext.errors import SnapshotError
+from cpr_ext.forks import Creator
 from cpr_ext.segment import Chunk
 from cpr_ext.segment_capture import (
     SegmentCapture,
@@ -112,6 +113,7 @@ class Snapshot:
         self._capture_dense = capture_dense
         self._dense: DensePart | None = None
         self._done = threading.Event()
+        self._creator = Creator()
         self._parts: list[_Part] = []
         self._chosen: list[Selection] = []
         self._choosing: list[Selection] = []  # of the next shard, table by table
@@ -172,6 +174,7 @@ class Snapshot:
             self._parts.append(_Part(shard, self._start(shard, selections), selections))
 
     def _start(self, shard: int, selections: Sequence[Selection]) -> SegmentCapture:
+        self._store.shards[shard].require_in_place()
         return SegmentCapture(
             self._pipeline,
             self._store.shards[shard],
@@ -368,12 +371,14 @@ class Snapshot:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        for part in self._parts:
-            if not part.is_committed:
-                part.capture.cancel(str(error))
-        self.error = error
-        self._state = "failed"
-        self._done.set()
+        try:
+            for part in self._parts:
+                if not part.is_committed:
+                    part.capture.cancel(str(error))
+        finally:  # whoever waits must be told
+            self.error = error
+            self._state = "failed"
+            self._done.set()
 
     def put_back(self) -> None:
         """Give the rows of a failed save their priority back; from the training thread."""
@@ -403,4 +408,5 @@ class Snapshot:
 
         Only a captured snapshot gets there without further training steps.
         """
+        self._creator.require("snapshot")
         return self._done.wait(timeout_seconds)

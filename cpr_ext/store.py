@@ -1,5 +1,6 @@
 """The store directory of one training job, opened for writing.
 
+    LOCK                                     whose holder writes here; taken before anything else
     STORE.json                               which model this is
     dense/MANIFEST.json                      snapshots of all that is not a table row
     dense/00000012-dense.safetensors
@@ -12,21 +13,21 @@ a snapshot that ``dense/MANIFEST.json`` names is committed as a whole.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.files import (
     make_directory,
-    open_regular,
     require_directory,
     storage_error,
     sync_directory,
 )
+from cpr_ext.locks import LOCK_FILE, DirectoryLock
 from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord
 from cpr_ext.retention import Retention, keep_points, plan_retention
 from cpr_ext.segment import DTYPE_NAMES
@@ -35,7 +36,6 @@ from cpr_ext.tables import Table
 from cpr_ext.witness import refuse_outdated
 
 STORE_FILE = "STORE.json"
-LOCK_FILE = "LOCK"
 
 logger = logging.getLogger("cpr_ext")
 
@@ -43,15 +43,20 @@ logger = logging.getLogger("cpr_ext")
 class Store:
     """The manifests of a store and the right to change them.
 
+    The right ends with :meth:`close`, with the last reference to this object, and with the process;
+    a forked child does not have it. A directory that is moved or replaced is noticed before each
+    commit, and after it.
+
     Args:
-        directory: the store; made if it does not exist.
+        directory: the store; made if it does not exist. A relative path is one of the working
+            directory at this moment.
         tables: the tables of the model; a store of other tables is refused.
         num_shards: into how many row ranges each table is cut.
         retention: how much history to keep.
 
     Raises:
         StoreError: the directory is not a store, holds another model or another number of shards,
-            or is in use by another process.
+            or is in use; names the process.
         DamageError: a file is not what was committed, or a manifest is older than another has seen.
         StorageError: the directory cannot be made, read or written.
     """
@@ -67,8 +72,12 @@ class Store:
         self.directory = Path(directory)
         self.num_shards = num_shards
         self.retention = retention or Retention()
-        self._locks: list[int] = []
+        self._locks: list[DirectoryLock] = []
         try:
+            self.directory = self.directory.absolute()
+            make_directory(self.directory)
+            self._refuse_strangers()  # before anything is made here
+            self._lock(self.directory)
             self._identify(describe_model(tables, num_shards))
             self.dense = self._open_manifest(self.directory / "dense")
             self.shards = [
@@ -76,30 +85,34 @@ class Store:
                 for shard in range(num_shards)
             ]
             self._make_sound()
-        except OSError as error:
-            self.close()
-            if isinstance(error, StoreError):
-                raise
-            raise storage_error("open the store", self.directory, error) from error
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            with suppress(StorageError):
+                self.close()
+            if isinstance(error, OSError):
+                raise storage_error("open the store", self.directory, error) from error
             raise
+
+    def _refuse_strangers(self) -> None:
+        """Raise StoreError if this is no store, and no empty directory either."""
+        own = {STORE_FILE, STORE_FILE + TEMPORARY_SUFFIX, LOCK_FILE}
+        strangers = sorted({path.name for path in self.directory.iterdir()} - own)
+        # Asked second: what another process makes here comes after its STORE.json.
+        if strangers and not os.path.lexists(self.directory / STORE_FILE):
+            raise StoreError(
+                f"'{self.directory}' is not a cpr_ext store (it has no {STORE_FILE}) but holds "
+                f"{strangers[0]!r}; choose an empty or a new directory"
+            )
+
+    def _lock(self, directory: Path) -> DirectoryLock:
+        lock = DirectoryLock(directory)
+        self._locks.append(lock)
+        return lock
 
     def _identify(self, model: dict[str, Any]) -> None:
         path = self.directory / STORE_FILE
-        make_directory(self.directory)
         recorded = read_signed(path, "cpr_ext.store")
         if recorded is None:
-            strangers = [
-                entry.name
-                for entry in self.directory.iterdir()
-                if entry.name != STORE_FILE + TEMPORARY_SUFFIX
-            ]
-            if strangers:
-                raise StoreError(
-                    f"'{self.directory}' is not a cpr_ext store (it has no {STORE_FILE}) but holds "
-                    f"{strangers[0]!r}; choose an empty or a new directory"
-                )
+            self._refuse_strangers()
             write_signed(path, "cpr_ext.store", model)
         elif differences := list_differences(recorded, model):
             raise StoreError(
@@ -113,8 +126,8 @@ class Store:
     def _open_manifest(self, directory: Path) -> Manifest:
         make_directory(directory)
         require_directory(directory)
-        self._locks.append(lock_directory(directory))
-        manifest = Manifest(directory)
+        lock = self._lock(directory)
+        manifest = Manifest(directory, lock)
         # It may be in the page cache only, its writer killed or refused before the last sync; what
         # other manifests note of it, and what is trained from it, must not outlive it.
         sync_directory(directory)
@@ -145,7 +158,10 @@ class Store:
     @property
     def last_snapshot(self) -> int:
         """Highest snapshot number in use; 0 if none is."""
-        return max((m.segments[-1].snapshot for m in self._manifests if m.segments), default=0)
+        return max(
+            max(m.segments[-1].snapshot if m.segments else 0, m.highest_left_over)
+            for m in self._manifests
+        )
 
     def add_to_shard(self, shard: int, record: SegmentRecord) -> None:
         """Commit a segment of a shard."""
@@ -190,41 +206,33 @@ class Store:
             if kept != manifest.segments or manifest.is_in_doubt:
                 self._commit(manifest, kept)
 
+    def require_in_place(self) -> None:
+        """Raise unless this process may write to every directory of the store still.
+
+        Raises:
+            StoreError: the store was moved, removed or replaced, or is closed.
+            UsageError: this is a forked child.
+        """
+        if not self._locks:
+            raise StoreError(f"'{self.directory}' is closed; its lock was given back")
+        for lock in self._locks:
+            lock.require_in_place()
+
     def close(self) -> None:
-        """Give the locks back."""
-        for descriptor in self._locks:
-            os.close(descriptor)
-        self._locks.clear()
+        """Give the locks back. Closing twice is fine.
 
-
-def lock_directory(directory: Path) -> int:
-    """Take the advisory lock of a shard or the dense part; it dies with this process.
-
-    Returns:
-        The descriptor to close to give it back.
-
-    Raises:
-        StoreError: another process has it; names it.
-        DamageError: in its place is something else than a regular file.
-        OSError: the operating system refused.
-    """
-    path = directory / LOCK_FILE
-    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise StoreError(
-            f"'{directory}' is being written by process {holder}; end it, or choose another "
-            "directory"
-        ) from None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+        Raises:
+            StorageError: the operating system reports an error; all are given back all the same.
+        """
+        refusals: list[tuple[Path, OSError]] = []
+        while self._locks:
+            lock = self._locks.pop()
+            try:
+                lock.close()
+            except OSError as error:
+                refusals.append((lock.path, error))
+        for path, refusal in refusals:
+            raise storage_error("close", path, refusal) from refusal
 
 
 def describe_model(tables: Sequence[Table], num_shards: int) -> dict[str, Any]:

@@ -40,8 +40,8 @@ PYTHON_LAYERS: list[set[str]] = [
     {"_C"},  # the compiled module; only _native imports it
     {"errors"},
     {"options"},
-    {"_native", "at_exit", "files"},
-    {"signed_json", "devices"},
+    {"_native", "at_exit", "files", "forks"},
+    {"signed_json", "devices", "locks"},
     {"segment", "manifest"},
     {"packing", "retention", "merge_plan", "metrics", "witness", "table_parts"},
     {"dense_tree"},

@@ -5,7 +5,7 @@ import torch
 
 import cpr_ext
 from cpr_ext import _emulated, devices, overlap, priorities, segment
-from cpr_ext.errors import CudaError, RowIndexError, SnapshotError
+from cpr_ext.errors import CudaError, RowIndexError
 from python_tests.helpers import assert_same, read_chunks, shard_records
 
 emulator = _emulated.emulator
@@ -109,11 +109,8 @@ def test_a_device_that_fails_during_a_snapshot_costs_that_snapshot_only(tmp_path
     run.checkpointer.wait()
     assert saved.state == "committed"
     metrics = run.checkpointer.metrics
-    if metrics.failures:
-        with pytest.raises(SnapshotError):
-            run.checkpointer.close()
-    else:
-        run.checkpointer.close()
+    assert len(metrics.failures) <= 1
+    run.checkpointer.close()
     other = Run(tmp_path / "s")
     other.checkpointer.recover()
     assert torch.equal(other.model.weight, expected), "rows of the failed snapshot were forgotten"

@@ -10,7 +10,7 @@ from cpr_ext.errors import (
     NanError,
     SnapshotError,
     SnapshotFailedWarning,
-    StorageError,
+    StoreError,
     UntrackedChangeWarning,
     UsageError,
 )
@@ -146,7 +146,7 @@ def test_a_shard_directory_that_became_a_file_fails_the_save_and_nothing_else(ru
         shard.unlink()
         hidden.rename(shard)
 
-    fail_and_go_on_after_one_shard(run, break_it, mend_it, StorageError, "shard-00001")
+    fail_and_go_on_after_one_shard(run, break_it, mend_it, StoreError, "shard-00001' was moved")
 
 
 def test_a_removed_shard_directory_fails_the_save_and_nothing_else(run, tmp_path):
@@ -156,8 +156,8 @@ def test_a_removed_shard_directory_fails_the_save_and_nothing_else(run, tmp_path
         run,
         lambda: shard.rename(hidden),
         lambda: hidden.rename(shard),
-        StorageError,
-        "shard-00001",
+        StoreError,
+        "shard-00001' was moved",
     )
 
 

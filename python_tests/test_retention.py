@@ -154,3 +154,37 @@ def test_a_base_over_several_steps_does_not_take_the_last_full_recovery_point_aw
     assert [r.is_complete for r in trained.store.dense.segments] == [True, False]
     trained.checkpointer.close()
     assert_same(point, recovered(tmp_path / "store", mode="full")[1])
+
+
+@pytest.mark.parametrize("max_bytes", [None, 1, 10**9])
+def test_what_retention_asks_for_costs_no_time(max_bytes):
+    dense = [record("dense", snapshot, True, 10) for snapshot in range(1, 201)]
+    shard = [record("base", snapshot) for snapshot in range(1, 201)]
+    looked_at = []
+
+    class Counted(list):
+        def __iter__(self):
+            looked_at.append(len(self))
+            return super().__iter__()
+
+    kept = plan_retention(dense, [Counted(shard)], Retention(10**9, max_bytes))
+    assert len(kept.dense) == (1 if max_bytes == 1 else 200)
+    assert sum(looked_at) < 200 * 20
+
+
+def test_a_store_that_is_to_keep_all_points_trains_on(tmp_path):
+    trained, states = complete_run(tmp_path / "store", 10**9, max_bytes=10**9)
+    trained.checkpointer.close()
+    points = [r for r in StoreReader(tmp_path / "store").dense.segments if r.is_complete]
+    assert len(points) == len(states)
+
+
+@given(histories(), st.integers(0, 4), st.integers(1, 6000))
+@settings(max_examples=300, deadline=None)
+def test_as_many_points_are_kept_as_fit(history, points, max_bytes):
+    dense, shard = history
+    kept = plan_retention(dense, [shard], Retention(points, max_bytes))
+    for more in range(points + 1):
+        plan = plan_retention(dense, [shard], Retention(more))
+        if plan.file_bytes <= max_bytes:
+            assert len(kept.dense) >= len(plan.dense)

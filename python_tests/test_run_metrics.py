@@ -167,3 +167,24 @@ def test_a_model_of_failures_seen_is_planned_with_too(tmp_path):
         run.train(2)
         checkpointer.wait()
         assert schedule.plan.strategies[0].is_simulated
+
+
+def test_a_writer_that_raises_costs_one_warning(tmp_path, recwarn):
+    class Full:
+        calls = 0
+
+        def add_scalar(self, tag, scalar_value, global_step):
+            self.calls += 1
+            raise OSError(28, "No space left on device")
+
+    writer = Full()
+    options = {"schedule": cpr_ext.EverySteps(1), "when_busy": "wait"}
+    run = Trained(tmp_path, scalar_writer=writer, **options)
+    with pytest.warns(UserWarning, match=r"scalar_writer failed at step 0.*No space left") as told:
+        run.checkpointer.recover()
+    run.train(4)
+    run.checkpointer.recover(shards=[0])
+    run.checkpointer.close()
+    assert len(told) == 1
+    assert not recwarn.list, "once is enough"
+    assert writer.calls > 3, "it may have room again"

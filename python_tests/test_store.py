@@ -1,5 +1,6 @@
 """The store directory: whose it is, what is in it, and what is durable."""
 
+import errno
 import json
 import os
 import shutil
@@ -160,6 +161,35 @@ def test_left_over_temporary_files_and_unlisted_segments_are_removed_at_open(tmp
     assert not list(tmp_path.rglob("*.tmp"))
     assert len(list(tmp_path.rglob("notes.txt"))) == 3, "strangers' files are not ours to remove"
     again.checkpointer.recover()
+    again.checkpointer.close()
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EIO])
+def test_a_left_over_file_that_cannot_be_removed_costs_a_warning(
+    tmp_path, monkeypatch, caplog, code
+):
+    run = Trained(tmp_path)
+    run.train(2)
+    run.checkpointer.save("base")
+    run.checkpointer.close()
+    stuck = ["00000003-partial.safetensors", "00000007-base.safetensors"]
+    for name in stuck:
+        (tmp_path / "shard-00000" / name).write_text("half")
+    unlink = Path.unlink
+
+    def refuse(path, missing_ok=False):
+        if path.name in stuck:
+            raise OSError(code, os.strerror(code), str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    again = Trained(tmp_path, seed=1)
+    assert again.checkpointer.recover().step == 2
+    for name in stuck:
+        assert f"cannot be removed: [Errno {code}]" in caplog.text
+        assert name in caplog.text
+    again.train(1)
+    assert again.checkpointer.save("base").number > 7, "its number is another's file"
     again.checkpointer.close()
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from cpr_ext.errors import UsageError
 from cpr_ext.files import storage_error
+from cpr_ext.locks import DirectoryLock
 from cpr_ext.manifest import Manifest
 from cpr_ext.merge_plan import plan_merges, recovery_points
 from cpr_ext.merging import MergeLimits, commit_merged, write_merged
 from cpr_ext.segment_stream import Pace
-from cpr_ext.store import lock_directory
 from cpr_ext.store_reader import StoreReader
 
 
@@ -56,7 +56,7 @@ def compact(store: str | os.PathLike[str], *, limits: MergeLimits | None = None)
     if limits.bytes_per_second is not None and not limits.bytes_per_second > 0:
         raise UsageError(f"bytes_per_second is {limits.bytes_per_second}; it must be positive")
     reader = StoreReader(store)
-    locks: list[int] = []
+    locks: list[DirectoryLock] = []
     try:
         for manifest in [reader.dense, *reader.shards]:
             locks.append(_lock(manifest.directory))
@@ -64,12 +64,12 @@ def compact(store: str | os.PathLike[str], *, limits: MergeLimits | None = None)
         return _compact_locked(reader, limits)
     finally:
         for lock in locks:
-            os.close(lock)
+            lock.close()
 
 
-def _lock(directory: Path) -> int:
+def _lock(directory: Path) -> DirectoryLock:
     try:
-        return lock_directory(directory)
+        return DirectoryLock(directory)
     except OSError as error:
         raise storage_error("lock", directory, error) from error
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/index_view.h"
+#include "bindings/path_view.h"
 #include "bindings/register.h"
 #include "bindings/segment_table.h"
 #include "core/error.h"
@@ -52,8 +53,10 @@ std::vector<ChunkTuple> to_tuples(const std::vector<Chunk>& chunks) {
   return tuples;
 }
 
-// A job together with the tensors it captures from.
+// A job together with what it needs: its pipeline, which goes last, and the tensors it captures
+// from.
 struct Job {
+  std::shared_ptr<SnapshotPipeline> pipeline;
   std::shared_ptr<SegmentJob> job;
   py::list owners;
 };
@@ -79,11 +82,11 @@ int64_t keep(Job& job, int table, const py::object& row_ids, int64_t first) {
          });
 }
 
-Job start(SnapshotPipeline& pipeline, const std::string& path, int64_t header_bytes,
-          int64_t file_bytes, const std::vector<TableSpec*>& tables, bool direct_io,
-          bool refuse_nan, int64_t max_chunk_bytes, bool copy_on_write) {
+Job start(std::shared_ptr<SnapshotPipeline> pipeline, const std::filesystem::path& path,
+          int64_t header_bytes, int64_t file_bytes, const std::vector<TableSpec*>& tables,
+          bool direct_io, bool refuse_nan, int64_t max_chunk_bytes, bool copy_on_write) {
   CapturePlan plan;
-  plan.path = path;
+  plan.path = path.string();
   plan.header_bytes = header_bytes;
   plan.file_bytes = file_bytes;
   plan.direct_io = direct_io;
@@ -103,7 +106,8 @@ Job start(SnapshotPipeline& pipeline, const std::string& path, int64_t header_by
     owners.append(spec->owners);
   }
   check_layout(plan.tables, header_bytes, file_bytes);
-  return Job{pipeline.start(std::move(plan)), owners};
+  std::shared_ptr<SegmentJob> job = pipeline->start(std::move(plan));
+  return Job{std::move(pipeline), std::move(job), owners};
 }
 
 bool wait_for(const Job& job, const std::string& state, std::optional<double> timeout_seconds) {
@@ -162,9 +166,10 @@ void register_pipeline(py::module_& module) {
       .def("mark_committed", [](Job& job) { job.job->mark_committed(); })
       .def(
           "cancel",
-          [](Job& job, const std::string& reason) {
+          [](Job& job, const py::str& reason) {
+            const std::string text = text_from(reason);
             py::gil_scoped_release release;
-            job.job->cancel(reason);
+            job.job->cancel(text);
           },
           py::arg("reason"),
           "Give the job up, from any thread; wait() tells when nothing is left.");
@@ -181,10 +186,10 @@ void register_pipeline(py::module_& module) {
            py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"), py::arg("keep_bytes") = 0,
            py::arg("pool") = nullptr,
            py::arg("stagers") = std::vector<std::shared_ptr<DeviceStager>>())
-      .def("start", &start, py::keep_alive<0, 1>(), py::kw_only(), py::arg("path"),
-           py::arg("header_bytes"), py::arg("file_bytes"), py::arg("tables"),
-           py::arg("direct_io") = true, py::arg("refuse_nan") = true,
-           py::arg("max_chunk_bytes") = 0, py::arg("copy_on_write") = false)
+      .def("start", &start, py::kw_only(), py::arg("path"), py::arg("header_bytes"),
+           py::arg("file_bytes"), py::arg("tables"), py::arg("direct_io") = true,
+           py::arg("refuse_nan") = true, py::arg("max_chunk_bytes") = 0,
+           py::arg("copy_on_write") = false)
       .def_property_readonly(
           "kept_bytes",
           [](SnapshotPipeline& pipeline) { return pipeline.keep_arena().used_bytes(); },

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <vector>
 
+#include "bindings/path_view.h"
 #include "bindings/register.h"
 #include "bindings/segment_table.h"
 #include "core/error.h"
@@ -20,12 +21,12 @@ struct BoundSource {
   py::list owners;
 };
 
-BoundSource make_source(const std::string& path, const std::vector<TableSpec*>& tables,
+BoundSource make_source(const std::filesystem::path& path, const std::vector<TableSpec*>& tables,
                         const std::vector<std::pair<int64_t, int64_t>>& wanted,
                         const std::vector<ChunkTuple>& chunk_tuples) {
   if (wanted.size() != tables.size()) throw UsageError("one wanted range per table is needed");
   BoundSource bound;
-  bound.source.path = path;
+  bound.source.path = path.string();
   for (size_t i = 0; i < tables.size(); ++i) {
     if (tables[i] == nullptr) throw UsageError("a table is None");
     if (!tables[i]->read_only.empty()) {
@@ -53,7 +54,8 @@ py::dict report_of(const RestoreResult& result) {
     if (chunk.row_ids_known) {
       row_ids = py::array_t<int64_t>(chunk.row_ids.size(), chunk.row_ids.data());
     }
-    damaged.append(py::make_tuple(chunk.table, chunk.first, chunk.count, chunk.reason, row_ids));
+    damaged.append(
+        py::make_tuple(chunk.table, chunk.first, chunk.count, text_of(chunk.reason), row_ids));
   }
   py::dict report;
   report["rows_restored"] = result.rows_restored;
@@ -97,7 +99,7 @@ py::list restore_all(const std::vector<BoundSource*>& bound, SlotPool& slots, Th
   return reports;
 }
 
-py::object restore_one(const std::string& path, const std::vector<TableSpec*>& tables,
+py::object restore_one(const std::filesystem::path& path, const std::vector<TableSpec*>& tables,
                        const std::vector<std::pair<int64_t, int64_t>>& wanted,
                        const std::vector<ChunkTuple>& chunks, SlotPool& slots, ThreadPool* pool,
                        bool direct_io) {
@@ -111,7 +113,8 @@ void register_restore(py::module_& module) {
   py::class_<BoundSource>(module, "RestoreSource", "Chunks of a segment file, and their tables.")
       .def(py::init(&make_source), py::kw_only(), py::arg("path"), py::arg("tables"),
            py::arg("wanted"), py::arg("chunks"))
-      .def_property_readonly("path", [](const BoundSource& bound) { return bound.source.path; });
+      .def_property_readonly("path",
+                             [](const BoundSource& bound) { return text_of(bound.source.path); });
   module.def("restore_segments", &restore_all, py::arg("sources"), py::kw_only(), py::arg("slots"),
              py::arg("pool") = nullptr, py::arg("direct_io") = true,
              "Read, verify and scatter chunks, of a row the last; per source rows_restored, "

@@ -1,7 +1,9 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "bindings/register.h"
 #include "bindings/row_array_view.h"
@@ -133,6 +135,12 @@ int64_t nan_position(py::handle array) {
   return find_nan(view.dtype, static_cast<const std::byte*>(view.data), view.numel());
 }
 
+// A slot together with its pool, which goes last.
+struct BoundLease {
+  std::shared_ptr<SlotPool> pool;
+  SlotLease slot;
+};
+
 }  // namespace
 
 void register_staging(py::module_& module) {
@@ -146,26 +154,32 @@ void register_staging(py::module_& module) {
              "Flat position of the first NaN of a contiguous float array, or -1.");
   module.def("crc32c", &checksum, py::arg("data"), py::arg("crc") = 0, py::arg("backend") = "best",
              "CRC32C of a bytes-like object, continuing from crc.");
-  py::class_<SlotLease>(module, "SlotLease", "A leased staging slot.")
+  py::class_<BoundLease>(module, "SlotLease", "A leased staging slot.")
       .def(
-          "release", [](SlotLease& lease) { lease = SlotLease(); }, "Give the slot back.")
-      .def_property_readonly("is_held", [](const SlotLease& lease) { return bool(lease); })
-      .def_property_readonly("address", [](const SlotLease& lease) {
-        return reinterpret_cast<uintptr_t>(lease.data());
+          "release", [](BoundLease& lease) { lease.slot = SlotLease(); }, "Give the slot back.")
+      .def_property_readonly("is_held", [](const BoundLease& lease) { return bool(lease.slot); })
+      .def_property_readonly("address", [](const BoundLease& lease) {
+        return reinterpret_cast<uintptr_t>(lease.slot.data());
       });
   py::class_<SlotPool, std::shared_ptr<SlotPool>>(module, "SlotPool",
                                                   "A fixed number of page-aligned buffers.")
       .def(py::init<int, int64_t>(), py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"))
-      .def("acquire", &SlotPool::acquire, py::keep_alive<0, 1>(),
-           py::call_guard<py::gil_scoped_release>(), "Lease a slot; waits until one is free.")
+      .def(
+          "acquire",
+          [](std::shared_ptr<SlotPool> pool) {
+            py::gil_scoped_release release;
+            SlotLease slot = pool->acquire();
+            return BoundLease{std::move(pool), std::move(slot)};
+          },
+          "Lease a slot; waits until one is free.")
       .def(
           "try_acquire",
-          [](SlotPool& pool) -> std::optional<SlotLease> {
-            SlotLease lease = pool.try_acquire();
-            if (!lease) return std::nullopt;
-            return lease;
+          [](std::shared_ptr<SlotPool> pool) -> std::optional<BoundLease> {
+            SlotLease slot = pool->try_acquire();
+            if (!slot) return std::nullopt;
+            return BoundLease{std::move(pool), std::move(slot)};
           },
-          py::keep_alive<0, 1>(), "Lease a slot, or None if none is free.")
+          "Lease a slot, or None if none is free.")
       .def_property_readonly("num_slots", &SlotPool::num_slots)
       .def_property_readonly("num_free", &SlotPool::num_free)
       .def_property_readonly("slot_bytes", &SlotPool::slot_bytes);

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "bindings/path_view.h"
 #include "bindings/register.h"
 #include "core/error.h"
 #include "core/instruction_set.h"
@@ -18,7 +19,7 @@ namespace {
 
 void raise_as(const char* name, const char* message) {
   const py::object type = py::module_::import("cpr_ext.errors").attr(name);
-  PyErr_SetString(type.ptr(), message);
+  PyErr_SetObject(type.ptr(), text_of(message).ptr());
 }
 
 void register_errors() {
@@ -35,7 +36,7 @@ void register_errors() {
       raise_as("CudaError", error.what());
     } catch (const StorageError& error) {
       const py::object type = py::module_::import("cpr_ext.errors").attr("StorageError");
-      const py::object value = type(error.code(), error.what(), error.path());
+      const py::object value = type(error.code(), text_of(error.what()), text_of(error.path()));
       PyErr_SetObject(type.ptr(), value.ptr());
     }
   });

@@ -58,7 +58,7 @@ File File::create(const std::string& path, int64_t file_bytes, Io io) {
   if (result != 0 && !refused) result = ::ftruncate(fd, file_bytes);
   if (result != 0) {
     const int code = errno;
-    remove_quietly(path);
+    remove_quietly(path, file.identity());
     throw StorageError("reserving " + std::to_string(file_bytes) + " bytes", path, code,
                        "free space or choose another directory");
   }
@@ -153,12 +153,22 @@ void File::sync() {
   if (result != 0) throw StorageError("fsync", path_, errno);
 }
 
+FileIdentity File::identity() const {
+  struct stat status;
+  if (::fstat(fd_, &status) != 0) throw StorageError("stat", path_, errno);
+  return {status.st_dev, status.st_ino};
+}
+
 int64_t File::size() const {
   struct stat status;
   if (::fstat(fd_, &status) != 0) throw StorageError("stat", path_, errno);
   return status.st_size;
 }
 
-void remove_quietly(const std::string& path) noexcept { ::unlink(path.c_str()); }
+void remove_quietly(const std::string& path, const FileIdentity& identity) noexcept {
+  struct stat status;
+  if (::lstat(path.c_str(), &status) != 0) return;
+  if (status.st_dev == identity.device && status.st_ino == identity.inode) ::unlink(path.c_str());
+}
 
 }  // namespace cpr_ext

@@ -2,6 +2,8 @@
 // where the file system allows it. Every short write is continued, every error is thrown.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -14,6 +16,12 @@ constexpr int64_t kAlignment = 4096;
 constexpr int64_t align_up(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
+
+// Which file it is, whatever its name.
+struct FileIdentity {
+  dev_t device = 0;
+  ino_t inode = 0;
+};
 
 class File {
  public:
@@ -39,6 +47,7 @@ class File {
 
   void sync();  // data and size are on the device when it returns
   int64_t size() const;
+  FileIdentity identity() const;
   bool is_direct() const { return direct_; }
   const std::string& path() const { return path_; }
 
@@ -51,7 +60,8 @@ class File {
   bool direct_ = false;
 };
 
-// Removes a file that was given up; whether it could be removed does not matter to the caller.
-void remove_quietly(const std::string& path) noexcept;
+// Removes a file that was given up, unless `path` leads to another one by now, as it does if its
+// directory was replaced. Whether it could be removed does not matter to the caller.
+void remove_quietly(const std::string& path, const FileIdentity& identity) noexcept;
 
 }  // namespace cpr_ext

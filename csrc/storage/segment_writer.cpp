@@ -31,6 +31,7 @@ File& SegmentWriter::file() {
   assert(!ended_ && "write after finish or abandon");
   if (!file_) {
     file_ = File::create(path_, file_bytes_, direct_io_ ? File::Io::kDirect : File::Io::kBuffered);
+    created_ = file_->identity();
     creator_process_ = ::getpid();
   }
   return *file_;
@@ -75,7 +76,7 @@ void SegmentWriter::finish(const std::string& header) {
 void SegmentWriter::abandon() noexcept {
   ended_ = true;
   file_.reset();
-  if (!kept_ && creator_process_ == ::getpid()) remove_quietly(path_);
+  if (!kept_ && creator_process_ == ::getpid()) remove_quietly(path_, created_);
   creator_process_ = 0;
 }
 

@@ -36,8 +36,8 @@ class SegmentWriter {
   void keep() noexcept { kept_ = true; }
 
   // Closes and removes a file that is not kept; no write may follow. A file that this writer did
-  // not create is never removed, nor is one created before this process was forked off: it is the
-  // parent's.
+  // not create is never removed, also if it has taken the place of the one that it did create; nor
+  // is one created before this process was forked off: it is the parent's.
   void abandon() noexcept;
 
   const std::string& path() const { return path_; }
@@ -50,7 +50,8 @@ class SegmentWriter {
   const int64_t file_bytes_;
   const bool direct_io_;
   std::optional<File> file_;  // opened by the first write, on the writer's thread
-  int creator_process_ = 0;   // 0: no file created
+  FileIdentity created_;
+  int creator_process_ = 0;  // 0: no file created
   bool ended_ = false;
   bool kept_ = false;
 };
