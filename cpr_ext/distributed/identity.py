@@ -11,9 +11,10 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from cpr_ext.distributed.job_secret import read_secret
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.files import make_directory, open_regular
 
@@ -65,6 +66,7 @@ class Identity:
         host, port: of the rendezvous.
         job: distinguishes jobs that meet at the same place.
         address: under which peers reach this worker; None: what the host's name resolves to.
+        secret: known to the job's processes only; nobody joins the job without.
 
     Raises:
         UsageError: a value out of its range.
@@ -76,6 +78,7 @@ class Identity:
     port: int
     job: str = "cpr"
     address: str | None = None
+    secret: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -105,10 +108,18 @@ class Identity:
                 f"{RENDEZVOUS} is {place!r}; needed: HOST:PORT of the rendezvous, as `cpr launch` "
                 "sets it, or where `python -m cpr_ext.distributed.rendezvous_host` runs"
             )
-        address = known.get(ADDRESS) or (
-            "127.0.0.1" if host in ("127.0.0.1", "localhost") else None
-        )
-        return cls(rank, world_size, host, int(port), known.get(JOB, "cpr"), address)
+        host = host.removeprefix("[").removesuffix("]")
+        address = known.get(ADDRESS) or _own_address(host)
+        job, secret = known.get(JOB, "cpr"), read_secret(known)
+        return cls(rank, world_size, host, int(port), job, address, secret)
+
+
+def _own_address(rendezvous_host: str) -> str | None:
+    """Loopback if all of the job is on this machine, as its rendezvous is reached by loopback."""
+    if rendezvous_host == "::1":
+        return rendezvous_host
+    is_loopback = rendezvous_host == "localhost" or rendezvous_host.startswith("127.")
+    return "127.0.0.1" if is_loopback else None
 
 
 def _wait_to_be_needed() -> None:

@@ -35,6 +35,12 @@ if what == "hang":
 """
 
 
+@pytest.fixture(autouse=True)
+def secret(monkeypatch):
+    """Of the job; a launcher that hosts no rendezvous needs to be given one."""
+    monkeypatch.setenv("CPR_JOB_SECRET", "of-the-tests-of-the-launcher-and-no-other")
+
+
 @pytest.fixture
 def launch(tmp_path):
     """Run a plan, e.g. {0: "die done"}; without a rendezvous of its own, which takes seconds."""
