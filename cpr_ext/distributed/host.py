@@ -21,7 +21,9 @@ from cpr_ext.distributed import wire
 from cpr_ext.distributed.meeting import Meeting, MeetingError
 
 PROOF_SECONDS = 5.0
-MAX_STRANGERS = 128
+MAX_STRANGERS = 256
+_LEAST_SECONDS = 0.25  # that each stranger is given; more of them come in no faster
+_POLL_SECONDS = 0.01
 _TELL_SECONDS = 10.0  # between two lines about refused connections
 _MAX_WAIT_SECONDS = 60.0
 _BACKLOG = 1024
@@ -49,27 +51,43 @@ class Host:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._jobs: dict[str, _Job] = defaultdict(_Job)
-        self._strangers: dict[asyncio.Task[Any], None] = {}  # oldest first
-        self._visits = itertools.count()
+        self._visits: set[asyncio.Future[None]] = set()
+        self._strangers: dict[asyncio.Future[None], float] = {}  # when they came; oldest first
+        self._numbers = itertools.count()
         self._refused = 0
         self._told = -_TELL_SECONDS
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until cancelled."""
-        server = await asyncio.start_server(
-            self._visit, sock=listener, backlog=_BACKLOG, limit=_STRANGERS_BYTES
-        )
-        async with server:
-            await server.serve_forever()
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors, or it was gone again
+                print(f"rendezvous: {error}", file=sys.stderr, flush=True)
+                await asyncio.sleep(_LEAST_SECONDS)
+                continue
+            visit = asyncio.ensure_future(self._visit(connected))
+            self._visits.add(visit)
+            visit.add_done_callback(self._visits.discard)
+            self._strangers[visit] = time.monotonic()
+            await self._make_room()
 
-    async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _make_room(self) -> None:
+        """Show the oldest strangers out; each had its time to prove, however many come."""
+        while len(self._strangers) > MAX_STRANGERS:
+            oldest, came = next(iter(self._strangers.items()))
+            if (left := came + _LEAST_SECONDS - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, _POLL_SECONDS))
+            elif self._strangers.pop(oldest, None) is not None:
+                oldest.cancel()
+
+    async def _visit(self, connected: socket.socket) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._strangers[task] = None
-        if len(self._strangers) > MAX_STRANGERS:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.cancel()
+        reader, writer = await asyncio.open_connection(sock=connected, limit=_STRANGERS_BYTES)
         try:
             try:
                 handshake = await asyncio.wait_for(self._greet(reader, writer), PROOF_SECONDS)
@@ -108,7 +126,7 @@ class Host:
     async def _answer_all(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handshake: wire.Handshake
     ) -> None:
-        visit, asked, said = next(self._visits), handshake.to_host(), handshake.to_worker()
+        visit, asked, said = next(self._numbers), handshake.to_host(), handshake.to_worker()
         try:
             while True:
                 size = wire.body_bytes(await reader.readexactly(wire.LENGTH_BYTES))
