@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cpr_ext import forks
 from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.files import (
     make_directory,
@@ -113,7 +114,7 @@ class Store:
     def _open_manifest(self, directory: Path) -> Manifest:
         make_directory(directory)
         require_directory(directory)
-        self._locks.append(lock_directory(directory))
+        self._locks.append(forks.keep_from_children(lock_directory(directory)))
         manifest = Manifest(directory)
         # It may be in the page cache only, its writer killed or refused before the last sync; what
         # other manifests note of it, and what is trained from it, must not outlive it.
@@ -193,6 +194,7 @@ class Store:
     def close(self) -> None:
         """Give the locks back."""
         for descriptor in self._locks:
+            forks.release(descriptor)
             os.close(descriptor)
         self._locks.clear()
 

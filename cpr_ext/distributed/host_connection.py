@@ -8,7 +8,8 @@ import threading
 import time
 from typing import Any
 
-from cpr_ext.distributed import forks, wire
+from cpr_ext import forks
+from cpr_ext.distributed import wire
 from cpr_ext.distributed.identity import Identity
 from cpr_ext.distributed.job_secret import require_secret
 

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cpr_ext import forks
 from cpr_ext.distributed.job_secret import read_secret
+from cpr_ext.distributed.lock_holders import describe_holders
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.files import make_directory, open_regular
 
@@ -163,13 +165,16 @@ class Place:
     """
 
     def __init__(self, directory: str | os.PathLike[str], identity: Identity) -> None:
-        store = worker_directory(directory, identity.rank, identity.world_size)
-        self._path = store.with_name(f"{store.name}.lock")
+        self._store = worker_directory(directory, identity.rank, identity.world_size)
+        self._path = self._store.with_name(f"{self._store.name}.lock")
         self._rank = identity.rank
         self._descriptor: int | None = None
 
     def take(self, wait_seconds: float) -> None:
-        """Returns once this process holds the place.
+        """Returns once this process holds the place, and nobody the locks of its store.
+
+        Processes that a killed predecessor had started, such as data-loader workers, may keep its
+        locks for some seconds.
 
         Raises:
             StoreError: another process still had it when the time ran out; names it.
@@ -178,26 +183,43 @@ class Place:
         make_directory(self._path.parent)
         deadline = time.monotonic() + wait_seconds
         descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(_POLL_SECONDS)
-                    continue
-                holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
-                os.close(descriptor)
-                raise StoreError(
-                    f"worker {self._rank} is still process {holder or 'unknown'} after "
-                    f"{wait_seconds:g} s (its lock: '{self._path}'); if that process hangs, end it"
-                ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._descriptor = descriptor
+        try:
+            self._lock(descriptor, self._path, fcntl.LOCK_EX, deadline, wait_seconds)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            self._wait_for_store(deadline, wait_seconds)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = forks.keep_from_children(descriptor)
 
     def give_back(self) -> None:
         """Let a successor have it."""
         if self._descriptor is not None:
+            forks.release(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _wait_for_store(self, deadline: float, wait_seconds: float) -> None:
+        for path in sorted(self._store.glob("**/LOCK")):
+            descriptor = open_regular(path)
+            try:
+                self._lock(descriptor, path, fcntl.LOCK_SH, deadline, wait_seconds)
+            finally:
+                os.close(descriptor)
+
+    def _lock(
+        self, descriptor: int, path: Path, kind: int, deadline: float, wait_seconds: float
+    ) -> None:
+        while True:
+            try:
+                return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(_POLL_SECONDS)
+                    continue
+            taken_by = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+            raise StoreError(
+                f"worker {self._rank} {describe_holders(path, taken_by)} after {wait_seconds:g} s "
+                f"(its lock: '{path}'); if that process hangs, end it"
+            )

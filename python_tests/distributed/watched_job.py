@@ -45,7 +45,7 @@ def train_step(job, step):
     torch.distributed.all_reduce(torch.ones(1))
     job.optimizers[0].step()
     if not (folder / "hurry").exists():
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def observe(event):
@@ -56,4 +56,4 @@ def observe(event):
 worker = Worker.from_environment(
     folder, time_outs=TimeOuts(collective_seconds=10.0), observe=observe
 )
-worker.run(build, train_step, num_steps=1500)
+worker.run(build, train_step, num_steps=600)

@@ -6,25 +6,34 @@ data-loader workers of a killed process would keep it for seconds; and so would 
 
 from __future__ import annotations
 
+import contextlib
 import os
 
-_descriptors: set[int] = set()
+# With what each one is, so that no other file of the same number is closed.
+_descriptors: dict[int, tuple[int, int]] = {}
 
 
 def keep_from_children(descriptor: int) -> int:
     """Have every child that is forked from now on close its copy; returns the descriptor."""
-    _descriptors.add(descriptor)
+    _descriptors[descriptor] = _identify(descriptor)
     return descriptor
 
 
 def release(descriptor: int) -> None:
     """Forget a descriptor that is about to be closed here."""
-    _descriptors.discard(descriptor)
+    _descriptors.pop(descriptor, None)
+
+
+def _identify(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def _close_copies() -> None:
-    for descriptor in _descriptors:
-        os.close(descriptor)
+    for descriptor, known in _descriptors.items():
+        with contextlib.suppress(OSError):
+            if _identify(descriptor) == known:
+                os.close(descriptor)
     _descriptors.clear()
 
 
