@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import threading
@@ -41,6 +42,7 @@ class HostConnection:
         self._socket: socket.socket | None = None
         self._asked = self._said = wire.Direction(b"")
         self._lock = threading.Lock()
+        self._is_over = False
 
     def ask(
         self, what: str, *, limit_seconds: float = ANSWER_SECONDS, **values: Any
@@ -79,8 +81,17 @@ class HostConnection:
         with self._lock:
             self._close()
 
+    def interrupt(self) -> None:
+        """Have a call that another thread waits in fail now, and every later one."""
+        self._is_over = True
+        if (connected := self._socket) is not None:
+            with contextlib.suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
+
     def _connect(self, deadline: float) -> socket.socket:
         address = (self._identity.host, self._identity.port)
+        if self._is_over:
+            raise ConnectionError("this worker is ending")
         connected = socket.create_connection(address, _left(deadline))
         self._socket = connected
         forks.keep_from_children(connected.fileno())

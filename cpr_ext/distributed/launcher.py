@@ -33,6 +33,7 @@ from cpr_ext.distributed.supervision import SignsOfLife
 from cpr_ext.errors import UsageError
 
 _POLL_SECONDS = 0.05
+_INTERRUPT_SECONDS = 3.0  # in which workers end by themselves on Ctrl-C
 _END_SECONDS = 10.0  # between asking a worker to end and killing it
 # A worker that ended so often in the same way, each time so early, cannot start at all.
 _STARTS = 3
@@ -292,20 +293,30 @@ class Launcher:
         processes += [spare.process for spare in self._waiting]
         for spare in self._waiting:
             spare.end()
+        if self._signal == signal.SIGINT:
+            # Ctrl-C reached them as well; a second interrupt would meet them while they clean up.
+            _wait_for(processes, _INTERRUPT_SECONDS)
         for process in processes:
-            process.send_signal(self._signal or signal.SIGTERM)
-        deadline = time.monotonic() + _END_SECONDS
-        for process in processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)  # one that is stopped ends, too
+        for process in _wait_for(processes, _END_SECONDS):
+            process.kill()
+            process.wait()
         if self._host is not None:
             self._host.end()
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
+
+
+def _wait_for(
+    processes: Sequence[subprocess.Popen[bytes]], seconds: float
+) -> list[subprocess.Popen[bytes]]:
+    """Wait until all have ended, for so long at most; returns those that have not."""
+    deadline = time.monotonic() + seconds
+    while (left := [p for p in processes if p.poll() is None]) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return left
 
 
 def _how(code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from cpr_ext.distributed.host_connection import HostConnection
 
 Answer = TypeVar("Answer")
+_asking: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Notes:
@@ -52,6 +54,7 @@ def within(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:
             errors.append(error)
 
     thread = threading.Thread(target=ask, name="cpr_ext-asks", daemon=True)
+    _asking.add(thread)
     thread.start()
     thread.join(seconds)
     if errors:
@@ -59,3 +62,9 @@ def within(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:
     if not answers:
         raise dist.DistNetworkError(f"{who} does not answer")
     return answers[0]
+
+
+def wait_for_left_behind(seconds: float) -> None:
+    """Wait until threads that :func:`within` left behind have ended, for so long at most each."""
+    for thread in list(_asking):
+        thread.join(seconds)

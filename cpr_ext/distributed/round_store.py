@@ -6,7 +6,9 @@ knows the job's secret, as data.
 
 from __future__ import annotations
 
+import atexit
 import base64
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,8 +22,10 @@ from cpr_ext.distributed.host_connection import (
     HostError,
     RefusedError,
 )
+from cpr_ext.distributed.notes import wait_for_left_behind
 
 _TIME_OUT = timedelta(seconds=60)
+_PATIENCE_SECONDS = 2.0  # at the interpreter's end
 _SLICE_SECONDS = 2.0  # of a long wait, so that a host that died is noticed
 
 
@@ -38,6 +42,7 @@ class RoundStore(Store):
         self._host = host
         self._prefix = f"round/{round_id}/"
         self._time_out = _TIME_OUT
+        _stores.add(self)
 
     # Torch calls these by name, some with positional arguments only.
     def set(self, key: str, value: str | bytes) -> None:
@@ -87,3 +92,15 @@ def _to_text(value: str | bytes) -> str:
 
 def _to_bytes(text: str) -> bytes:
     return base64.b64decode(text)
+
+
+# A thread that is in torch's native code, waits in a store and wakes while the interpreter ends is
+# torn off the stack, which aborts the process.
+_stores: weakref.WeakSet[RoundStore] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_waits() -> None:
+    for store in list(_stores):
+        store._host.interrupt()
+    wait_for_left_behind(_PATIENCE_SECONDS)

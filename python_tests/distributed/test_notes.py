@@ -1,6 +1,8 @@
 """Notes that workers leave for each other, the store of a round, and calls without an end."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -93,3 +95,45 @@ def test_a_call_that_has_no_end_is_left_behind():
     with pytest.raises(dist.DistNetworkError, match="host:1 does not answer"):
         within(0.01, "host:1", never.wait)
     never.set()
+
+
+ENDS_WHILE_CONNECTING = """
+import asyncio, sys, threading, time
+from datetime import timedelta
+import torch.distributed as dist
+from cpr_ext.distributed.host_connection import HostConnection
+from cpr_ext.distributed.identity import Identity
+from cpr_ext.distributed.notes import within
+from cpr_ext.distributed.round_store import RoundStore
+
+
+class ComesBackLate(RoundStore):
+    def wait(self, keys, time_out=None):
+        waiting.set()
+        try:
+            super().wait(keys, timedelta(seconds=20))
+        finally:
+            time.sleep(0.3)
+
+
+class EndsSlowly:
+    def __del__(self):
+        time.sleep(1.0)
+
+
+waiting, slow = threading.Event(), EndsSlowly()
+identity = Identity(0, 2, sys.argv[1], int(sys.argv[2]), secret=sys.argv[3])
+store = ComesBackLate(HostConnection(identity), "r")
+try:
+    within(0.5, "nobody", lambda: dist.ProcessGroupGloo(store, 0, 2, timedelta(seconds=20)))
+except dist.DistNetworkError:
+    assert waiting.is_set()
+    threading.Timer(0.1, store._host.interrupt).start()  # as if the host died
+    sys.exit(7)
+"""
+
+
+def test_a_worker_that_ends_while_it_connects_is_not_aborted(place):
+    command = [sys.executable, "-c", ENDS_WHILE_CONNECTING, *map(str, place), SECRET]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
