@@ -48,4 +48,5 @@ class HostProcess:
             pass_fds=[descriptor],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is not for it; workers may need it while they end
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import socket
 import sys
 
@@ -38,8 +37,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--with-parent", action="store_true", help="end when the parent ends")
     options = parser.parse_args(arguments)
     parent = os.getppid()
-    if options.with_parent:  # Ctrl-C reaches it, too; workers may need it while they end
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         secret = require_secret(read_secret(os.environ), f"{options.host}:{options.port}")
         if options.listen_fd is not None:

@@ -137,7 +137,8 @@ import cpr_ext
 from cpr_ext.distributed import TimeOuts, Worker
 
 folder = pathlib.Path(sys.argv[1])
-worker = Worker.from_environment(folder, time_outs=TimeOuts(collective_seconds=1.0))
+time_outs = TimeOuts(collective_seconds=1.0, join_seconds=float(sys.argv[2]))
+worker = Worker.from_environment(folder, time_outs=time_outs)
 
 
 def build(group):
@@ -169,7 +170,8 @@ def test_a_worker_that_hangs_in_training_is_replaced_and_the_others_go_on(tmp_pa
         said.append(text)
         launcher.hang_seconds = None  # the replacement's imports are no hang, however slow
 
-    launcher = Launcher([sys.executable, str(tmp_path / "worker.py"), str(tmp_path)], 2, tell=tell)
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path), "600"]
+    launcher = Launcher(command, 2, tell=tell)
 
     def mind_hangs():
         while not (tmp_path / "stopped").exists():
@@ -183,6 +185,53 @@ def test_a_worker_that_hangs_in_training_is_replaced_and_the_others_go_on(tmp_pa
     assert "was killed by SIGKILL; started again (1 of 10)" in said[1]
     pids = [set((tmp_path / f"pids-{rank}").read_text().split()) for rank in range(2)]
     assert [len(of_rank) for of_rank in pids] == [1, 2]
+
+
+def test_a_worker_that_is_stopped_for_ever_ends_the_job_after_join_seconds(tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    said = []
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path), "3"]
+    began = time.monotonic()
+    assert Launcher(command, 2, tell=said.append).run() == 1
+    assert time.monotonic() - began < 60
+    (text,) = said  # nobody was started again
+    assert "worker 0 waited 3 s at 127.0.0.1:" in text
+    assert "for workers 1, which did not come; ending all workers" in text
+    stopped = (tmp_path / "pids-1").read_text().split()[0]
+    assert not alive(int(stopped))
+
+
+INTERRUPTED = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+try:
+    (folder / "ready").touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1.0)  # cleans up
+    (folder / "cleaned").touch()
+"""
+
+
+def test_ctrl_c_interrupts_a_worker_once_and_lets_it_clean_up(tmp_path):
+    (tmp_path / "worker.py").write_text(INTERRUPTED)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "cpr_ext.cli", "launch", "--nproc", "1", "--spares", "0"),
+            *(str(tmp_path / "worker.py"), str(tmp_path)),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+    assert (tmp_path / "cleaned").exists()
+    assert "Traceback" not in said
 
 
 def alive(pid):
