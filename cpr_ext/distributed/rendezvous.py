@@ -106,7 +106,7 @@ class Rendezvous:
                 if not isinstance(error, StrangerError):
                     strange_since = None
                 elif time.monotonic() > strange_since + _STRANGER_SECONDS:
-                    raise RendezvousError(
+                    raise self._end(
                         f"{error}; give the rendezvous' host and all workers the same "
                         "CPR_JOB_SECRET_FILE"
                     ) from error
@@ -132,12 +132,13 @@ class Rendezvous:
         )
 
     def _give_up(self, missing: str, error: Exception | None) -> RendezvousError:
-        reason = (
+        return self._end(
             f"worker {self._identity.rank} waited {self._time_outs.join_seconds:g} s at "
             f"{place_of(self._identity)} for workers {missing or 'that have just left'}, which did "
-            f"not come{'' if error is None else f' ({error})'}"
+            f"not come{'' if error is None else f' ({error})'}",
+            ". Start them again, or restart the job: it resumes from the stores",
         )
+
+    def _end(self, reason: str, remedy: str = "") -> RendezvousError:
         report_giving_up(reason)
-        return RendezvousError(
-            f"{reason}. Start them again, or restart the job: it resumes from the stores"
-        )
+        return RendezvousError(reason + remedy)
