@@ -33,8 +33,9 @@ import click
 @click.option(
     "--rendezvous",
     metavar="HOST:PORT",
-    help="Where `python -m cpr_ext.distributed.rendezvous_host` runs, for several machines.  "
-    "[default: hosted here]",
+    help="Where `python -m cpr_ext.distributed.rendezvous_host` runs, for several machines; "
+    "needs CPR_JOB_SECRET_FILE or CPR_JOB_SECRET, the same for all.  [default: hosted here, on "
+    "loopback, with a secret of its own]",
 )
 @click.option("--world-size", type=click.IntRange(min=1), help="Workers on all machines.")
 @click.option(

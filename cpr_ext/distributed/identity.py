@@ -11,9 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from cpr_ext.distributed import descriptors
+from cpr_ext.distributed.job_secret import read_secret
+from cpr_ext.distributed.lock_holders import describe_holders
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.files import make_directory, open_regular
 
@@ -65,6 +68,7 @@ class Identity:
         host, port: of the rendezvous.
         job: distinguishes jobs that meet at the same place.
         address: under which peers reach this worker; None: what the host's name resolves to.
+        secret: known to the job's processes only; nobody joins the job without.
 
     Raises:
         UsageError: a value out of its range.
@@ -76,6 +80,7 @@ class Identity:
     port: int
     job: str = "cpr"
     address: str | None = None
+    secret: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -105,10 +110,18 @@ class Identity:
                 f"{RENDEZVOUS} is {place!r}; needed: HOST:PORT of the rendezvous, as `cpr launch` "
                 "sets it, or where `python -m cpr_ext.distributed.rendezvous_host` runs"
             )
-        address = known.get(ADDRESS) or (
-            "127.0.0.1" if host in ("127.0.0.1", "localhost") else None
-        )
-        return cls(rank, world_size, host, int(port), known.get(JOB, "cpr"), address)
+        host = host.removeprefix("[").removesuffix("]")
+        address = known.get(ADDRESS) or _own_address(host)
+        job, secret = known.get(JOB, "cpr"), read_secret(known)
+        return cls(rank, world_size, host, int(port), job, address, secret)
+
+
+def _own_address(rendezvous_host: str) -> str | None:
+    """Loopback if all of the job is on this machine, as its rendezvous is reached by loopback."""
+    if rendezvous_host == "::1":
+        return rendezvous_host
+    is_loopback = rendezvous_host == "localhost" or rendezvous_host.startswith("127.")
+    return "127.0.0.1" if is_loopback else None
 
 
 def _wait_to_be_needed() -> None:
@@ -152,13 +165,16 @@ class Place:
     """
 
     def __init__(self, directory: str | os.PathLike[str], identity: Identity) -> None:
-        store = worker_directory(directory, identity.rank, identity.world_size)
-        self._path = store.with_name(f"{store.name}.lock")
+        self._store = worker_directory(directory, identity.rank, identity.world_size)
+        self._path = self._store.with_name(f"{self._store.name}.lock")
         self._rank = identity.rank
         self._descriptor: int | None = None
 
     def take(self, wait_seconds: float) -> None:
-        """Returns once this process holds the place.
+        """Returns once this process holds the place, and nobody the locks of its store.
+
+        Processes that a killed predecessor had started, such as data-loader workers, may keep its
+        locks for some seconds.
 
         Raises:
             StoreError: another process still had it when the time ran out; names it.
@@ -167,26 +183,43 @@ class Place:
         make_directory(self._path.parent)
         deadline = time.monotonic() + wait_seconds
         descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(_POLL_SECONDS)
-                    continue
-                holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
-                os.close(descriptor)
-                raise StoreError(
-                    f"worker {self._rank} is still process {holder or 'unknown'} after "
-                    f"{wait_seconds:g} s (its lock: '{self._path}'); if that process hangs, end it"
-                ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._descriptor = descriptor
+        try:
+            self._lock(descriptor, self._path, fcntl.LOCK_EX, deadline, wait_seconds)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            self._wait_for_store(deadline, wait_seconds)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptors.keep_from_children(descriptor)
 
     def give_back(self) -> None:
         """Let a successor have it."""
         if self._descriptor is not None:
+            descriptors.release(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _wait_for_store(self, deadline: float, wait_seconds: float) -> None:
+        for path in sorted(self._store.glob("**/LOCK")):
+            descriptor = open_regular(path)
+            try:
+                self._lock(descriptor, path, fcntl.LOCK_SH, deadline, wait_seconds)
+            finally:
+                os.close(descriptor)
+
+    def _lock(
+        self, descriptor: int, path: Path, kind: int, deadline: float, wait_seconds: float
+    ) -> None:
+        while True:
+            try:
+                return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(_POLL_SECONDS)
+                    continue
+            taken_by = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+            raise StoreError(
+                f"worker {self._rank} {describe_holders(path, taken_by)} after {wait_seconds:g} s "
+                f"(its lock: '{path}'); if that process hangs, end it"
+            )

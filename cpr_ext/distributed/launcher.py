@@ -7,10 +7,8 @@ and what is recovered is the workers' own affair; here a process is started, wat
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from cpr_ext.distributed.host_process import HostProcess
 from cpr_ext.distributed.identity import (
     ADDRESS,
     ALIVE,
@@ -28,20 +27,38 @@ from cpr_ext.distributed.identity import (
     SPARE,
     WORLD_SIZE,
 )
-from cpr_ext.errors import RendezvousError, UsageError
+from cpr_ext.distributed.job_secret import hand_over, read_secret, require_secret
+from cpr_ext.distributed.rendezvous_host import LOOPBACK
+from cpr_ext.distributed.supervision import SignsOfLife
+from cpr_ext.errors import UsageError
 
 _POLL_SECONDS = 0.05
-_HOST_START_SECONDS = 60.0
+_INTERRUPT_SECONDS = 3.0  # in which workers end by themselves on Ctrl-C
 _END_SECONDS = 10.0  # between asking a worker to end and killing it
-_LOOPBACK = "127.0.0.1"
+# A worker that ended so often in the same way, each time so early, cannot start at all.
+_STARTS = 3
+_EARLY_SECONDS = 25.0
+_RESUME = "the same command resumes from there"
 
 
 @dataclass
 class _Child:
     rank: int
     process: subprocess.Popen[bytes]
-    alive_file: Path
+    signs: SignsOfLife
     restarts: int = 0
+    # How many lives before this one ended with this code, early and one after the other.
+    vain_starts: int = 0
+    vain_code: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def note_end(self, code: int) -> None:
+        is_early = time.monotonic() < self.started + _EARLY_SECONDS
+        if code > 0 and is_early and not self.signs.was_alive():
+            self.vain_starts = self.vain_starts + 1 if code == self.vain_code else 1
+            self.vain_code = code
+        else:
+            self.vain_starts = 0
 
 
 @dataclass
@@ -87,7 +104,8 @@ class Launcher:
         tell: is told what happens, one sentence each.
 
     Raises:
-        UsageError: numbers that do not fit together.
+        UsageError: numbers that do not fit together, or a ``rendezvous`` elsewhere without the
+            job's secret in the environment. Where it is hosted here, a secret is made.
     """
 
     command: Sequence[str]
@@ -105,7 +123,9 @@ class Launcher:
     _waiting: list[_Spare] = field(default_factory=list, init=False)
     _spares_lost: int = field(default=0, init=False)
     _started: float = field(default=0.0, init=False)
-    _host: subprocess.Popen[str] | None = field(default=None, init=False)
+    _host: HostProcess | None = field(default=None, init=False)
+    _hosts_lost: int = field(default=0, init=False)
+    _environment: dict[str, str] = field(default_factory=dict, init=False)
     _signal: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +144,8 @@ class Launcher:
                 "workers of several machines need a rendezvous that all reach: run `python -m "
                 "cpr_ext.distributed.rendezvous_host` on one and give its HOST:PORT to all"
             )
+        if self.rendezvous is not None:
+            require_secret(read_secret(os.environ), self.rendezvous)
 
     def run(self) -> int:
         """Returns the exit code: 0 if every worker was done, 128 + n after signal n, else 1."""
@@ -133,25 +155,24 @@ class Launcher:
         }
         try:
             with tempfile.TemporaryDirectory(prefix="cpr-launch-") as folder:
-                place = self.rendezvous or f"{_LOOPBACK}:{self._start_host(0)}"
+                self._environment = self._make_environment(Path(folder))
                 for rank in range(self.first_rank, self.first_rank + self.num_workers):
-                    self._start(rank, place, Path(folder))
-                return self._supervise(place, Path(folder))
+                    self._start(rank, Path(folder))
+                return self._supervise(Path(folder))
         finally:
             self._end_all()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _supervise(self, place: str, folder: Path) -> int:
+    def _supervise(self, folder: Path) -> int:
         done: set[int] = set()
         while len(done) < self.num_workers:
             if self._signal is not None:
                 self.tell(f"{signal.Signals(self._signal).name}: ending all workers")
                 return 128 + self._signal
-            if self._host is not None and self._host.poll() is not None:
-                self.tell("the rendezvous host died; started again")
-                self._start_host(int(place.rpartition(":")[2]))
-            self._start_spares(place)
+            if not self._see_to_host():
+                return 1
+            self._start_spares()
             for child in list(self._children.values()):
                 code = child.process.poll()
                 if code is None:
@@ -159,38 +180,58 @@ class Launcher:
                 elif code == 0:
                     done.add(child.rank)
                     del self._children[child.rank]
-                elif child.restarts >= self.max_restarts:
-                    self.tell(
-                        f"worker {child.rank} {_how(code)} and was started again "
-                        f"{child.restarts} times already; ending all workers. The stores keep what "
-                        "was saved: the same command goes on from there"
-                    )
+                elif not self._start_again(child, code, folder):
                     return 1
-                else:
-                    again = child.restarts + 1
-                    self.tell(
-                        f"worker {child.rank} (process {child.process.pid}) {_how(code)}; started "
-                        f"again ({again} of {self.max_restarts})"
-                    )
-                    self._start(child.rank, place, folder, restarts=again)
             time.sleep(_POLL_SECONDS)
         return 0
 
-    def _start(self, rank: int, place: str, folder: Path, *, restarts: int = 0) -> None:
+    def _start_again(self, child: _Child, code: int, folder: Path) -> bool:
+        """Start a worker that ended with ``code``; False if that would not help."""
+        child.note_end(code)
+        if reason := child.signs.reason():
+            self.tell(f"{reason}; ending all workers. The stores keep what was saved: {_RESUME}")
+            return False
+        if child.vain_starts >= _STARTS:
+            self.tell(
+                f"worker {child.rank} {_how(code)} {child.vain_starts} times in a row soon after "
+                "its start, before it joined the others: the script cannot start, its own messages "
+                "say why; ending all workers. The stores are as they were"
+            )
+            return False
+        if child.restarts >= self.max_restarts:
+            self.tell(
+                f"worker {child.rank} {_how(code)} and was started again "
+                f"{child.restarts} times already; ending all workers. The stores keep what "
+                f"was saved: {_RESUME}"
+            )
+            return False
+        again = child.restarts + 1
+        self.tell(
+            f"worker {child.rank} (process {child.process.pid}) {_how(code)}; started "
+            f"again ({again} of {self.max_restarts})"
+        )
+        self._start(child.rank, folder, after=child)
+        return True
+
+    def _start(self, rank: int, folder: Path, *, after: _Child | None = None) -> None:
         self._started = time.monotonic()
-        alive_file = folder / f"worker-{rank}"
-        alive_file.touch()
+        signs = SignsOfLife(folder / f"worker-{rank}")
+        child = _Child(rank, self._take_process(rank, signs.path), signs)
+        if after is not None:
+            child.restarts = after.restarts + 1
+            child.vain_starts, child.vain_code = after.vain_starts, after.vain_code
+        self._children[rank] = child
+
+    def _take_process(self, rank: int, alive_file: Path) -> subprocess.Popen[bytes]:
         while self._waiting:
             spare = self._waiting.pop(0)
             if spare.become(rank, alive_file):
-                self._children[rank] = _Child(rank, spare.process, alive_file, restarts)
-                return
+                return spare.process
             spare.process.wait()
-        environment = {**self._environment(place), RANK: str(rank), ALIVE: str(alive_file)}
-        process = subprocess.Popen(list(self.command), env=environment)
-        self._children[rank] = _Child(rank, process, alive_file, restarts)
+        environment = {**self._environment, RANK: str(rank), ALIVE: str(alive_file)}
+        return subprocess.Popen(list(self.command), env=environment)
 
-    def _start_spares(self, place: str) -> None:
+    def _start_spares(self) -> None:
         """See that there are as many as wanted; those that end by themselves are not wanted."""
         for spare in [spare for spare in self._waiting if spare.process.poll() is not None]:
             self._waiting.remove(spare)
@@ -201,45 +242,44 @@ class Launcher:
             return
         while len(self._waiting) < self.spares and self._spares_lost <= self.max_restarts:
             reading, writing = os.pipe()
-            environment = {**self._environment(place), SPARE: str(reading)}
+            environment = {**self._environment, SPARE: str(reading)}
             process = subprocess.Popen(list(self.command), env=environment, pass_fds=[reading])
             os.close(reading)
             self._waiting.append(_Spare(process, writing))
 
-    def _environment(self, place: str) -> dict[str, str]:
+    def _make_environment(self, folder: Path) -> dict[str, str]:
+        """What all workers find; hosts the rendezvous if nobody else does."""
         environment = {
             **os.environ,
             WORLD_SIZE: str(self.num_workers if self.world_size is None else self.world_size),
             LOCAL_WORLD_SIZE: str(self.num_workers),
-            RENDEZVOUS: place,
             JOB: self.job,
         }
-        if self.rendezvous is None:
-            environment[ADDRESS] = _LOOPBACK
-        return environment
+        hand_over(environment, folder)
+        if self.rendezvous is not None:
+            return {**environment, RENDEZVOUS: self.rendezvous}
+        self._host = HostProcess(environment)
+        return {**environment, RENDEZVOUS: self._host.place, ADDRESS: LOOPBACK}
 
-    def _start_host(self, port: int) -> int:
-        """Host the rendezvous in a process of its own; returns its port."""
-        module = "cpr_ext.distributed.rendezvous_host"
-        self._host = subprocess.Popen(
-            [
-                *(sys.executable, "-m", module),
-                *("--with-parent", "--host", _LOOPBACK, "--port", str(port)),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._host.stdout is not None
-        is_said, _, _ = select.select([self._host.stdout], [], [], _HOST_START_SECONDS)
-        said = self._host.stdout.readline() if is_said else ""
-        if not said:
-            raise RendezvousError(f"the rendezvous could not be hosted on port {port}")
-        return int(said.split()[-1])
+    def _see_to_host(self) -> bool:
+        """Start the rendezvous' host again if it died; False if that would not help."""
+        if self._host is None or (code := self._host.process.poll()) is None:
+            return True
+        self._hosts_lost += 1
+        if self._hosts_lost > self.max_restarts:
+            self.tell(
+                f"the rendezvous host {_how(code)} and was started again {self.max_restarts} times "
+                f"already; ending all workers. The stores keep what was saved: {_RESUME}"
+            )
+            return False
+        self.tell(f"the rendezvous host {_how(code)}; started again")
+        self._host.restart()
+        return True
 
     def _kill_if_hung(self, child: _Child) -> None:
         if self.hang_seconds is None:
             return
-        silent_seconds = time.time() - child.alive_file.stat().st_mtime
+        silent_seconds = child.signs.silent_seconds(time.time())
         if silent_seconds > self.hang_seconds:
             self.tell(
                 f"worker {child.rank} (process {child.process.pid}) has been silent for "
@@ -253,23 +293,30 @@ class Launcher:
         processes += [spare.process for spare in self._waiting]
         for spare in self._waiting:
             spare.end()
+        if self._signal == signal.SIGINT:
+            # Ctrl-C reached them as well; a second interrupt would meet them while they clean up.
+            _wait_for(processes, _INTERRUPT_SECONDS)
         for process in processes:
-            process.send_signal(self._signal or signal.SIGTERM)
-        deadline = time.monotonic() + _END_SECONDS
-        for process in processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)  # one that is stopped ends, too
+        for process in _wait_for(processes, _END_SECONDS):
+            process.kill()
+            process.wait()
         if self._host is not None:
-            self._host.kill()
-            self._host.wait()
-            assert self._host.stdout is not None
-            self._host.stdout.close()
+            self._host.end()
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
+
+
+def _wait_for(
+    processes: Sequence[subprocess.Popen[bytes]], seconds: float
+) -> list[subprocess.Popen[bytes]]:
+    """Wait until all have ended, for so long at most; returns those that have not."""
+    deadline = time.monotonic() + seconds
+    while (left := [p for p in processes if p.poll() is None]) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return left
 
 
 def _how(code: int) -> str:

@@ -1,83 +1,41 @@
-"""Short notes that the workers of a job leave for each other at the host of the rendezvous.
-
-Torch's store has a time-out for some calls only: a host that is stopped, or behind a network that
-was cut, would be waited for without end. Here every call is bounded.
-"""
+"""Short notes that the workers of a job leave for each other at the host of the rendezvous."""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from cpr_ext.distributed.identity import Identity
-
-ANSWER_SECONDS = 5.0  # for one answer of the host
+from cpr_ext.distributed.host_connection import HostConnection
 
 Answer = TypeVar("Answer")
+_asking: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Notes:
-    """The notes of one job, over a connection that is made when it is first needed.
+    """The notes of one job.
 
     Raises:
-        dist.DistNetworkError, dist.DistStoreError: every method, if the host does not answer.
+        HostError: every method, if the host does not answer.
     """
 
-    def __init__(self, identity: Identity) -> None:
-        self._identity = identity
-        self._store: Store | None = None
+    def __init__(self, host: HostConnection) -> None:
+        self._host = host
 
     def read(self, key: str) -> str:
-        """The note, empty if there is none."""
-        return self._ask(lambda store: store.get(key).decode() if store.check([key]) else "")
+        """Return the note, empty if there is none."""
+        return str(self._host.ask("read", key=key)["text"] or "")
 
     def write(self, key: str, text: str) -> None:
         """Leave a note, in place of one that may be there."""
-        self._ask(lambda store: store.set(key, text))
-
-    def replace(self, key: str, known: str, text: str) -> str:
-        """Write ``text`` if the note is ``known``, empty for none; returns what it is now."""
-        return self._ask(lambda store: store.compare_set(key, known, text).decode())
+        self._host.ask("write", key=key, text=text)
 
     def has(self, keys: list[str]) -> bool:
-        """Whether all these notes were left."""
-        return self._ask(lambda store: bool(store.check(keys)))
-
-    def reconnect(self) -> None:
-        """Have the next call make a new connection: the host may be another by now."""
-        self._store = None
-
-    def _ask(self, question: Callable[[Store], Answer]) -> Answer:
-        store = self._store
-        if store is None:
-            store = self._store = PrefixStore(
-                f"cpr_ext/{self._identity.job}", connect(self._identity)
-            )
-        return within(ANSWER_SECONDS, place_of(self._identity), lambda: question(store))
-
-
-def connect(identity: Identity) -> TCPStore:
-    """A connection of its own to the host; torch's time-out does not cover the host's greeting.
-
-    Raises:
-        dist.DistNetworkError, dist.DistStoreError: the host does not answer.
-    """
-    limit = timedelta(seconds=ANSWER_SECONDS)
-    return within(
-        ANSWER_SECONDS + 1.0,
-        place_of(identity),
-        lambda: TCPStore(identity.host, identity.port, is_master=False, timeout=limit),
-    )
-
-
-def place_of(identity: Identity) -> str:
-    """Where the rendezvous is, as a person reads it."""
-    return f"{identity.host}:{identity.port}"
+        """Return whether all these notes were left."""
+        return bool(self._host.ask("wait", keys=keys, seconds=0.0)["are_there"])
 
 
 def within(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:
@@ -96,6 +54,7 @@ def within(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:
             errors.append(error)
 
     thread = threading.Thread(target=ask, name="cpr_ext-asks", daemon=True)
+    _asking.add(thread)
     thread.start()
     thread.join(seconds)
     if errors:
@@ -103,3 +62,9 @@ def within(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:
     if not answers:
         raise dist.DistNetworkError(f"{who} does not answer")
     return answers[0]
+
+
+def wait_for_left_behind(seconds: float) -> None:
+    """Wait until threads that :func:`within` left behind have ended, for so long at most each."""
+    for thread in list(_asking):
+        thread.join(seconds)

@@ -1,4 +1,4 @@
-"""Hosts the store through which workers meet: ``python -m cpr_ext.distributed.rendezvous_host``.
+"""Hosts the rendezvous of workers: ``python -m cpr_ext.distributed.rendezvous_host``.
 
 A process of its own, so that no worker's death takes it away. It holds who is there, in memory, and
 nothing of the model. If it dies training goes on; it is needed again when a worker is lost.
@@ -7,35 +7,80 @@ nothing of the model. If it dies training goes on; it is needed again when a wor
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+import socket
 import sys
-import time
-from datetime import timedelta
 
-from torch._C._distributed_c10d import TCPStore
+from cpr_ext.distributed.host import Host
+from cpr_ext.distributed.job_secret import read_secret, require_secret
+from cpr_ext.errors import CprError, RendezvousError
 
+LOOPBACK = "127.0.0.1"
 _PARENT_POLL_SECONDS = 0.5
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Serve until it is killed, or until its parent is gone if ``--with-parent`` is given."""
-    parser = argparse.ArgumentParser(prog="python -m cpr_ext.distributed.rendezvous_host")
-    parser.add_argument("--host", default="0.0.0.0", help="name or address to be reached by")
+    parser = argparse.ArgumentParser(
+        prog="python -m cpr_ext.distributed.rendezvous_host",
+        description="The job's secret comes from CPR_JOB_SECRET_FILE or CPR_JOB_SECRET.",
+    )
+    parser.add_argument(
+        "--host",
+        default=LOOPBACK,
+        help="name or address to listen on, and on no other; of several machines: this one's "
+        "address in their private network (default: %(default)s)",
+    )
     parser.add_argument("--port", type=int, default=29400, help="0: any that is free")
+    parser.add_argument("--listen-fd", type=int, help="a socket that listens already; not --host")
     parser.add_argument("--with-parent", action="store_true", help="end when the parent ends")
     options = parser.parse_args(arguments)
     parent = os.getppid()
-    store = TCPStore(
-        options.host,
-        options.port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=10),
-    )
-    print(f"rendezvous on port {store.port}", flush=True)
-    while not (options.with_parent and os.getppid() != parent):
-        time.sleep(_PARENT_POLL_SECONDS)
-    sys.exit("the process that started the rendezvous is gone")
+    try:
+        secret = require_secret(read_secret(os.environ), f"{options.host}:{options.port}")
+        if options.listen_fd is not None:
+            listener = socket.socket(fileno=options.listen_fd)
+        else:
+            listener = listen(options.host, options.port)
+    except CprError as error:
+        sys.exit(str(error))
+    print(f"rendezvous on port {listener.getsockname()[1]}", flush=True)
+    asyncio.run(_serve(listener, secret, parent if options.with_parent else None))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on the address that ``host`` names, and on no other.
+
+    Raises:
+        RendezvousError: there is no such address here, or something listens there already.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise RendezvousError(f"the rendezvous cannot listen on {host}: {error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise RendezvousError(
+            f"the rendezvous cannot listen on {host} port {port}: {error.strerror}"
+        ) from error
+    return listener
+
+
+async def _serve(listener: socket.socket, secret: bytes, parent: int | None) -> None:
+    serving = asyncio.ensure_future(Host(secret).serve(listener))
+    while not serving.done():
+        await asyncio.wait([serving], timeout=_PARENT_POLL_SECONDS)
+        if parent is not None and os.getppid() != parent:
+            sys.exit("the process that started the rendezvous is gone")
+    await serving
 
 
 if __name__ == "__main__":

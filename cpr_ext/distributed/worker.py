@@ -31,6 +31,7 @@ from cpr_ext.distributed.exchange import broadcast_part, tell_all, wait_for_all
 from cpr_ext.distributed.group import ReformableGroup, Round, init_group
 from cpr_ext.distributed.identity import Identity, Place, TimeOuts, show_alive, worker_directory
 from cpr_ext.distributed.job import Event, Job, Recovery
+from cpr_ext.distributed.last_save import LastSave, close_saved
 from cpr_ext.distributed.rendezvous import Rendezvous
 from cpr_ext.errors import PeerLostError, UsageError
 from cpr_ext.options import require_at_least_one
@@ -67,6 +68,8 @@ class Worker:
         observe: called with each :class:`Event`.
         check_every_steps: compare what all workers must hold in common every so many steps; None:
             only at the start, after each recovery and at the end.
+        last_save: directory for the trained model of a worker whose store cannot be written then,
+            e.g. because its disk is full; None: it is tried again only.
 
     Attributes:
         recoveries: every :class:`Recovery` this process took part in.
@@ -84,6 +87,7 @@ class Worker:
         time_outs: TimeOuts | None = None,
         observe: Callable[[Event], None] = lambda event: None,
         check_every_steps: int | None = DEFAULT_CHECK_EVERY_STEPS,
+        last_save: str | os.PathLike[str] | None = None,
     ) -> None:
         require_at_least_one("check_every_steps", check_every_steps, ", or None")
         if recovery not in ("partial", "full", "auto"):
@@ -94,6 +98,11 @@ class Worker:
         self._recovery = recovery
         self._time_outs = time_outs or TimeOuts()
         self._observe = observe
+        self._last_save = LastSave(
+            identity,
+            self._time_outs.join_seconds / 2,  # so long that peers still wait
+            None if last_save is None else Path(last_save),
+        )
         self._rendezvous = Rendezvous(identity, self._time_outs)
         self._is_live = False
         self._saved_step = -1
@@ -144,17 +153,19 @@ class Worker:
             StoreError, DamageError: a store does not fit, or holds nothing usable.
             SnapshotError: a snapshot failed in the background.
         """
+        self._make = make_checkpointer or _make_checkpointer
         finish_notes = [f"finished/{num_steps}/{r}" for r in range(self.identity.world_size)]
         place = Place(self._store, self.identity)
         place.take(self._time_outs.identity_seconds)
         try:
+            self._last_save.refuse_forgotten(self._store)
             if self._rendezvous.all_noted(finish_notes):
                 logger.info("the job is finished: all workers have done %d steps", num_steps)
                 return None
             group = init_group(self.identity.rank, self.identity.world_size)
             try:
                 return self._live(
-                    lambda: self._make_job(build, make_checkpointer or _make_checkpointer, group),
+                    lambda: self._make_job(build, self._make, group),
                     train_step,
                     num_steps,
                     finish_notes,
@@ -204,7 +215,7 @@ class Worker:
             except BaseException:
                 job.release()
                 raise
-        job.checkpointer.close()
+        close_saved(job.checkpointer)
         self._tell("finished", job)
         return job
 
@@ -320,8 +331,7 @@ class Worker:
     def _finish(self, job: Job, notes: list[str]) -> None:
         """Save the trained model, and leave when all have: nobody is needed again then."""
         if self._saved_step != job.step:
-            job.checkpointer.save("base")
-            job.checkpointer.wait()
+            self._last_save.save(job, lambda path: self._make(job.model, job.optimizers, path))
             self._saved_step = job.step
         self._rendezvous.note(notes[self.identity.rank])
         wait_for_all(job.group, timedelta(seconds=self._time_outs.join_seconds))

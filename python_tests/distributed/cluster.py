@@ -65,6 +65,7 @@ class Cluster:
         self.settings = Settings(str(directory), port=free_port(), time_outs=time_outs, **settings)
         self._nurseries = nurseries
         self._nursery_of, self.pids, self._lives = {}, {}, {}
+        self._host_log = directory / "log-host"
         self.start_host()
 
     @property
@@ -97,7 +98,11 @@ class Cluster:
             self.wait_for_exit(self._host, 5)
 
     def start_host(self):
-        self._host = self._fork(self._nurseries[0], "host", self.settings.port)
+        self._host = self._fork(
+            self._nurseries[0],
+            *("call", "python_tests.distributed.meeting_place", "serve"),
+            *(self.settings.host, self.settings.port, self.settings.secret, str(self._host_log)),
+        )
 
     def wait_for_death(self, *ranks):
         for rank in ranks:

@@ -38,6 +38,7 @@ class Settings:
     directory: str
     port: int
     host: str = "127.0.0.1"
+    secret: str = "known to the workers of this job only"
     addresses: dict = field(default_factory=dict)
     stores: str = "stores"
     world_size: int = 4
@@ -217,7 +218,12 @@ class ShardedJob:
         # From the settings: the processes that are forked have their parent's environment.
         address = settings.addresses.get(str(self.rank), "127.0.0.1")
         identity = Identity(
-            self.rank, settings.world_size, settings.host, settings.port, address=address
+            self.rank,
+            settings.world_size,
+            settings.host,
+            settings.port,
+            address=address,
+            secret=settings.secret,
         )
         self.journal.write("started", life=self.life)
         self.worker = Worker(

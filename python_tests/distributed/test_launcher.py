@@ -28,11 +28,23 @@ if what == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 if what == "fail":
     sys.exit(3)
+if what == "fail-late":  # after it has met the others
+    os.utime(os.environ["CPR_ALIVE_FILE"])
+    sys.exit(3)
+if what == "give-up":
+    pathlib.Path(os.environ["CPR_ALIVE_FILE"]).write_text("worker 1 did not come")
+    sys.exit(1)
 if what == "sleep":
     time.sleep(1.5)
 if what == "hang":
     time.sleep(60)
 """
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch):
+    """Of the job; a launcher that hosts no rendezvous needs to be given one."""
+    monkeypatch.setenv("CPR_JOB_SECRET", "of-the-tests-of-the-launcher-and-no-other")
 
 
 @pytest.fixture
@@ -82,6 +94,35 @@ def test_a_worker_that_always_dies_ends_the_others_too(launch, tmp_path):
     assert not alive(int((tmp_path / "pid-0-0").read_text()))
 
 
+def test_a_script_that_cannot_start_is_not_started_for_ever(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import no_such_module_at_all\n")
+    said = []
+    launcher = Launcher([sys.executable, str(script)], 2, spares=1, tell=said.append)
+    assert launcher.run() == 1
+    assert "ended with code 1 3 times in a row soon after its start" in said[-1]
+    assert "before it joined the others: the script cannot start" in said[-1]
+    assert len(said) <= 5  # two restarts of each worker, and the end
+
+
+def test_a_worker_that_joined_or_was_killed_or_fails_differently_can_start(launch, tmp_path):
+    code, said = launch({0: "fail fail fail-late fail fail die fail fail done"})
+    assert code == 0
+    assert lives(tmp_path, 0) == 9
+    assert all("started again" in text for text in said)
+
+
+def test_workers_that_gave_the_job_up_are_not_started_again(launch, tmp_path):
+    code, said = launch({0: "give-up", 1: "hang"})
+    assert code == 1
+    assert lives(tmp_path, 0) == 1
+    assert said == [
+        "worker 1 did not come; ending all workers. The stores keep what was saved: the same "
+        "command resumes from there"
+    ]
+    assert not alive(int((tmp_path / "pid-1-0").read_text()))
+
+
 def test_a_silent_worker_is_killed_and_started_again(launch, tmp_path):
     code, said = launch({0: "hang done"}, hang_seconds=0.5)
     assert code == 0
@@ -96,7 +137,8 @@ import cpr_ext
 from cpr_ext.distributed import TimeOuts, Worker
 
 folder = pathlib.Path(sys.argv[1])
-worker = Worker.from_environment(folder, time_outs=TimeOuts(collective_seconds=1.0))
+time_outs = TimeOuts(collective_seconds=1.0, join_seconds=float(sys.argv[2]))
+worker = Worker.from_environment(folder, time_outs=time_outs)
 
 
 def build(group):
@@ -128,7 +170,8 @@ def test_a_worker_that_hangs_in_training_is_replaced_and_the_others_go_on(tmp_pa
         said.append(text)
         launcher.hang_seconds = None  # the replacement's imports are no hang, however slow
 
-    launcher = Launcher([sys.executable, str(tmp_path / "worker.py"), str(tmp_path)], 2, tell=tell)
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path), "600"]
+    launcher = Launcher(command, 2, tell=tell)
 
     def mind_hangs():
         while not (tmp_path / "stopped").exists():
@@ -142,6 +185,53 @@ def test_a_worker_that_hangs_in_training_is_replaced_and_the_others_go_on(tmp_pa
     assert "was killed by SIGKILL; started again (1 of 10)" in said[1]
     pids = [set((tmp_path / f"pids-{rank}").read_text().split()) for rank in range(2)]
     assert [len(of_rank) for of_rank in pids] == [1, 2]
+
+
+def test_a_worker_that_is_stopped_for_ever_ends_the_job_after_join_seconds(tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    said = []
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path), "3"]
+    began = time.monotonic()
+    assert Launcher(command, 2, tell=said.append).run() == 1
+    assert time.monotonic() - began < 60
+    (text,) = said  # nobody was started again
+    assert "worker 0 waited 3 s at 127.0.0.1:" in text
+    assert "for workers 1, which did not come; ending all workers" in text
+    stopped = (tmp_path / "pids-1").read_text().split()[0]
+    assert not alive(int(stopped))
+
+
+INTERRUPTED = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+try:
+    (folder / "ready").touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1.0)  # cleans up
+    (folder / "cleaned").touch()
+"""
+
+
+def test_ctrl_c_interrupts_a_worker_once_and_lets_it_clean_up(tmp_path):
+    (tmp_path / "worker.py").write_text(INTERRUPTED)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "cpr_ext.cli", "launch", "--nproc", "1", "--spares", "0"),
+            *(str(tmp_path / "worker.py"), str(tmp_path)),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+    assert (tmp_path / "cleaned").exists()
+    assert "Traceback" not in said
 
 
 def alive(pid):
@@ -231,6 +321,32 @@ def test_a_spare_leaves_the_processor_to_workers_that_start(launch):
 def test_numbers_that_do_not_fit_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         Launcher(["true"], **options)
+
+
+def test_a_host_of_the_rendezvous_that_dies_is_started_again_on_its_port(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import os, pathlib, signal\n"
+        "from cpr_ext.distributed.host_connection import HostConnection\n"
+        "from cpr_ext.distributed.identity import Identity\n"
+        "from cpr_ext.distributed.notes import Notes\n"
+        "identity = Identity.from_environment()\n"
+        "Notes(HostConnection(identity)).write('a', 'b')\n"
+        "for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
+        "    parent = path.with_name('stat')\n"
+        "    try:\n"
+        "        is_ours = int(parent.read_text().rpartition(')')[2].split()[1]) == os.getppid()\n"
+        "        if is_ours and 'rendezvous_host' in path.read_text():\n"
+        "            os.kill(int(path.parent.name), signal.SIGKILL)\n"
+        "    except (FileNotFoundError, ProcessLookupError):\n"
+        "        pass\n"
+        "host = HostConnection(identity)\n"
+        "assert Notes(host).read('a') == ''\n"  # waits in the socket's queue meanwhile
+    )
+    said = []
+    launcher = Launcher([sys.executable, str(script)], 1, max_restarts=1, tell=said.append)
+    assert launcher.run() == 0
+    assert said == ["the rendezvous host was killed by SIGKILL; started again"]
 
 
 def test_the_rendezvous_is_hosted_by_a_process_that_ends_with_the_launcher(tmp_path):

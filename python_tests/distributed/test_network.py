@@ -1,56 +1,18 @@
 """Two hosts as network namespaces; the wire between them is cut and mended."""
 
-import os
-import shutil
-import subprocess
-
 import pytest
 
-from python_tests.distributed.cluster import Cluster, Nursery
-
-NAMES = [f"cpr{os.getpid()}{side}" for side in "ab"]
-ADDRESSES = ["10.231.77.1", "10.231.77.2"]
-
-
-def ip(*arguments):
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no network namespaces here: ip {' '.join(arguments)}: {done.stderr.strip()}")
+from python_tests.distributed.cluster import Cluster
+from python_tests.distributed.namespaces import ADDRESSES, NAMES, NoNamespacesError, ip, two_hosts
 
 
 @pytest.fixture
 def hosts():
-    """Two nurseries, each behind its end of a wire."""
-    if shutil.which("ip") is None:
-        pytest.skip("no network namespaces here: there is no command `ip`")
-    nurseries = []
     try:
-        for name in NAMES:
-            ip("netns", "add", name)
-        ip(
-            "link",
-            "add",
-            "wire",
-            "netns",
-            NAMES[0],
-            "type",
-            "veth",
-            "peer",
-            "wire",
-            "netns",
-            NAMES[1],
-        )
-        for name, address in zip(NAMES, ADDRESSES, strict=True):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", "wire")
-            ip("-n", name, "link", "set", "wire", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-            nurseries.append(Nursery(["ip", "netns", "exec", name]))
-        yield nurseries
-    finally:
-        for nursery in nurseries:
-            nursery.close()
-        for name in NAMES:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        with two_hosts() as nurseries:
+            yield nurseries
+    except NoNamespacesError as error:
+        pytest.skip(str(error))
 
 
 def test_hosts_that_are_cut_off_from_each_other_go_on_once_the_wire_is_mended(hosts, tmp_path):

@@ -1,0 +1,86 @@
+"""The secret that the processes of one job share: who knows it belongs to the job.
+
+It crosses in a file or in the environment, never on a command line, and no message holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+from cpr_ext.errors import UsageError
+
+SECRET, SECRET_FILE = "CPR_JOB_SECRET", "CPR_JOB_SECRET_FILE"
+_LEAST_CHARACTERS = 32
+_MOST_BYTES = 4096
+_REMEDY = (
+    f"make one with `(umask 077; openssl rand -hex 32 > job.secret)` and set {SECRET_FILE} to its "
+    "path for the rendezvous' host and for every worker"
+)
+
+
+def read_secret(environment: Mapping[str, str]) -> str | None:
+    """Read the job's secret from the environment, or from the file that it names.
+
+    Returns:
+        The secret; None if neither variable is set.
+
+    Raises:
+        UsageError: the file cannot be read, or the secret is too short to be one.
+    """
+    if path := environment.get(SECRET_FILE):
+        try:
+            with Path(path).open("rb") as file:
+                secret = file.read(_MOST_BYTES).decode().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"{SECRET_FILE}: the job's secret cannot be read from '{path}': "
+                f"{getattr(error, 'strerror', None) or 'it is no text'}; {_REMEDY}"
+            ) from None
+        source = f"the secret in '{path}'"
+    elif (found := environment.get(SECRET)) is not None:
+        secret, source = found.strip(), f"the secret in {SECRET}"
+    else:
+        return None
+    if len(secret) < _LEAST_CHARACTERS:
+        raise UsageError(
+            f"{source} has {len(secret)} characters; needed: at least {_LEAST_CHARACTERS} that "
+            f"nobody can guess; {_REMEDY}"
+        )
+    return secret
+
+
+def require_secret(secret: str | None, place: str) -> bytes:
+    """Return ``secret`` as a key.
+
+    Raises:
+        UsageError: there is none, and whoever reaches ``place`` could join the job.
+    """
+    if secret is None:
+        raise UsageError(
+            f"the job has no secret, so that any process that reaches the rendezvous at {place} "
+            f"could join it; {_REMEDY}. `cpr launch` on one machine makes one by itself"
+        )
+    return secret.encode()
+
+
+def hand_over(environment: MutableMapping[str, str], folder: Path) -> None:
+    """Have processes started with ``environment`` find the job's secret in a file in ``folder``.
+
+    A secret in the environment itself moves to that file; without any, a new one is made. A file
+    that is named already stays.
+
+    Raises:
+        UsageError: see :func:`read_secret`.
+    """
+    secret = read_secret(environment)
+    if environment.get(SECRET_FILE):
+        return
+    path = folder / "secret"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secret or secrets.token_hex(32))
+    environment.pop(SECRET, None)
+    environment[SECRET_FILE] = str(path)

@@ -1,0 +1,103 @@
+"""What workers and the host of their rendezvous send each other: authenticated JSON.
+
+Both sides prove that they know the job's secret before either looks at a message; each message
+carries a code (HMAC-SHA256) over its number in this conversation. So nobody without the secret can
+speak, answer, change a message or send an old one again. Messages are not encrypted.
+
+::
+
+    host   -> worker   greeting, 32 random bytes
+    worker -> host     32 random bytes, proof
+    host   -> worker   proof, or 32 zero bytes: refused
+    then in both directions: length (4 bytes), JSON, code (32 bytes)
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from dataclasses import dataclass
+from typing import Any
+
+GREETING = b"cpr_ext rendezvous 1\n"
+NONCE_BYTES = 32
+CODE_BYTES = 32
+LENGTH_BYTES = 4
+REFUSAL = bytes(CODE_BYTES)
+MAX_MESSAGE_BYTES = 1 << 20
+
+
+class ForeignMessageError(Exception):
+    """Something came that nobody who knows the job's secret has sent, or not now."""
+
+
+@dataclass
+class Direction:
+    """What one side sends to the other, message after message."""
+
+    key: bytes
+    count: int = 0
+
+    def seal(self, message: Any) -> bytes:
+        """Return the bytes to send for JSON values."""
+        text = json.dumps(message).encode()
+        if len(text) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"{len(text)} bytes; at most {MAX_MESSAGE_BYTES} are sent")
+        return len(text).to_bytes(LENGTH_BYTES, "big") + text + self._next_code(text)
+
+    def open(self, body: bytes) -> Any:
+        """Inverse of :meth:`seal`, of what follows the length.
+
+        Raises:
+            ForeignMessageError: it is not this direction's next message.
+        """
+        text, code = body[:-CODE_BYTES], body[-CODE_BYTES:]
+        if not hmac.compare_digest(self._next_code(text), code):
+            raise ForeignMessageError("a message does not carry the right code")
+        return json.loads(text)
+
+    def _next_code(self, text: bytes) -> bytes:
+        number = self.count.to_bytes(8, "big")
+        self.count += 1
+        return hmac.digest(self.key, number + text, "sha256")
+
+
+def body_bytes(length: bytes) -> int:
+    """How many bytes follow a message's length.
+
+    Raises:
+        ForeignMessageError: more than any message has.
+    """
+    size = int.from_bytes(length, "big")
+    if size > MAX_MESSAGE_BYTES:
+        raise ForeignMessageError(f"a message of {size} bytes; none has over {MAX_MESSAGE_BYTES}")
+    return size + CODE_BYTES
+
+
+@dataclass(frozen=True)
+class Handshake:
+    """One conversation's proofs and keys, from the secret and both sides' random bytes."""
+
+    secret: bytes
+    host_nonce: bytes
+    worker_nonce: bytes
+
+    def worker_proof(self) -> bytes:
+        """Show the host that the worker knows the secret."""
+        return self._derive(b"worker proves")
+
+    def host_proof(self) -> bytes:
+        """Show the worker that the host knows the secret."""
+        return self._derive(b"host proves")
+
+    def to_host(self) -> Direction:
+        """What the worker sends."""
+        return Direction(self._derive(b"worker sends"))
+
+    def to_worker(self) -> Direction:
+        """What the host sends."""
+        return Direction(self._derive(b"host sends"))
+
+    def _derive(self, purpose: bytes) -> bytes:
+        nonces = self.host_nonce + self.worker_nonce
+        return hmac.digest(self.secret, GREETING + purpose + b"\n" + nonces, "sha256")
