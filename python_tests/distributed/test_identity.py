@@ -110,14 +110,13 @@ def test_a_place_is_held_by_one_and_free_once_its_process_is_dead(tmp_path):
 HOLDER = """
 import ctypes, os, pathlib, sys, time
 from cpr_ext.distributed.identity import Identity, Place
-from cpr_ext.store import lock_directory
-from cpr_ext import forks
+from cpr_ext.locks import DirectoryLock
 
 folder, fork, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
 Place(folder, Identity(0, 1, "127.0.0.1", 1)).take(1)
 shard = pathlib.Path(folder, "worker-00000-of-00001", "shard-00000")
 shard.mkdir(parents=True)
-forks.keep_from_children(lock_directory(shard))
+lock = DirectoryLock(shard)
 child = {"python": os.fork, "c": ctypes.PyDLL(None).fork}[fork]()
 if child == 0:
     time.sleep(seconds)
