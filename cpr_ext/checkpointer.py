@@ -37,6 +37,7 @@ from cpr_ext.options import (
 )
 from cpr_ext.overlap import Overlap, OverlapChoice
 from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority, make_tracker
+from cpr_ext.reading import OnReadError, falling_back
 from cpr_ext.recovering import OnDamage, Recoverer, RecoveryMode
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.retention import Retention
@@ -345,6 +346,7 @@ class Checkpointer:
         from_store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         strict: bool = True,
         on_damage: OnDamage = "fall_back",
+        on_read_error: OnReadError = "raise",
         up_to_step: int | None = None,
     ) -> RecoveryReport:
         """Bring back what was lost.
@@ -367,6 +369,11 @@ class Checkpointer:
                 report tells what was damaged and which rows are older, by how much, or missing.
                 ``"raise"`` reads and checks all files first (of ``shards``, or of the whole store),
                 and if any is damaged raises before anything is changed.
+            on_read_error: what becomes of files that the operating system refuses to read, after
+                tries over a few seconds; they may be sound. ``"raise"``: StorageError, and the
+                store stays as it is. ``"fall_back"``: an older state is used as after damage, and
+                reported; what could not be read stays until a newer snapshot of all rows is
+                durable.
             up_to_step: take no snapshot of a later step, and forget those that there are. 0, for a
                 model that begins anew: forget all.
 
@@ -380,7 +387,20 @@ class Checkpointer:
                 changed), or holds no full-recovery point.
             DamageError: no undamaged snapshot of the dense part is left; or anything is damaged,
                 with ``on_damage="raise"``: names every damaged file, nothing was changed.
+            StorageError: a file could not be read. The store is unchanged; the model may be partly
+                restored, so call ``recover()`` again before training.
         """
+        require_one_of("on_read_error", on_read_error, ("raise", "fall_back"))
+        if on_read_error == "fall_back":
+            with falling_back():
+                return self.recover(
+                    shards=shards,
+                    mode=mode,
+                    from_store=from_store,
+                    strict=strict,
+                    on_damage=on_damage,
+                    up_to_step=up_to_step,
+                )
         require_one_of("mode", mode, ("partial", "full"))
         require_one_of("on_damage", on_damage, ("raise", "fall_back"))
         self._require_open()

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from cpr_ext.errors import DamageError
 from cpr_ext.files import require_directory, storage_error, sync_directory
+from cpr_ext.reading import retrying
 from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_versioned, write_signed
 
 FORMAT_VERSION = 2
@@ -92,6 +93,7 @@ class Manifest:
         seen: the generation that other manifests of the store had at least, by directory name,
             when this one was committed. One that is older than that has been replaced.
         is_in_doubt: the last commit failed, perhaps after it had reached the disk.
+        is_recorded: there is a manifest file; False: nothing was ever committed here.
 
     Raises:
         DamageError: the file is not what was committed in this directory.
@@ -105,18 +107,18 @@ class Manifest:
         self.generation = 0
         self.seen: Mapping[str, int] = {}
         self.is_in_doubt = False
+        self.is_recorded = False
         self._highest_tried = 0
         path = directory / MANIFEST_FILE
         try:
-            require_directory(directory)
-        except FileNotFoundError:
+            retrying(directory, lambda: require_directory(directory))
+        except (FileNotFoundError, NotADirectoryError):
             return
-        except OSError as error:
-            raise storage_error("read", directory, error) from error
         document = read_versioned(path, "cpr_ext.manifest", (1, FORMAT_VERSION))
         if document is None:
             return
         version, content = document
+        self.is_recorded = True
         try:
             self._take(version, content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -165,7 +167,7 @@ class Manifest:
         path = self.directory / MANIFEST_FILE
         self.is_in_doubt = True
         write_signed(path, "cpr_ext.manifest", content, FORMAT_VERSION)
-        self.is_in_doubt = False
+        self.is_in_doubt, self.is_recorded = False, True
         dropped = set(self.segments) - set(segments)
         self.segments, self.generation, self.seen = segments, self._highest_tried, seen
         for record in dropped:

@@ -15,7 +15,8 @@ from typing import Any
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.files import open_regular
+from cpr_ext.files import open_regular, require_all_bytes
+from cpr_ext.reading import retrying_segment
 from cpr_ext.segment import (
     ALIGNMENT,
     DTYPES,
@@ -45,15 +46,14 @@ def read_segment(path: Path, *, header_bytes: int, header_crc32c: int) -> Segmen
     Raises:
         DamageError: the file is missing or no regular file, ends early, or its header is not what
             was committed, or describes what cannot be.
+        StorageError: it could not be read; see :mod:`cpr_ext.reading`.
         StoreError: it has a format version not known here.
     """
     if not 8 <= header_bytes <= MAX_HEADER_BYTES:
         raise DamageError(f"{path}: the manifest gives a header of {header_bytes} bytes")
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            file_bytes = os.fstat(file.fileno()).st_size
-            block = file.read(min(header_bytes, file_bytes))
-    except OSError as error:
+        file_bytes, block = retrying_segment(path, lambda: _read_block(path, header_bytes))
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DamageError(f"{path}: {error.strerror or error}") from error
     if len(block) != header_bytes:
         raise DamageError(f"{path}: the file ends inside its header ({len(block)} bytes)")
@@ -68,6 +68,16 @@ def read_segment(path: Path, *, header_bytes: int, header_crc32c: int) -> Segmen
         RecursionError,
     ) as error:
         raise DamageError(f"{path}: not a cpr_ext segment ({error!r:.200})") from error
+
+
+def _read_block(path: Path, header_bytes: int) -> tuple[int, bytes]:
+    """Size of a segment file in bytes, and its header block as far as the file reaches."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        file_bytes = os.fstat(file.fileno()).st_size
+        wanted = min(header_bytes, file_bytes)
+        block = file.read(wanted)
+        require_all_bytes(file.fileno(), len(block), wanted)
+    return file_bytes, block
 
 
 def _parse(path: Path, block: bytes, file_bytes: int) -> Segment:

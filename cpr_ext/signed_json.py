@@ -10,6 +10,7 @@ from typing import Any
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.files import create_anew, read_whole, storage_error, sync_directory
+from cpr_ext.reading import retrying
 
 TEMPORARY_SUFFIX = ".tmp"
 MAX_BYTES = 64 << 20
@@ -51,11 +52,9 @@ def read_versioned(
 ) -> tuple[int, dict[str, Any]] | None:
     """The same of one of several versions: which one it is, and the content."""
     try:
-        text = read_whole(path, MAX_BYTES)
-    except FileNotFoundError:
+        text = retrying(path, lambda: read_whole(path, MAX_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        raise storage_error("read", path, error) from error
     try:
         document = json.loads(text)
         version = document["format_version"]

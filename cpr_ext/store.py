@@ -15,7 +15,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from cpr_ext.files import (
     storage_error,
     sync_directory,
 )
-from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord
+from cpr_ext.manifest import Manifest, SegmentRecord
 from cpr_ext.retention import Retention, keep_points, plan_retention
 from cpr_ext.segment import DTYPE_NAMES
 from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_signed, write_signed
@@ -68,6 +68,7 @@ class Store:
         self.num_shards = num_shards
         self.retention = retention or Retention()
         self._locks: list[int] = []
+        self._passed_over: frozenset[SegmentRecord] = frozenset()
         try:
             self._identify(describe_model(tables, num_shards))
             self.dense = self._open_manifest(self.directory / "dense")
@@ -130,7 +131,7 @@ class Store:
         for manifest in self._manifests:
             manifest.remove_unlisted()
             # From the start every directory has one, so that its neighbours tell if it is removed.
-            if not (manifest.directory / MANIFEST_FILE).exists():
+            if not manifest.is_recorded:
                 self._commit(manifest, ())
 
     def _commit(self, manifest: Manifest, segments: tuple[SegmentRecord, ...]) -> None:
@@ -159,7 +160,8 @@ class Store:
         are superseded.
         """
         points = self.retention.full_recovery_points
-        self._commit(self.dense, keep_points((*self.dense.segments, record), points))
+        older = (r for r in self.dense.segments if r not in self._passed_over)
+        self._commit(self.dense, keep_points((*older, record), points))
 
     def retain(self, retention: Retention | None = None) -> None:
         """Remove what ``retention`` (else that of the store) no longer asks for.
@@ -168,7 +170,10 @@ class Store:
         """
         kept = plan_retention(
             self.dense.segments,
-            [manifest.segments for manifest in self.shards],
+            [
+                tuple(r for r in manifest.segments if r not in self._superseded)
+                for manifest in self.shards
+            ],
             retention or self.retention,
         )
         try:
@@ -177,11 +182,31 @@ class Store:
             for manifest, records in plan:
                 if records != manifest.segments:
                     self._commit(manifest, records)
+            self._passed_over = frozenset()
         except StorageError as error:
             logger.warning("old snapshots could not be removed: %s", error)
 
-    def roll_back(self, snapshot: int) -> None:
-        """Forget everything newer than ``snapshot``, which training goes back to."""
+    @property
+    def _superseded(self) -> frozenset[SegmentRecord]:
+        """What was passed over, once a newer snapshot is committed as a whole."""
+        is_newest = any(record in self._passed_over for record in self.dense.segments[-1:])
+        return frozenset() if is_newest else self._passed_over
+
+    def roll_back(self, snapshot: int, keep: Collection[Path] = ()) -> None:
+        """Forget everything newer than ``snapshot``, which training goes back to.
+
+        Args:
+            keep: dense parts that could not be read. They, and all that they rest on, stay until a
+                newer snapshot of all rows, which the caller sees to, is committed as a whole.
+        """
+        unreadable = [r.snapshot for r in self.dense.segments if self.dense.path_of(r) in keep]
+        newest_kept = max([snapshot, *unreadable])
+        self._forget_newer_than(newest_kept)
+        self._passed_over = frozenset(
+            r for manifest in self._manifests for r in manifest.segments if r.snapshot > snapshot
+        )
+
+    def _forget_newer_than(self, snapshot: int) -> None:
         # The dense part first: a crash in between leaves shards that are newer than any snapshot
         # committed as a whole, which the next roll-back removes.
         for manifest in self._manifests:

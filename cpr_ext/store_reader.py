@@ -17,6 +17,7 @@ import torch
 
 from cpr_ext.errors import DamageError, StoreError, UsageError
 from cpr_ext.manifest import Manifest, SegmentRecord
+from cpr_ext.reading import list_directory
 from cpr_ext.segment import DTYPES, Segment
 from cpr_ext.segment_header import read_segment
 from cpr_ext.signed_json import read_signed
@@ -183,7 +184,7 @@ def require_shards(directory: Path, num_shards: int) -> None:
 
     ``num_shards`` is what a file says, and may be any number.
     """
-    names = {entry.name for entry in directory.iterdir()}
+    names = {entry.name for entry in list_directory(directory)}
     missing = next((n for n in range(num_shards) if f"shard-{n:05d}" not in names), None)
     if missing is not None:
         raise DamageError(
@@ -209,7 +210,7 @@ def read_identity(directory: Path) -> tuple[int, Mapping[str, StoredTable]]:
         DamageError: it is not what was written.
     """
     path = directory / STORE_FILE
-    content = read_signed(path, "cpr_ext.store") if directory.is_dir() else None
+    content = read_signed(path, "cpr_ext.store")
     if content is None:
         raise StoreError(f"'{directory}' is not a cpr_ext store (it has no {STORE_FILE})")
     try:

@@ -40,7 +40,7 @@ PYTHON_LAYERS: list[set[str]] = [
     {"_C"},  # the compiled module; only _native imports it
     {"errors"},
     {"options"},
-    {"_native", "at_exit", "files"},
+    {"_native", "at_exit", "files", "reading"},
     {"signed_json", "devices"},
     {"segment", "manifest"},
     {"packing", "retention", "merge_plan", "metrics", "witness", "table_parts"},

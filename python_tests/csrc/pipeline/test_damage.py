@@ -178,5 +178,5 @@ def test_a_header_is_not_looked_at_by_the_native_restore(segment, tmp_path):
 def test_no_tables_and_no_chunks_restore_nothing(tmp_path):
     segment = segments.write_segment(tmp_path / "s", [])
     result = segments.restore(segment, [])
-    assert result == {"rows_restored": [], "damaged": [], "bytes_read": 0}
+    assert result == {"rows_restored": [], "damaged": [], "chunks_unreadable": 0, "bytes_read": 0}
     assert Layout([]).expected_file() == (tmp_path / "s").read_bytes()
