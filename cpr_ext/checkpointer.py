@@ -49,7 +49,7 @@ from cpr_ext.segment_capture import WriteOptions
 from cpr_ext.selection import Selector
 from cpr_ext.snapshot import Snapshot, SnapshotKind
 from cpr_ext.store import Store
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.store_reader import StoreReader, read_committed_all
 from cpr_ext.tables import Table, find_tables, prioritized_tables, register_tables
 from cpr_ext.tracking import LookupRecorder
 
@@ -538,15 +538,17 @@ class Checkpointer:
         strict: bool,
         on_damage: OnDamage,
     ) -> RecoveryReport:
-        if isinstance(from_store, str | os.PathLike):
-            return self._recoverer.recover_from(
-                StoreReader(from_store), mode, strict=strict, on_damage=on_damage
-            )
-        if not from_store:
+        recoverer = self._recoverer
+
+        def read(readers: list[StoreReader]) -> RecoveryReport:
+            if isinstance(from_store, str | os.PathLike):
+                return recoverer.recover_from(readers[0], mode, strict=strict, on_damage=on_damage)
+            return recoverer.recover_from_parts(readers, mode, strict=strict, on_damage=on_damage)
+
+        stores = [from_store] if isinstance(from_store, str | os.PathLike) else from_store
+        if not stores:
             raise UsageError("from_store is an empty list; needed: the stores of all processes")
-        return self._recoverer.recover_from_parts(
-            [StoreReader(path) for path in from_store], mode, strict=strict, on_damage=on_damage
-        )
+        return read_committed_all(stores, read, lambda report: not report.damaged_segments)
 
     def _note_shards(self, report: RecoveryReport) -> None:
         """Some shards of the live model were restored."""

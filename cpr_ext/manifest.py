@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from cpr_ext import leases
 from cpr_ext.errors import DamageError
 from cpr_ext.files import require_directory, storage_error, sync_directory
 from cpr_ext.reading import retrying
@@ -102,13 +104,7 @@ class Manifest:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.segments: tuple[SegmentRecord, ...] = ()
-        self.generation = 0
-        self.seen: Mapping[str, int] = {}
-        self.is_in_doubt = False
-        self.is_recorded = False
-        self._highest_tried = 0
+        self._begin(directory)
         path = directory / MANIFEST_FILE
         try:
             retrying(directory, lambda: require_directory(directory))
@@ -123,6 +119,28 @@ class Manifest:
             self._take(version, content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamageError(f"{path}: {error}") from error
+
+    @classmethod
+    def rebuilt(cls, directory: Path, generation: int) -> Manifest:
+        """A manifest without segments for a directory whose file is of no use.
+
+        Args:
+            generation: the highest that the file, or any other manifest, tells of it.
+        """
+        manifest = cls.__new__(cls)
+        manifest._begin(directory)
+        manifest.generation = manifest._highest_tried = generation
+        return manifest
+
+    def _begin(self, directory: Path) -> None:
+        self.directory = directory
+        self.segments: tuple[SegmentRecord, ...] = ()
+        self.generation = 0
+        self.seen: Mapping[str, int] = {}
+        self.is_in_doubt = False
+        self.is_recorded = False
+        self._highest_tried = 0
+        self._to_remove: dict[str, float] = {}  # until when it waits for readers
 
     def _take(self, version: int, content: dict[str, Any]) -> None:
         self.segments = tuple(SegmentRecord(**record) for record in content["segments"])
@@ -144,7 +162,7 @@ class Manifest:
     ) -> None:
         """Make ``segments`` the live ones; once this returns they are, whatever happens next.
 
-        The files of those no longer live are removed afterwards.
+        The files of those no longer live are removed afterwards, once nobody reads the store.
 
         Args:
             seen: generations of other manifests, each durable already; None: those known before.
@@ -170,10 +188,29 @@ class Manifest:
         self.is_in_doubt, self.is_recorded = False, True
         dropped = set(self.segments) - set(segments)
         self.segments, self.generation, self.seen = segments, self._highest_tried, seen
-        for record in dropped:
+        until = time.monotonic() + leases.WAIT_SECONDS
+        self._to_remove |= {record.file: until for record in dropped}
+        self.remove_dropped()
+
+    def remove_dropped(self, *, at_once: bool = False) -> None:
+        """Remove the files of segments that are no longer live.
+
+        Args:
+            at_once: also while somebody reads the store; else that waits, for a bounded time.
+        """
+        live = {record.file for record in self.segments}  # a repair writes a file anew
+        waiting = {file: until for file, until in self._to_remove.items() if file not in live}
+        self._to_remove = {}
+        if not waiting:
+            return
+        waits = not at_once and leases.has_readers(self.directory.parent)
+        for file, until in waiting.items():
+            if waits and time.monotonic() < until:
+                self._to_remove[file] = until
+                continue
             # A file that cannot be removed costs space, not safety; the next open tries again.
             with suppress(OSError):
-                self.path_of(record).unlink()
+                (self.directory / file).unlink()
 
     def path_of(self, record: SegmentRecord) -> Path:
         """The file of a segment."""

@@ -16,23 +16,30 @@ from typing import Any
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.files import open_regular, require_all_bytes
-from cpr_ext.reading import retrying_segment
+from cpr_ext.manifest import SegmentRecord, parse_segment_name
+from cpr_ext.reading import retrying, retrying_segment
 from cpr_ext.segment import (
     ALIGNMENT,
     DTYPES,
     FORMAT_VERSION,
     MAX_HEADER_BYTES,
+    NO_CHECKSUM,
     ROW_IDS,
     ArraySpec,
     Chunk,
     Segment,
     SegmentLayout,
     TableSpec,
+    with_checksum,
 )
 
 MAX_SEGMENT_BYTES = 1 << 50  # as in csrc/pipeline/segment_plan.h
 _MAX_DIMENSIONS = 32
 _MAX_NAME = 4096
+_MALFORMED = (
+    *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError),
+    RecursionError,
+)
 
 
 def read_segment(path: Path, *, header_bytes: int, header_crc32c: int) -> Segment:
@@ -63,10 +70,7 @@ def read_segment(path: Path, *, header_bytes: int, header_crc32c: int) -> Segmen
         )
     try:
         return _parse(path, block, file_bytes)
-    except (
-        *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError),
-        RecursionError,
-    ) as error:
+    except _MALFORMED as error:
         raise DamageError(f"{path}: not a cpr_ext segment ({error!r:.200})") from error
 
 
@@ -78,6 +82,48 @@ def _read_block(path: Path, header_bytes: int) -> tuple[int, bytes]:
         block = file.read(wanted)
         require_all_bytes(file.fileno(), len(block), wanted)
     return file_bytes, block
+
+
+def read_own_record(path: Path) -> SegmentRecord:
+    """What a manifest would say of a segment, from the segment's own header.
+
+    Raises:
+        DamageError: the file is not what was written, or an earlier release wrote it, which kept
+            in headers neither a checksum of their own nor all that a manifest says.
+        StorageError: it could not be read.
+    """
+    name = parse_segment_name(path.name)
+    header_bytes = retrying(path, lambda: _own_header_bytes(path))
+    if name is None or header_bytes % ALIGNMENT != 0 or header_bytes > MAX_HEADER_BYTES:
+        raise DamageError(f"{path}: not a segment")
+    file_bytes, block = retrying(path, lambda: _read_block(path, header_bytes))
+    try:
+        metadata = json.loads(block[8:])["__metadata__"]
+        own, committed = metadata["header_crc32c"], json.loads(metadata["committed"])
+        unsigned = with_checksum(block, NO_CHECKSUM, of=own)
+        if f"{native.crc32c(unsigned):08x}" != own:
+            raise ValueError("its header's checksum differs from the header")
+        segment = _parse(path, block, file_bytes)
+        kind: Any = segment.metadata["kind"]
+        _require((segment.metadata["snapshot"], kind) == name, "it is another segment")
+        return SegmentRecord(
+            file=path.name,
+            kind=kind,
+            snapshot=name[0],
+            file_bytes=file_bytes,
+            header_bytes=header_bytes,
+            header_crc32c=native.crc32c(block),
+            **committed,
+        )
+    except _MALFORMED as error:
+        raise DamageError(
+            f"{path}: its header does not show what it is ({error!r:.200})"
+        ) from error
+
+
+def _own_header_bytes(path: Path) -> int:
+    with os.fdopen(open_regular(path), "rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
 
 
 def _parse(path: Path, block: bytes, file_bytes: int) -> Segment:

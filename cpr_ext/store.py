@@ -1,6 +1,7 @@
 """The store directory of one training job, opened for writing.
 
     STORE.json                               which model this is
+    STORE.copy.json                          the same once more, for ``cpr repair``
     dense/MANIFEST.json                      snapshots of all that is not a table row
     dense/00000012-dense.safetensors
     shard-00003/MANIFEST.json                live segments of one shard, oldest first
@@ -16,6 +17,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,10 @@ from cpr_ext.tables import Table
 from cpr_ext.witness import refuse_outdated
 
 STORE_FILE = "STORE.json"
+STORE_COPY_FILE = "STORE.copy.json"
 LOCK_FILE = "LOCK"
+
+REPAIR_HINT = ". `cpr repair` shows what can be rebuilt of a store that is damaged"
 
 logger = logging.getLogger("cpr_ext")
 
@@ -100,6 +105,7 @@ class Store:
                 raise StoreError(
                     f"'{self.directory}' is not a cpr_ext store (it has no {STORE_FILE}) but holds "
                     f"{strangers[0]!r}; choose an empty or a new directory"
+                    + (REPAIR_HINT if STORE_COPY_FILE in strangers else "")
                 )
             write_signed(path, "cpr_ext.store", model)
         elif differences := list_differences(recorded, model):
@@ -110,6 +116,18 @@ class Store:
             )
         else:
             sync_directory(self.directory)  # as for a manifest, below
+        self._write_copy(model)
+
+    def _write_copy(self, model: dict[str, Any]) -> None:
+        """What describes the store exists twice, for ``cpr repair``."""
+        path = self.directory / STORE_COPY_FILE
+        try:
+            with suppress(StoreError):  # damaged: written anew
+                if read_signed(path, "cpr_ext.store") == model:
+                    return
+            write_signed(path, "cpr_ext.store", model)
+        except StorageError as error:
+            logger.warning("the second copy of %s could not be written: %s", STORE_FILE, error)
 
     def _open_manifest(self, directory: Path) -> Manifest:
         make_directory(directory)
@@ -182,6 +200,8 @@ class Store:
             for manifest, records in plan:
                 if records != manifest.segments:
                     self._commit(manifest, records)
+                if retention is not None:  # the disk is full
+                    manifest.remove_dropped(at_once=True)
             self._passed_over = frozenset()
         except StorageError as error:
             logger.warning("old snapshots could not be removed: %s", error)

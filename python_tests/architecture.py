@@ -41,7 +41,7 @@ PYTHON_LAYERS: list[set[str]] = [
     {"errors"},
     {"options"},
     {"_native", "at_exit", "files", "reading"},
-    {"signed_json", "devices"},
+    {"signed_json", "devices", "leases"},
     {"segment", "manifest"},
     {"packing", "retention", "merge_plan", "metrics", "witness", "table_parts"},
     {"dense_tree"},

@@ -13,6 +13,7 @@ from cpr_ext.cli.export import export
 from cpr_ext.cli.inspect import inspect
 from cpr_ext.cli.launch import launch
 from cpr_ext.cli.plan import plan
+from cpr_ext.cli.repair import repair
 from cpr_ext.cli.report import report
 from cpr_ext.cli.train import train
 from cpr_ext.cli.verify import verify
@@ -25,7 +26,9 @@ def app() -> None:
     """Cheap fault tolerance for recommendation-model training."""
 
 
-for command in (*(train, launch, plan, emulate, report, inspect, verify, export, compact, bench),):
+for command in (
+    *(train, launch, plan, emulate, report, inspect, verify, repair, export, compact, bench),
+):
     app.add_command(command)
 
 

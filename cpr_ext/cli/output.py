@@ -22,6 +22,18 @@ def print_json(result: DataclassInstance, **more: Any) -> None:
     click.echo(json.dumps({**asdict(result), **more}, indent=1))
 
 
+def printable(text: str) -> str:
+    """Text in which nothing but letters and marks is left: a store's names may hold anything."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
+    )
+
+
+def echo(text: object, *, err: bool = False) -> None:
+    """Print a line in which names of a store occur."""
+    click.echo(printable(str(text)), err=err)
+
+
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Columns: the first to the left, the others to the right."""
     texts = [list(head), *([str(cell) for cell in row] for row in rows)]
