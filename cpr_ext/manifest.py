@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,11 @@ from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_versioned, write_signed
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "MANIFEST.json"
-MAX_COUNT = 2**63 - 1
+# Counts go on from what a manifest says, so each limit leaves room below the next: a store that
+# verifies can be written, and what was written can be read.
+MAX_COUNT = 2**62  # in a manifest that is read
+MAX_WRITABLE = 2**61  # in one that is opened for writing
+MAX_SOUND = 2**60  # in one that verifies
 
 Kind = Literal["base", "partial", "merged", "dense"]
 _SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|merged|dense)\.safetensors", re.ASCII)
@@ -82,7 +86,7 @@ _COUNTS = (
 
 
 def is_count(value: Any) -> bool:
-    """True for an int from 0 to 2**63 - 1."""
+    """True for an int from 0 to ``MAX_COUNT``."""
     return type(value) is int and 0 <= value <= MAX_COUNT
 
 
@@ -211,6 +215,16 @@ class Manifest:
             # A file that cannot be removed costs space, not safety; the next open tries again.
             with suppress(OSError):
                 (self.directory / file).unlink()
+
+    def require_room(self, limit: int) -> None:
+        """Raise DamageError if a number is so high that little can be counted on from it."""
+        records = ((r.snapshot, r.last_step, r.num_samples) for r in self.segments)
+        highest = max((self.generation, *self.seen.values(), *chain.from_iterable(records)))
+        if highest > limit:
+            raise DamageError(
+                f"{self.directory / MANIFEST_FILE}: it counts to {highest}; no training gets "
+                f"beyond {limit}"
+            )
 
     def path_of(self, record: SegmentRecord) -> Path:
         """The file of a segment."""

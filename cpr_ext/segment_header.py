@@ -16,7 +16,7 @@ from typing import Any
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.files import open_regular, require_all_bytes
-from cpr_ext.manifest import SegmentRecord, parse_segment_name
+from cpr_ext.manifest import SegmentRecord, is_count, parse_segment_name
 from cpr_ext.reading import retrying, retrying_segment
 from cpr_ext.segment import (
     ALIGNMENT,
@@ -175,7 +175,8 @@ def _chunk(chunk: Sequence[Any]) -> Chunk:
     table, first, count, step, crcs = chunk
     numbers = [int(crc, 16) for crc in crcs]
     _require(all(0 <= number < 2**32 for number in numbers), "a checksum is no checksum")
-    return _count(table), _count(first), _count(count), _count(step), numbers
+    _require(is_count(step), f"step {step!r:.100}")
+    return _count(table), _count(first), _count(count), step, numbers
 
 
 def _check_chunks(layout: SegmentLayout, chunks: Sequence[Chunk]) -> None:

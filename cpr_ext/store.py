@@ -14,6 +14,7 @@ a snapshot that ``dense/MANIFEST.json`` names is committed as a whole.
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 from collections.abc import Collection, Sequence
@@ -29,10 +30,10 @@ from cpr_ext.files import (
     storage_error,
     sync_directory,
 )
-from cpr_ext.manifest import Manifest, SegmentRecord
+from cpr_ext.manifest import MAX_WRITABLE, Manifest, SegmentRecord
 from cpr_ext.retention import Retention, keep_points, plan_retention
 from cpr_ext.segment import DTYPE_NAMES
-from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_signed, write_signed
+from cpr_ext.signed_json import FREE_BYTES, TEMPORARY_SUFFIX, read_signed, write_signed
 from cpr_ext.tables import Table
 from cpr_ext.witness import refuse_outdated
 
@@ -94,7 +95,9 @@ class Store:
     def _identify(self, model: dict[str, Any]) -> None:
         path = self.directory / STORE_FILE
         make_directory(self.directory)
-        recorded = read_signed(path, "cpr_ext.store")
+        # As large as that of the live model it may be, before anything is saved.
+        free_bytes = max(FREE_BYTES, 2 * len(json.dumps(model, indent=1)))
+        recorded = read_signed(path, "cpr_ext.store", free_bytes=free_bytes)
         if recorded is None:
             strangers = [
                 entry.name
@@ -134,6 +137,7 @@ class Store:
         require_directory(directory)
         self._locks.append(lock_directory(directory))
         manifest = Manifest(directory)
+        manifest.require_room(MAX_WRITABLE)
         # It may be in the page cache only, its writer killed or refused before the last sync; what
         # other manifests note of it, and what is trained from it, must not outlive it.
         sync_directory(directory)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cpr_ext.errors import UsageError
 from cpr_ext.maintenance.locking import locked
-from cpr_ext.manifest import Manifest
+from cpr_ext.manifest import MAX_WRITABLE, Manifest
 from cpr_ext.merge_plan import plan_merges, recovery_points
 from cpr_ext.merging import MergeLimits, commit_merged, write_merged
 from cpr_ext.segment_stream import Pace
@@ -56,6 +56,8 @@ def compact(store: str | os.PathLike[str], *, limits: MergeLimits | None = None)
     reader = StoreReader(store)
     with locked([manifest.directory for manifest in [reader.dense, *reader.shards]]):
         reader.refresh()  # what was committed before the locks were ours
+        for manifest in [reader.dense, *reader.shards]:
+            manifest.require_room(MAX_WRITABLE)
         return _compact_locked(reader, limits)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from cpr_ext.checking import Expected, check_dense, check_rows
 from cpr_ext.errors import DamageError
-from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord, parse_segment_name
+from cpr_ext.manifest import MANIFEST_FILE, MAX_SOUND, Manifest, SegmentRecord, parse_segment_name
 from cpr_ext.reading import list_directory
 from cpr_ext.segment_header import read_own_record
 from cpr_ext.segment_rows import SegmentRows
@@ -80,6 +80,7 @@ def read_manifests(directories: Sequence[Path]) -> list[Directory]:
     for path in directories:
         try:
             manifest = Manifest(path)
+            manifest.require_room(MAX_SOUND)
         except DamageError as error:
             found[path] = Directory(Manifest.rebuilt(path, 0), str(error))
             continue

@@ -12,7 +12,7 @@ from pathlib import Path
 from cpr_ext.checking import Expected, check_dense, check_rows, expect, lacks_base
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.leases import reader_lease
-from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord, parse_segment_name
+from cpr_ext.manifest import MANIFEST_FILE, MAX_SOUND, Manifest, SegmentRecord, parse_segment_name
 from cpr_ext.reading import list_directory, retrying
 from cpr_ext.signed_json import TEMPORARY_SUFFIX
 from cpr_ext.store import STORE_COPY_FILE, STORE_FILE
@@ -169,6 +169,10 @@ class _Verification:
             view.append(one)
             if one.is_recorded:
                 self._checked(_size(directory / MANIFEST_FILE))
+            try:
+                one.require_room(MAX_SOUND)
+            except DamageError as error:
+                self._note(directory / MANIFEST_FILE, error)
             live = {record.file for record in one.segments}
             for entry in list_directory(directory):
                 is_segment = parse_segment_name(entry.name) is not None and entry.name not in live
