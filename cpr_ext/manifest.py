@@ -14,7 +14,7 @@ from typing import Any, Literal
 from cpr_ext import leases
 from cpr_ext.errors import DamageError
 from cpr_ext.files import require_directory, storage_error, sync_directory
-from cpr_ext.reading import retrying
+from cpr_ext.reading import list_directory, retrying
 from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_versioned, write_signed
 
 FORMAT_VERSION = 2
@@ -233,7 +233,7 @@ class Manifest:
     def remove_unlisted(self) -> None:
         """Remove segments that no manifest names and temporary files: leavings of a crash."""
         live = {record.file for record in self.segments}
-        for path in self.directory.iterdir():
+        for path in list_directory(self.directory):
             left_over = parse_segment_name(path.name) is not None and path.name not in live
             if left_over or path.name == MANIFEST_FILE + TEMPORARY_SUFFIX:
                 try:

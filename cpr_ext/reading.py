@@ -7,6 +7,7 @@ raises StorageError, unless the user said that recovery is to fall back.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -72,6 +73,19 @@ def list_directory(directory: Path) -> list[Path]:
         return sorted(retrying(directory, lambda: list(directory.iterdir())))
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def exists(path: Path) -> bool:
+    """True if there is anything of that name, also a link to nothing.
+
+    Raises:
+        StorageError: the operating system does not tell.
+    """
+    try:
+        retrying(path, lambda: os.lstat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def retrying_segment(path: Path, read: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from cpr_ext.reading import retrying
 
 TEMPORARY_SUFFIX = ".tmp"
 MAX_BYTES = 64 << 20
+REPAIR_HINT = ". `cpr repair` shows what can be rebuilt"
 # A larger one must come with files: it takes memory of many times its size to read.
 FREE_BYTES = 2 << 20
 _BYTES_DESCRIBED = 16  # a byte of JSON describes at least so many of the files around it
@@ -75,9 +76,11 @@ def read_versioned(
             format_name, version, content
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DamageError(f"{path}: not a {format_name} file ({error!r:.200})") from error
+        raise DamageError(
+            f"{path}: not a {format_name} file ({error!r:.200}){REPAIR_HINT}"
+        ) from error
     if not is_as_written or not isinstance(content, dict) or type(version) is not int:
-        raise DamageError(f"{path}: its checksum differs from its content")
+        raise DamageError(f"{path}: its checksum differs from its content{REPAIR_HINT}")
     if version not in known_versions:
         raise StoreError(
             f"{path}: format version {version}; this release reads "

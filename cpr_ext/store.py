@@ -33,15 +33,13 @@ from cpr_ext.files import (
 from cpr_ext.manifest import MAX_WRITABLE, Manifest, SegmentRecord
 from cpr_ext.retention import Retention, keep_points, plan_retention
 from cpr_ext.segment import DTYPE_NAMES
-from cpr_ext.signed_json import FREE_BYTES, TEMPORARY_SUFFIX, read_signed, write_signed
+from cpr_ext.signed_json import FREE_BYTES, REPAIR_HINT, TEMPORARY_SUFFIX, read_signed, write_signed
 from cpr_ext.tables import Table
 from cpr_ext.witness import refuse_outdated
 
 STORE_FILE = "STORE.json"
 STORE_COPY_FILE = "STORE.copy.json"
 LOCK_FILE = "LOCK"
-
-REPAIR_HINT = ". `cpr repair` shows what can be rebuilt of a store that is damaged"
 
 logger = logging.getLogger("cpr_ext")
 
@@ -74,6 +72,7 @@ class Store:
         self.num_shards = num_shards
         self.retention = retention or Retention()
         self._locks: list[int] = []
+        self._opened: list[Manifest] = []
         self._passed_over: frozenset[SegmentRecord] = frozenset()
         try:
             self._identify(describe_model(tables, num_shards))
@@ -138,6 +137,7 @@ class Store:
         self._locks.append(lock_directory(directory))
         manifest = Manifest(directory)
         manifest.require_room(MAX_WRITABLE)
+        self._opened.append(manifest)
         # It may be in the page cache only, its writer killed or refused before the last sync; what
         # other manifests note of it, and what is trained from it, must not outlive it.
         sync_directory(directory)
@@ -240,7 +240,9 @@ class Store:
                 self._commit(manifest, kept)
 
     def close(self) -> None:
-        """Give the locks back."""
+        """Remove what waited for readers, if there are none by now; give the locks back."""
+        for manifest in self._opened:
+            manifest.remove_dropped()
         for descriptor in self._locks:
             os.close(descriptor)
         self._locks.clear()

@@ -20,7 +20,7 @@ import torch
 from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
 from cpr_ext.leases import reader_lease
 from cpr_ext.manifest import Manifest, SegmentRecord
-from cpr_ext.reading import list_directory
+from cpr_ext.reading import exists, list_directory
 from cpr_ext.segment import DTYPES, Segment
 from cpr_ext.segment_header import read_segment
 from cpr_ext.signed_json import read_signed
@@ -103,7 +103,7 @@ class StoreReader:
         if all(_state(Manifest(m.directory)) == _state(m) for m in manifests):
             return False
         return any(
-            not os.path.lexists(manifest.path_of(record))
+            not exists(manifest.path_of(record))
             for manifest in manifests
             for record in manifest.segments
         )

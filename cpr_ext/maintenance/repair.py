@@ -17,11 +17,12 @@ from pathlib import Path
 
 from cpr_ext.checking import expect
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.files import storage_error, sync_directory
+from cpr_ext.files import require_directory, storage_error, sync_directory
 from cpr_ext.maintenance.locking import locked
 from cpr_ext.maintenance.salvage import Rewrite, ShardPlan, plan_shard, write_salvaged
 from cpr_ext.maintenance.survey import Directory, Held, read_manifests, survey
 from cpr_ext.manifest import MANIFEST_FILE, SegmentRecord
+from cpr_ext.reading import exists, retrying
 from cpr_ext.store import LOCK_FILE, STORE_COPY_FILE, STORE_FILE
 from cpr_ext.store_reader import StoredTable, read_identity
 from cpr_ext.tables import shard_row_range
@@ -73,7 +74,7 @@ def repair(store: str | os.PathLike[str], *, apply: bool = False) -> RepairRepor
 
     Raises:
         StoreError: not a store, a version not known here, or a process is training on it.
-        DamageError: STORE.json and its copy are both of no use.
+        DamageError: STORE.json and its copy are both of no use, or a directory is missing.
         StorageError: a file could not be read or written. What cannot be read is not damaged.
     """
     directory = Path(store)
@@ -116,6 +117,8 @@ class _Repair:
             store / "dense",
             *(store / f"shard-{shard:05d}" for shard in range(self._num_shards)),
         ]
+        for directory in self.directories:
+            _require_real(directory)
         self._changes: list[_Change] = []
 
     def _identify(self) -> tuple[int, Mapping[str, StoredTable], str]:
@@ -127,7 +130,7 @@ class _Repair:
             except DamageError as error:
                 wrong.append(error)
             except StoreError as error:
-                if os.path.lexists(self._store / name):
+                if exists(self._store / name):
                     raise  # a version that is not known here
                 wrong.append(error)
             else:
@@ -158,7 +161,7 @@ class _Repair:
         if self._good_identity == STORE_COPY_FILE:
             self.report.actions.append(f"write {STORE_FILE} from {STORE_COPY_FILE}")
             return
-        if not copy.exists():
+        if not exists(copy):
             return  # of an earlier release; the next training run writes it
         try:
             if read_identity(self._store, STORE_COPY_FILE) == (self._num_shards, self._tables):
@@ -216,7 +219,7 @@ class _Repair:
             return plan
         for name, count in plan.rows_lost.items():
             self.report.lost.append(
-                f"{directory.path}: no sound file holds {count} rows of table '{name}'"
+                f"{directory.path}: no sound file holds {count} rows or more of '{name}'"
             )
         return plan
 
@@ -336,6 +339,13 @@ class _Repair:
             manifest = known.get(directory.path, directory.manifest)
             found[directory.path] = manifest.generation
         return found
+
+
+def _require_real(directory: Path) -> None:
+    try:
+        retrying(directory, lambda: require_directory(directory))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamageError(f"{directory} is missing; put it back, it cannot be repaired") from error
 
 
 def _make_backup(store: Path) -> Path:

@@ -48,7 +48,8 @@ class ShardPlan:
     Attributes:
         kept: what the manifest is to name, oldest first.
         incomplete: snapshots of which some rows fell back to an older state: [first, end).
-        rows_lost: rows of which no sound state is left, by table; then nothing can be repaired.
+        rows_lost: at least so many rows have no sound state left, by table; then nothing can be
+            repaired.
     """
 
     kept: list[Held | Rewrite] = field(default_factory=list)
@@ -63,7 +64,9 @@ class ShardPlan:
 
 def plan_shard(held: list[Held], ranges: Ranges) -> ShardPlan:
     """Keep what is sound; write the sound rows of the rest anew, under a base of all rows."""
-    plan = ShardPlan()
+    plan = ShardPlan(rows_lost=_never_held(held, ranges))
+    if plan.rows_lost:
+        return plan  # and nothing is reserved for rows that STORE.json alone tells of
     covered = {n: torch.zeros(e - b, dtype=torch.bool) for n, (b, e) in ranges.items() if b < e}
     sources: list[Held] = []  # since the newest base, that one included
     has_base = False
@@ -89,6 +92,17 @@ def plan_shard(held: list[Held], ranges: Ranges) -> ShardPlan:
     plan.rows_lost = {} if has_base else {n: int((~r).sum()) for n, r in covered.items()}
     plan.rows_lost = {name: count for name, count in plan.rows_lost.items() if count}
     return plan
+
+
+def _never_held(held: list[Held], ranges: Ranges) -> dict[str, int]:
+    """By how many rows a table has more than all segments together could hold."""
+    missing = {}
+    for table, (begin, end) in ranges.items():
+        specs = (segment.rows.table(table) for segment in held if segment.rows is not None)
+        num_rows = sum(spec.num_rows for spec in specs if spec is not None)
+        if end - begin > num_rows:
+            missing[table] = end - begin - num_rows
+    return missing
 
 
 def _without_damage(segment: Held) -> list[Held | Rewrite]:

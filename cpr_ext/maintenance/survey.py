@@ -148,7 +148,7 @@ def _look(manifest: Manifest, record: SegmentRecord, expected: Expected | None) 
         _check(manifest, own, expected)
         rows = None if expected is None else _open(manifest, own, expected.ranges)
         return Held(own, rows=rows)
-    except (DamageError, FileNotFoundError):
+    except (DamageError, FileNotFoundError, NotADirectoryError):
         pass
     if expected is None:
         return Held(record, reason)

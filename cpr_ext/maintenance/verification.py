@@ -13,7 +13,7 @@ from cpr_ext.checking import Expected, check_dense, check_rows, expect, lacks_ba
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.leases import reader_lease
 from cpr_ext.manifest import MANIFEST_FILE, MAX_SOUND, Manifest, SegmentRecord, parse_segment_name
-from cpr_ext.reading import list_directory, retrying
+from cpr_ext.reading import exists, list_directory, retrying
 from cpr_ext.signed_json import TEMPORARY_SUFFIX
 from cpr_ext.store import STORE_COPY_FILE, STORE_FILE
 from cpr_ext.store_reader import StoredTable, read_identity, require_shards
@@ -126,7 +126,7 @@ class _Verification:
         except DamageError as error:
             self._note(path, error)
         except StoreError as error:
-            if os.path.lexists(path) or not numbers:
+            if exists(path) or not numbers:
                 raise  # a version not known here, or no store at all
             self._note(path, error)
         else:
@@ -142,7 +142,7 @@ class _Verification:
 
     def _check_copy(self, num_shards: int) -> None:
         path = self._store / STORE_COPY_FILE
-        if not os.path.lexists(path):
+        if not exists(path):
             return  # of an earlier release; the next training run writes it
         try:
             if read_identity(self._store, STORE_COPY_FILE) != (num_shards, self._tables):

@@ -52,6 +52,15 @@ def test_superseded_files_wait_for_readers_and_go_with_the_next_commit(run):
     assert len(files(checkpointer)) == 3
 
 
+def test_what_still_waits_goes_when_the_store_is_closed(run):
+    _, checkpointer = run
+    before = files(checkpointer)
+    with leases.reader_lease(checkpointer.store.directory):
+        save_base(checkpointer)
+    checkpointer.close()
+    assert not before & files(checkpointer)
+
+
 def test_readers_are_waited_for_no_longer_than_agreed(run, monkeypatch):
     _, checkpointer = run
     monkeypatch.setattr(leases, "WAIT_SECONDS", 0.0)
