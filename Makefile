@@ -87,7 +87,7 @@ reliability: build
 
 damage-test: build
 	$(BIN)/python -m python_tests.faults.damage
-	$(BIN)/python -m python_tests.faults.repairing
+	$(BIN)/python -m python_tests.faults.repairing --every 20
 	$(BIN)/python -m python_tests.faults.readers
 
 FUZZ_SECONDS ?= 600

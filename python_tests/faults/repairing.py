@@ -1,7 +1,7 @@
 """Every byte of a small store flipped, then ``cpr repair``: the newest provable state is there.
 
-python -m python_tests.faults.repairing             all of it; part of make damage-test
-python -m python_tests.faults.repairing --every 50  each 50th byte
+python -m python_tests.faults.repairing             all of it, hours
+python -m python_tests.faults.repairing --every 20  each 20th byte; part of make damage-test
 """
 
 from __future__ import annotations
