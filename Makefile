@@ -12,10 +12,10 @@ help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, 20 repeats (half an hour)"
-	@echo "make crash-test  every fault at every file-system call of a run, and every power cut (10 minutes or more)"
+	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (15 minutes or more)"
 	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
 	@echo "make reliability  what is left after kills, flipped bits, torn captures, beside peers; docs/reliability.md"
-	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped: 15 min"
+	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped; each repaired; readers beside a writer: 30 min"
 	@echo "make fuzz      hostile stores through all that reads one, under ASan; FUZZ_SECONDS=600"
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
 	@echo "make gpu       all that needs a GPU, with the Python and torch found there (25 minutes); docs/gpu.md"
@@ -55,6 +55,8 @@ gpu:
 crash-test: build
 	$(BIN)/python -m python_tests.faults crash_test
 	$(BIN)/python -m python_tests.faults teeth
+	$(BIN)/python -m python_tests.faults read_side
+	$(BIN)/python -m python_tests.faults read_side --teeth 30
 
 lint: build
 	$(BIN)/ruff format --check .
@@ -85,6 +87,8 @@ reliability: build
 
 damage-test: build
 	$(BIN)/python -m python_tests.faults.damage
+	$(BIN)/python -m python_tests.faults.repairing --every 20
+	$(BIN)/python -m python_tests.faults.readers
 
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cpr_ext.errors import DamageError
 from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord
+from cpr_ext.reading import UnreadableError
 from cpr_ext.recovery import read_dense
 from cpr_ext.recovery_report import DamagedSegment
 from cpr_ext.segment import TableSpec
@@ -106,12 +107,15 @@ def refuse_damage(
 
     Raises:
         DamageError: names everything that is damaged.
+        StorageError: something could not be read, and recovery is not to fall back.
     """
     found: list[DamagedSegment] = []
     for record in dense.segments if dense else ():
         assert dense is not None
         try:
             check_dense(dense, record)
+        except UnreadableError:
+            continue  # recovery falls back, and reports it
         except DamageError as error:
             found.append(DamagedSegment(dense.path_of(record), str(error), -1))
     for shard, manifest in shards.items():
@@ -119,6 +123,8 @@ def refuse_damage(
         for record in manifest.segments:
             try:
                 check_rows(manifest, record, expected)
+            except UnreadableError:
+                continue
             except DamageError as error:
                 found.append(DamagedSegment(manifest.path_of(record), str(error), -1))
         if dense and dense.segments and lacks_base(manifest, dense.segments[-1].snapshot, expected):

@@ -40,6 +40,7 @@ from cpr_ext.options import (
 )
 from cpr_ext.overlap import Overlap, OverlapChoice
 from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority, make_tracker
+from cpr_ext.reading import OnReadError, falling_back
 from cpr_ext.recovering import OnDamage, Recoverer, RecoveryMode
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.requested_snapshot import RequestedSnapshot
@@ -53,7 +54,7 @@ from cpr_ext.selection import Selector
 from cpr_ext.slot_size import DEFAULT_SLOT_BYTES, choose_slot_bytes
 from cpr_ext.snapshot import Snapshot, SnapshotKind
 from cpr_ext.store import Store
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.store_reader import StoreReader, read_committed_all
 from cpr_ext.table_watch import TableWatch
 from cpr_ext.tables import (
     Table,
@@ -427,6 +428,7 @@ class Checkpointer:
         from_store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         strict: bool = True,
         on_damage: OnDamage = "fall_back",
+        on_read_error: OnReadError = "raise",
         up_to_step: int | None = None,
     ) -> RecoveryReport:
         """Bring back what was lost.
@@ -449,6 +451,11 @@ class Checkpointer:
                 report tells what was damaged and which rows are older, by how much, or missing.
                 ``"raise"`` reads and checks all files first (of ``shards``, or of the whole store),
                 and if any is damaged raises before anything is changed.
+            on_read_error: what becomes of files that the operating system refuses to read, after
+                tries over a few seconds; they may be sound. ``"raise"``: StorageError, and the
+                store stays as it is. ``"fall_back"``: an older state is used as after damage, and
+                reported; what could not be read stays until a newer snapshot of all rows is
+                durable.
             up_to_step: take no snapshot of a later step, and forget those that there are. 0, for a
                 model that begins anew: forget all.
 
@@ -462,7 +469,20 @@ class Checkpointer:
                 changed), or holds no full-recovery point.
             DamageError: no undamaged snapshot of the dense part is left; or anything is damaged,
                 with ``on_damage="raise"``: names every damaged file, nothing was changed.
+            StorageError: a file could not be read. The store is unchanged; the model may be partly
+                restored, so call ``recover()`` again before training.
         """
+        require_one_of("on_read_error", on_read_error, ("raise", "fall_back"))
+        if on_read_error == "fall_back":
+            with falling_back():
+                return self.recover(
+                    shards=shards,
+                    mode=mode,
+                    from_store=from_store,
+                    strict=strict,
+                    on_damage=on_damage,
+                    up_to_step=up_to_step,
+                )
         require_one_of("mode", mode, ("partial", "full"))
         require_one_of("on_damage", on_damage, ("raise", "fall_back"))
         self._require_open()
@@ -692,15 +712,17 @@ class Checkpointer:
         strict: bool,
         on_damage: OnDamage,
     ) -> RecoveryReport:
-        if isinstance(from_store, str | os.PathLike):
-            return self._recoverer.recover_from(
-                StoreReader(from_store), mode, strict=strict, on_damage=on_damage
-            )
-        if not from_store:
+        recoverer = self._recoverer
+
+        def read(readers: list[StoreReader]) -> RecoveryReport:
+            if isinstance(from_store, str | os.PathLike):
+                return recoverer.recover_from(readers[0], mode, strict=strict, on_damage=on_damage)
+            return recoverer.recover_from_parts(readers, mode, strict=strict, on_damage=on_damage)
+
+        stores = [from_store] if isinstance(from_store, str | os.PathLike) else from_store
+        if not stores:
             raise UsageError("from_store is an empty list; needed: the stores of all processes")
-        return self._recoverer.recover_from_parts(
-            [StoreReader(path) for path in from_store], mode, strict=strict, on_damage=on_damage
-        )
+        return read_committed_all(stores, read, lambda report: not report.damaged_segments)
 
     def _note_shards(self, report: RecoveryReport) -> None:
         """Some shards of the live model were restored."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.manifest import MAX_SOUND
 from cpr_ext.packing import unpack
 
 _MT_WORDS = 624
@@ -73,7 +74,7 @@ def read_position(tree: dict[str, Any]) -> Position:
         value = extra[name]
         if name == "rows_unsaved" and value is None:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SOUND:
             raise DamageError(f"not the dense part of a snapshot: its {name} is {value!r:.100}")
     return Position(**extra)
 

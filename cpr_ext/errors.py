@@ -30,7 +30,7 @@ class StoreError(CprError):
 
 
 class DamageError(StoreError):
-    """A committed file is missing or fails its checksum."""
+    """A committed file is missing or fails its checksum; one that cannot be read is no damage."""
 
 
 class StorageError(CprError, OSError):

@@ -71,7 +71,15 @@ def read_whole(path: Path, max_bytes: int) -> bytes:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes > max_bytes:
             raise DamageError(f"{path}: {size_bytes} bytes; at most {max_bytes} are allowed")
-        return file.read()
+        data = file.read()
+        require_all_bytes(file.fileno(), len(data), size_bytes)
+        return data
+
+
+def require_all_bytes(descriptor: int, got: int, wanted: int) -> None:
+    """Raise OSError if a read came to an end before the file does."""
+    if got < wanted and os.fstat(descriptor).st_size >= wanted:
+        raise OSError(errno.EIO, f"{got} of {wanted} bytes came, though the file is longer")
 
 
 def require_directory(directory: Path) -> None:

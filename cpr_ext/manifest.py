@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from cpr_ext import leases
 from cpr_ext.errors import DamageError
-from cpr_ext.files import require_directory, storage_error, sync_directory
+from cpr_ext.files import require_directory, sync_directory
 from cpr_ext.locks import DirectoryLock
+from cpr_ext.reading import list_directory, retrying
 from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_versioned, write_signed
 
 logger = logging.getLogger("cpr_ext")
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "MANIFEST.json"
-MAX_COUNT = 2**63 - 1
+# Counts go on from what a manifest says, so each limit leaves room below the next: a store that
+# verifies can be written, and what was written can be read.
+MAX_COUNT = 2**62  # in a manifest that is read
+MAX_WRITABLE = 2**61  # in one that is opened for writing
+MAX_SOUND = 2**60  # in one that verifies
 
 Kind = Literal["base", "partial", "merged", "dense"]
 _SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|merged|dense)\.safetensors", re.ASCII)
@@ -83,7 +90,7 @@ _COUNTS = (
 
 
 def is_count(value: Any) -> bool:
-    """True for an int from 0 to 2**63 - 1."""
+    """True for an int from 0 to ``MAX_COUNT``."""
     return type(value) is int and 0 <= value <= MAX_COUNT
 
 
@@ -98,6 +105,7 @@ class Manifest:
         highest_left_over: the number of a segment that no manifest names and that cannot be
             removed; 0: there is none.
         is_in_doubt: the last commit failed, perhaps after it had reached the disk.
+        is_recorded: there is a manifest file; False: nothing was ever committed here.
 
     Args:
         lock: of the directory; without it nothing may be committed while others may write.
@@ -109,6 +117,35 @@ class Manifest:
     """
 
     def __init__(self, directory: Path, lock: DirectoryLock | None = None) -> None:
+        self._begin(directory, lock)
+        path = directory / MANIFEST_FILE
+        try:
+            retrying(directory, lambda: require_directory(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        document = read_versioned(path, "cpr_ext.manifest", (1, FORMAT_VERSION))
+        if document is None:
+            return
+        version, content = document
+        self.is_recorded = True
+        try:
+            self._take(version, content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamageError(f"{path}: {error}") from error
+
+    @classmethod
+    def rebuilt(cls, directory: Path, generation: int) -> Manifest:
+        """A manifest without segments for a directory whose file is of no use.
+
+        Args:
+            generation: the highest that the file, or any other manifest, tells of it.
+        """
+        manifest = cls.__new__(cls)
+        manifest._begin(directory)
+        manifest.generation = manifest._highest_tried = generation
+        return manifest
+
+    def _begin(self, directory: Path, lock: DirectoryLock | None = None) -> None:
         self.directory = directory
         self._lock = lock
         self.segments: tuple[SegmentRecord, ...] = ()
@@ -116,22 +153,9 @@ class Manifest:
         self.seen: Mapping[str, int] = {}
         self.is_in_doubt = False
         self.highest_left_over = 0
+        self.is_recorded = False
         self._highest_tried = 0
-        path = directory / MANIFEST_FILE
-        try:
-            require_directory(directory)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise storage_error("read", directory, error) from error
-        document = read_versioned(path, "cpr_ext.manifest", (1, FORMAT_VERSION))
-        if document is None:
-            return
-        version, content = document
-        try:
-            self._take(version, content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamageError(f"{path}: {error}") from error
+        self._to_remove: dict[str, float] = {}  # until when it waits for readers
 
     def _take(self, version: int, content: dict[str, Any]) -> None:
         self.segments = tuple(SegmentRecord(**record) for record in content["segments"])
@@ -153,7 +177,7 @@ class Manifest:
     ) -> None:
         """Make ``segments`` the live ones; once this returns they are, whatever happens next.
 
-        The files of those no longer live are removed afterwards.
+        The files of those no longer live are removed afterwards, once nobody reads the store.
 
         Args:
             seen: generations of other manifests, each durable already; None: those known before.
@@ -179,13 +203,42 @@ class Manifest:
         self.is_in_doubt = True
         write_signed(path, "cpr_ext.manifest", content, FORMAT_VERSION)
         self.require_in_place()  # else it was committed elsewhere, or where nobody looks
-        self.is_in_doubt = False
+        self.is_in_doubt, self.is_recorded = False, True
         dropped = set(self.segments) - set(segments)
         self.segments, self.generation, self.seen = segments, self._highest_tried, seen
-        for record in dropped:
+        until = time.monotonic() + leases.WAIT_SECONDS
+        self._to_remove |= {record.file: until for record in dropped}
+        self.remove_dropped()
+
+    def remove_dropped(self, *, at_once: bool = False) -> None:
+        """Remove the files of segments that are no longer live.
+
+        Args:
+            at_once: also while somebody reads the store; else that waits, for a bounded time.
+        """
+        live = {record.file for record in self.segments}  # a repair writes a file anew
+        waiting = {file: until for file, until in self._to_remove.items() if file not in live}
+        self._to_remove = {}
+        if not waiting:
+            return
+        waits = not at_once and leases.has_readers(self.directory.parent)
+        for file, until in waiting.items():
+            if waits and time.monotonic() < until:
+                self._to_remove[file] = until
+                continue
             # A file that cannot be removed costs space, not safety; the next open tries again.
             with suppress(OSError):
-                self.path_of(record).unlink()
+                (self.directory / file).unlink()
+
+    def require_room(self, limit: int) -> None:
+        """Raise DamageError if a number is so high that little can be counted on from it."""
+        records = ((r.snapshot, r.last_step, r.num_samples) for r in self.segments)
+        highest = max((self.generation, *self.seen.values(), *chain.from_iterable(records)))
+        if highest > limit:
+            raise DamageError(
+                f"{self.directory / MANIFEST_FILE}: it counts to {highest}; no training gets "
+                f"beyond {limit}"
+            )
 
     def require_in_place(self) -> None:
         """Raise StoreError if the lock says that the directory was moved or replaced."""
@@ -202,7 +255,7 @@ class Manifest:
         One that cannot be removed costs space and a warning; its number is not used again.
         """
         live = {record.file for record in self.segments}
-        for path in self.directory.iterdir():
+        for path in list_directory(self.directory):
             parsed = parse_segment_name(path.name)
             left_over = parsed is not None and path.name not in live
             if left_over or path.name == MANIFEST_FILE + TEMPORARY_SUFFIX:

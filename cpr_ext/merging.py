@@ -98,7 +98,7 @@ def write_merged(
         pace=pace,
     ) as stream:
         for index, spec in enumerate(specs):
-            _copy_table(tables[spec.name], index, spec, ids[spec.name], stream, limits, pace)
+            copy_table(tables[spec.name], index, spec, ids[spec.name], stream, limits, pace)
         record = stream.finish(
             first_step=min(record.first_step for record in merge.read),
             last_step=max(record.last_step for record in merge.read),
@@ -107,7 +107,7 @@ def write_merged(
     return Merged(merge, record, sum(source.bytes_read for source in sources))
 
 
-def _copy_table(
+def copy_table(
     rows: ShardRows,
     index: int,
     spec: TableSpec,
@@ -116,6 +116,7 @@ def _copy_table(
     limits: MergeLimits,
     pace: Pace,
 ) -> None:
+    """Copy the newest state of rows into table ``index`` of a segment that is being written."""
     chunk_rows = stream.rows_per_chunk[index]
     block_rows = max(
         chunk_rows, rows_per_chunk(spec, limits.block_bytes) // chunk_rows * chunk_rows

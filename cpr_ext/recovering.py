@@ -16,9 +16,9 @@ from torch import nn
 from cpr_ext.checking import refuse_damage
 from cpr_ext.dense import DensePart, dense_differences, restore_dense
 from cpr_ext.dense_tree import Position, read_position
-from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.manifest import SegmentRecord
-from cpr_ext.recovery import newest_readable_dense, restore_shards
+from cpr_ext.errors import StoreError
+from cpr_ext.manifest import MAX_COUNT, SegmentRecord
+from cpr_ext.recovery import newest_readable_dense, no_dense_part, restore_shards
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.regrouping import PartsPlan, newest_of_all
 from cpr_ext.row_updates import unsaved_updates
@@ -142,8 +142,8 @@ class Recoverer:
             return report
         record, part = found
         self._restore_dense(part, report, rows_stale=0 if record.is_complete else None)
-        self._store.roll_back(record.snapshot)
-        for name, arrays in self._restore(report).items():
+        self._store.roll_back(record.snapshot, keep=report.unreadable_paths)
+        for name, arrays in self._restore(report, up_to_snapshot=record.snapshot).items():
             self._by_name[name].keep_row_states(arrays)
         return report
 
@@ -265,8 +265,7 @@ class Recoverer:
         ]
         found = newest_readable_dense(dense, candidates, report)
         if found is None and candidates:
-            damaged = report.damaged_segments[0]
-            raise DamageError(f"no undamaged dense part is left: {damaged.reason}")
+            raise no_dense_part(report)
         if found is None and dense.segments and up_to_step != 0:
             raise StoreError(
                 "the store holds no full-recovery point: no snapshot saved every row at one step. "
@@ -274,7 +273,9 @@ class Recoverer:
             )
         return found
 
-    def _restore(self, report: RecoveryReport, *, is_live: bool = False) -> dict[str, set[str]]:
+    def _restore(
+        self, report: RecoveryReport, *, is_live: bool = False, up_to_snapshot: int = MAX_COUNT
+    ) -> dict[str, set[str]]:
         """Restore the rows of ``report.shards``; the names of the arrays restored, by table."""
         restored = restore_shards(
             {shard: self._store.shards[shard] for shard in report.shards},
@@ -283,6 +284,7 @@ class Recoverer:
             self._threads,
             report,
             direct_io=self._direct_io,
+            up_to_snapshot=up_to_snapshot,
         )
         for shard, table in product(report.shards, self._tables):
             # Restored rows are as saved: not dirty, and their change is measured from here.

@@ -5,6 +5,7 @@ The newest undamaged state of each row wins, so a damaged chunk leaves the row's
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,10 @@ from cpr_ext._native import native
 from cpr_ext.aftermath import Source, account, needs_account
 from cpr_ext.dense import DensePart
 from cpr_ext.dense_tree import read_position
-from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.manifest import Manifest, SegmentRecord
-from cpr_ext.recovery_report import DamagedSegment, RecoveryReport
+from cpr_ext.errors import DamageError, StorageError, StoreError
+from cpr_ext.manifest import MAX_COUNT, Manifest, SegmentRecord
+from cpr_ext.reading import damage_of, native_read_errors
+from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.segment import ALIGNMENT, ArraySpec, Segment, native_table
 from cpr_ext.segment_rows import SegmentRows
 from cpr_ext.store_reader import open_segment
@@ -51,6 +53,7 @@ def restore_shards(
     report: RecoveryReport,
     *,
     direct_io: bool = True,
+    up_to_snapshot: int = MAX_COUNT,
 ) -> dict[str, set[str]]:
     """Restore every row of shards from the live segments of their manifests, and nothing else.
 
@@ -58,6 +61,7 @@ def restore_shards(
 
     Args:
         manifests: of the shards to restore, by their numbers.
+        up_to_snapshot: segments of newer snapshots are passed over.
         tables: the live tables by name; rows of other shards are not touched.
         report: counts are added to it, and which rows are older or missing because of damage.
 
@@ -66,11 +70,17 @@ def restore_shards(
 
     Raises:
         StoreError: a segment does not fit the live tables; nothing was restored.
+        StorageError: a segment could not be read; some rows may have been restored.
     """
-    shards = [
-        _open_shard(manifest, shard, num_shards, tables, report, direct_io)
-        for shard, manifest in manifests.items()
-    ]
+    shards = []
+    for number, manifest in manifests.items():
+        ranges = {
+            name: shard_row_range(table.num_embeddings, number, num_shards)
+            for name, table in tables.items()
+        }
+        records = [r for r in manifest.segments if r.snapshot <= up_to_snapshot]
+        sources = [_open(manifest, record, ranges, report, direct_io) for record in records]
+        shards.append(_ShardSegments(ranges, sources))
     for shard in shards:
         make_missing_states([_segment(source) for source in shard.usable], tables)
     _restore_segments(shards, tables, pool, report, direct_io)
@@ -85,24 +95,6 @@ def restore_shards(
             for spec in _segment(source).layout.tables:
                 restored.setdefault(spec.name, set()).update(array.name for array in spec.arrays)
     return restored
-
-
-def _open_shard(
-    manifest: Manifest,
-    shard: int,
-    num_shards: int,
-    tables: Mapping[str, Table],
-    report: RecoveryReport,
-    direct_io: bool,
-) -> _ShardSegments:
-    ranges = {
-        name: shard_row_range(table.num_embeddings, shard, num_shards)
-        for name, table in tables.items()
-    }
-    return _ShardSegments(
-        ranges,
-        [_open(manifest, record, ranges, report, direct_io) for record in manifest.segments],
-    )
 
 
 def _segment(source: Source) -> Segment:
@@ -121,8 +113,7 @@ def _open(
         segment = open_segment(manifest, record)
         return Source(record, SegmentRows(segment, dict(ranges), direct_io=direct_io))
     except DamageError as error:
-        path = manifest.path_of(record)
-        report.damaged_segments.append(DamagedSegment(path, str(error), -1))
+        report.add_damaged(manifest.path_of(record), error)
         return Source(record, None)
 
 
@@ -187,17 +178,16 @@ def _restore_segments(
         slots=_slots([_segment(source) for source, _ in found]),
         pool=pool,
         direct_io=direct_io,
+        **native_read_errors(*(_segment(source).path for source, _ in found)),
     )
     for (source, _), result in zip(found, results, strict=True):
         segment = _segment(source)
         report.segments_read += 1
         report.bytes_read += result["bytes_read"] + segment.layout.header_bytes
         damaged = result["damaged"]
-        if damaged:
+        if error := damage_of(segment.path, result):
             num_rows = sum(count for _, _, count, _, _ in damaged)
-            report.damaged_segments.append(
-                DamagedSegment(segment.path, f"{segment.path}: {damaged[0][3]}", num_rows)
-            )
+            report.add_damaged(segment.path, error, num_rows)
         places = {(table, first) for table, first, _, _, _ in damaged}
         source.damaged |= {
             number for number, chunk in enumerate(segment.chunks) if chunk[:2] in places
@@ -250,9 +240,10 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
         chunks=segment.chunks,
         slots=_slots([segment]),
         direct_io=direct_io,
+        **native_read_errors(segment.path),
     )
-    if result["damaged"]:
-        raise DamageError(f"{segment.path}: {result['damaged'][0][3]}")
+    if error := damage_of(segment.path, result):
+        raise error
     tensors = {
         spec.name: array[""].reshape(spec.shape or ())
         for spec, array in zip(layout.tables, arrays, strict=True)
@@ -260,9 +251,18 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
     part = DensePart(segment.metadata.get("skeleton"), tensors)
     try:
         read_position(part.tree())
-    except DamageError as error:
-        raise DamageError(f"{segment.path}: {error}") from error
+    except DamageError as wrong:
+        raise DamageError(f"{segment.path}: {wrong}") from wrong
     return part
+
+
+def no_dense_part(report: RecoveryReport) -> DamageError | StorageError:
+    """What to raise if a report lists every dense part there was, and none could be used."""
+    newest = report.damaged_segments[0]
+    if any(damaged.is_unreadable for damaged in report.damaged_segments):
+        text = f"no dense part that can be read is left: {newest.reason}"
+        return StorageError(errno.EIO, text, str(newest.path))
+    return DamageError(f"no undamaged dense part is left: {newest.reason}")
 
 
 def newest_readable_dense(
@@ -273,6 +273,5 @@ def newest_readable_dense(
         try:
             return record, read_dense(manifest, record)
         except DamageError as error:
-            path = manifest.path_of(record)
-            report.damaged_segments.append(DamagedSegment(path, str(error), -1))
+            report.add_damaged(manifest.path_of(record), error)
     return None

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from cpr_ext.errors import DamageError
+from cpr_ext.reading import UnreadableError
+
 
 @dataclass(frozen=True)
 class DamagedSegment:
@@ -18,11 +21,15 @@ class DamagedSegment:
         reason: what is wrong with it, the first of several.
         num_rows: rows that were not restored from it because of that; a newer segment may hold
             them. -1 if the file does not tell.
+        is_unreadable: it, or a part of it, could not be read and may be sound
+            (``on_read_error="fall_back"``); it stays in the store until a newer snapshot with all
+            rows is durable.
     """
 
     path: Path
     reason: str
     num_rows: int
+    is_unreadable: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,16 @@ class RecoveryReport:
     seconds: float = 0.0
     extra_state: Any = None
     differences: list[str] = field(default_factory=list)
+
+    @property
+    def unreadable_paths(self) -> set[Path]:
+        """Segments that could not be read, or a part of them."""
+        return {damaged.path for damaged in self.damaged_segments if damaged.is_unreadable}
+
+    def add_damaged(self, path: Path, error: DamageError, num_rows: int = -1) -> None:
+        """A segment is not usable, or ``num_rows`` rows of it are not."""
+        is_unreadable = isinstance(error, UnreadableError)
+        self.damaged_segments.append(DamagedSegment(path, str(error), num_rows, is_unreadable))
 
     def add_stale(self, count: int) -> None:
         """So many more rows are older than the rest, if that is known at all."""

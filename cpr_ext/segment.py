@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 # Placeholders as wide as a value can get, so that the header's size is known in advance.
 _WIDEST_STEP = 2**63 - 1
 _WIDEST_CHECKSUM = 2**32 - 1
+NO_CHECKSUM = "00000000"  # in the place of a header's own, while it is computed
 
 # (table, first, count, step, checksums): see csrc/pipeline/segment_plan.h
 Chunk = tuple[int, int, int, int, list[int]]
@@ -94,6 +95,16 @@ class TableSpec:
     shape: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Committed:
+    """What a manifest is to say of a segment, kept in its header too: it can then be rebuilt."""
+
+    first_step: int = _WIDEST_STEP
+    last_step: int = _WIDEST_STEP
+    num_samples: int = _WIDEST_STEP
+    is_complete: bool = False
+
+
 @dataclass
 class SegmentLayout:
     """Where everything of a segment lies; made before anything is captured.
@@ -119,7 +130,7 @@ class SegmentLayout:
             for first in range(0, table.num_rows, step)
         ]
         self.place_at(start=0)
-        self.header_bytes = align_up(8 + len(self._header_json(widest)))
+        self.header_bytes = align_up(8 + len(self._header_json(widest, Committed())))
         if self.header_bytes > MAX_HEADER_BYTES:
             raise UsageError(
                 f"the segment's header would take {self.header_bytes} bytes of {MAX_HEADER_BYTES}; "
@@ -151,14 +162,15 @@ class SegmentLayout:
         """File offset of an array of table ``index``; 0 while nothing is placed."""
         return self.offsets.get((index, array), 0)
 
-    def header(self, chunks: list[Chunk]) -> bytes:
+    def header(self, chunks: list[Chunk], committed: Committed) -> bytes:
         """The finished header block, ``header_bytes`` long."""
-        text = self._header_json(chunks)
+        text = self._header_json(chunks, committed)
         assert 8 + len(text) <= self.header_bytes, "the header outgrew its planned size"
         padded = text.ljust(self.header_bytes - 8, b" ")
-        return len(padded).to_bytes(8, "little") + padded
+        block = len(padded).to_bytes(8, "little") + padded
+        return with_checksum(block, f"{native.crc32c(block):08x}", of=NO_CHECKSUM)
 
-    def _header_json(self, chunks: list[Chunk]) -> bytes:
+    def _header_json(self, chunks: list[Chunk], committed: Committed) -> bytes:
         entries: dict[str, Any] = {}
         pads = 0
         start = self.header_bytes
@@ -202,11 +214,20 @@ class SegmentLayout:
             "__metadata__": {
                 "format": "cpr_ext.segment",
                 "format_version": str(FORMAT_VERSION),
+                "header_crc32c": NO_CHECKSUM,
+                "committed": json.dumps(asdict(committed), separators=(",", ":")),
                 "cpr_ext": json.dumps(own, separators=(",", ":")),
             },
             **entries,
         }
         return json.dumps(header, separators=(",", ":")).encode()
+
+
+def with_checksum(header: bytes, checksum: str, *, of: str) -> bytes:
+    """A header block with another value in the place of its own checksum ``of``."""
+    # The first of its kind: names that come from users follow later.
+    old, new = (f'"header_crc32c":"{text}"'.encode() for text in (of, checksum))
+    return header.replace(old, new, 1)
 
 
 def array_specs(table: str, arrays: Mapping[str, torch.Tensor]) -> tuple[ArraySpec, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,14 @@ from cpr_ext._native import native
 from cpr_ext.dense import DensePart
 from cpr_ext.errors import SnapshotError
 from cpr_ext.manifest import Kind, Manifest, SegmentRecord, segment_name
-from cpr_ext.segment import Chunk, SegmentLayout, TableSpec, array_specs, native_table
+from cpr_ext.segment import (
+    Chunk,
+    Committed,
+    SegmentLayout,
+    TableSpec,
+    array_specs,
+    native_table,
+)
 from cpr_ext.selection import RowIds, Selection
 
 
@@ -171,19 +178,17 @@ class SegmentCapture:
     def finish(self, *, num_samples: int, is_complete: bool = False) -> SegmentRecord:
         """Wait until the rows are written, write the header, sync; what the manifest is to say."""
         self._job.wait("written")
-        header = self._layout.header(self._job.chunks())
+        committed = Committed(min(self._steps), max(self._steps), num_samples, is_complete)
+        header = self._layout.header(self._job.chunks(), committed)
         self._job.finish(header)
         return SegmentRecord(
             file=segment_name(self._snapshot, self._kind),
             kind=self._kind,
             snapshot=self._snapshot,
-            first_step=min(self._steps),
-            last_step=max(self._steps),
-            num_samples=num_samples,
             file_bytes=self._layout.file_bytes,
             header_bytes=self._layout.header_bytes,
             header_crc32c=native.crc32c(header),
-            is_complete=is_complete,
+            **asdict(committed),
         )
 
     def mark_committed(self) -> None:

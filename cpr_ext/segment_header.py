@@ -15,23 +15,31 @@ from typing import Any
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.files import open_regular
+from cpr_ext.files import open_regular, require_all_bytes
+from cpr_ext.manifest import SegmentRecord, is_count, parse_segment_name
+from cpr_ext.reading import retrying, retrying_segment
 from cpr_ext.segment import (
     ALIGNMENT,
     DTYPES,
     FORMAT_VERSION,
     MAX_HEADER_BYTES,
+    NO_CHECKSUM,
     ROW_IDS,
     ArraySpec,
     Chunk,
     Segment,
     SegmentLayout,
     TableSpec,
+    with_checksum,
 )
 
 MAX_SEGMENT_BYTES = 1 << 50  # as in csrc/pipeline/segment_plan.h
 _MAX_DIMENSIONS = 32
 _MAX_NAME = 4096
+_MALFORMED = (
+    *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError),
+    RecursionError,
+)
 
 
 def read_segment(path: Path, *, header_bytes: int, header_crc32c: int) -> Segment:
@@ -45,15 +53,14 @@ def read_segment(path: Path, *, header_bytes: int, header_crc32c: int) -> Segmen
     Raises:
         DamageError: the file is missing or no regular file, ends early, or its header is not what
             was committed, or describes what cannot be.
+        StorageError: it could not be read; see :mod:`cpr_ext.reading`.
         StoreError: it has a format version not known here.
     """
     if not 8 <= header_bytes <= MAX_HEADER_BYTES:
         raise DamageError(f"{path}: the manifest gives a header of {header_bytes} bytes")
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            file_bytes = os.fstat(file.fileno()).st_size
-            block = file.read(min(header_bytes, file_bytes))
-    except OSError as error:
+        file_bytes, block = retrying_segment(path, lambda: _read_block(path, header_bytes))
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DamageError(f"{path}: {error.strerror or error}") from error
     if len(block) != header_bytes:
         raise DamageError(f"{path}: the file ends inside its header ({len(block)} bytes)")
@@ -63,11 +70,60 @@ def read_segment(path: Path, *, header_bytes: int, header_crc32c: int) -> Segmen
         )
     try:
         return _parse(path, block, file_bytes)
-    except (
-        *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError),
-        RecursionError,
-    ) as error:
+    except _MALFORMED as error:
         raise DamageError(f"{path}: not a cpr_ext segment ({error!r:.200})") from error
+
+
+def _read_block(path: Path, header_bytes: int) -> tuple[int, bytes]:
+    """Size of a segment file in bytes, and its header block as far as the file reaches."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        file_bytes = os.fstat(file.fileno()).st_size
+        wanted = min(header_bytes, file_bytes)
+        block = file.read(wanted)
+        require_all_bytes(file.fileno(), len(block), wanted)
+    return file_bytes, block
+
+
+def read_own_record(path: Path) -> SegmentRecord:
+    """What a manifest would say of a segment, from the segment's own header.
+
+    Raises:
+        DamageError: the file is not what was written, or an earlier release wrote it, which kept
+            in headers neither a checksum of their own nor all that a manifest says.
+        StorageError: it could not be read.
+    """
+    name = parse_segment_name(path.name)
+    header_bytes = retrying(path, lambda: _own_header_bytes(path))
+    if name is None or header_bytes % ALIGNMENT != 0 or header_bytes > MAX_HEADER_BYTES:
+        raise DamageError(f"{path}: not a segment")
+    file_bytes, block = retrying(path, lambda: _read_block(path, header_bytes))
+    try:
+        metadata = json.loads(block[8:])["__metadata__"]
+        own, committed = metadata["header_crc32c"], json.loads(metadata["committed"])
+        unsigned = with_checksum(block, NO_CHECKSUM, of=own)
+        if f"{native.crc32c(unsigned):08x}" != own:
+            raise ValueError("its header's checksum differs from the header")
+        segment = _parse(path, block, file_bytes)
+        kind: Any = segment.metadata["kind"]
+        _require((segment.metadata["snapshot"], kind) == name, "it is another segment")
+        return SegmentRecord(
+            file=path.name,
+            kind=kind,
+            snapshot=name[0],
+            file_bytes=file_bytes,
+            header_bytes=header_bytes,
+            header_crc32c=native.crc32c(block),
+            **committed,
+        )
+    except _MALFORMED as error:
+        raise DamageError(
+            f"{path}: its header does not show what it is ({error!r:.200})"
+        ) from error
+
+
+def _own_header_bytes(path: Path) -> int:
+    with os.fdopen(open_regular(path), "rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
 
 
 def _parse(path: Path, block: bytes, file_bytes: int) -> Segment:
@@ -119,7 +175,8 @@ def _chunk(chunk: Sequence[Any]) -> Chunk:
     table, first, count, step, crcs = chunk
     numbers = [int(crc, 16) for crc in crcs]
     _require(all(0 <= number < 2**32 for number in numbers), "a checksum is no checksum")
-    return _count(table), _count(first), _count(count), _count(step), numbers
+    _require(is_count(step), f"step {step!r:.100}")
+    return _count(table), _count(first), _count(count), step, numbers
 
 
 def _check_chunks(layout: SegmentLayout, chunks: Sequence[Chunk]) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError
+from cpr_ext.reading import damage_of, native_read_errors
 from cpr_ext.segment import ROW_IDS, ArraySpec, Segment, SegmentLayout, TableSpec
 
 _ROW_ID_SPEC = ArraySpec(ROW_IDS, torch.int64, ())
@@ -152,10 +153,11 @@ class SegmentRows:
             chunks=[(0, 0, count, step, crcs)],
             slots=native.SlotPool(num_slots=1, slot_bytes=one_range.chunk_bytes(count)),
             direct_io=self._direct_io,
+            **native_read_errors(self.segment.path),
         )
         self.bytes_read += result["bytes_read"]
-        if result["damaged"]:
-            raise DamageError(f"{self.segment.path}: {result['damaged'][0][3]}")
+        if error := damage_of(self.segment.path, result):
+            raise error
         return arrays
 
     def _offset(self, table: int, array: ArraySpec, first: int) -> int:

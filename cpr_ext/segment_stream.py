@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from math import gcd
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
 from cpr_ext.files import create_anew, remove_opened, storage_error
 from cpr_ext.manifest import Kind, SegmentRecord, segment_name
-from cpr_ext.segment import ALIGNMENT, ROW_IDS, Chunk, SegmentLayout, TableSpec, align_up
+from cpr_ext.segment import ALIGNMENT, ROW_IDS, Chunk, Committed, SegmentLayout, TableSpec, align_up
 
 
 class Pace:
@@ -132,7 +133,8 @@ class SegmentStream:
 
     def finish(self, *, first_step: int, last_step: int, num_samples: int) -> SegmentRecord:
         """Write the header and sync the file; what a manifest is to say of it."""
-        header = self._layout.header(self._chunks)
+        committed = Committed(first_step, last_step, num_samples)
+        header = self._layout.header(self._chunks, committed)
         self._write_at(memoryview(header), 0)
         try:
             os.fsync(self._file)
@@ -143,12 +145,10 @@ class SegmentStream:
             file=self.path.name,
             kind=self._kind,
             snapshot=self._snapshot,
-            first_step=first_step,
-            last_step=last_step,
-            num_samples=num_samples,
             file_bytes=self._layout.file_bytes,
             header_bytes=self._layout.header_bytes,
             header_crc32c=native.crc32c(header),
+            **asdict(committed),
         )
 
     def _write_at(self, data: memoryview, offset: int) -> None:

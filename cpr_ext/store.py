@@ -2,6 +2,7 @@
 
     LOCK                                     whose holder writes here; taken before anything else
     STORE.json                               which model this is
+    STORE.copy.json                          the same once more, for ``cpr repair``
     dense/MANIFEST.json                      snapshots of all that is not a table row
     dense/00000012-dense.safetensors
     shard-00003/MANIFEST.json                live segments of one shard, oldest first
@@ -13,9 +14,10 @@ a snapshot that ``dense/MANIFEST.json`` names is committed as a whole.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,14 +30,15 @@ from cpr_ext.files import (
     sync_directory,
 )
 from cpr_ext.locks import LOCK_FILE, DirectoryLock
-from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord
+from cpr_ext.manifest import MAX_WRITABLE, Manifest, SegmentRecord
 from cpr_ext.retention import Retention, keep_points, plan_retention
 from cpr_ext.segment import DTYPE_NAMES
-from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_signed, write_signed
+from cpr_ext.signed_json import FREE_BYTES, REPAIR_HINT, TEMPORARY_SUFFIX, read_signed, write_signed
 from cpr_ext.tables import Table
 from cpr_ext.witness import refuse_outdated
 
 STORE_FILE = "STORE.json"
+STORE_COPY_FILE = "STORE.copy.json"
 
 logger = logging.getLogger("cpr_ext")
 
@@ -73,6 +76,8 @@ class Store:
         self.num_shards = num_shards
         self.retention = retention or Retention()
         self._locks: list[DirectoryLock] = []
+        self._opened: list[Manifest] = []
+        self._passed_over: frozenset[SegmentRecord] = frozenset()
         try:
             self.directory = self.directory.absolute()
             make_directory(self.directory)
@@ -101,6 +106,7 @@ class Store:
             raise StoreError(
                 f"'{self.directory}' is not a cpr_ext store (it has no {STORE_FILE}) but holds "
                 f"{strangers[0]!r}; choose an empty or a new directory"
+                + (REPAIR_HINT if STORE_COPY_FILE in strangers else "")
             )
 
     def _lock(self, directory: Path) -> DirectoryLock:
@@ -110,7 +116,9 @@ class Store:
 
     def _identify(self, model: dict[str, Any]) -> None:
         path = self.directory / STORE_FILE
-        recorded = read_signed(path, "cpr_ext.store")
+        # As large as that of the live model it may be, before anything is saved.
+        free_bytes = max(FREE_BYTES, 2 * len(json.dumps(model, indent=1)))
+        recorded = read_signed(path, "cpr_ext.store", free_bytes=free_bytes)
         if recorded is None:
             self._refuse_strangers()
             write_signed(path, "cpr_ext.store", model)
@@ -122,12 +130,26 @@ class Store:
             )
         else:
             sync_directory(self.directory)  # as for a manifest, below
+        self._write_copy(model)
+
+    def _write_copy(self, model: dict[str, Any]) -> None:
+        """What describes the store exists twice, for ``cpr repair``."""
+        path = self.directory / STORE_COPY_FILE
+        try:
+            with suppress(StoreError):  # damaged: written anew
+                if read_signed(path, "cpr_ext.store") == model:
+                    return
+            write_signed(path, "cpr_ext.store", model)
+        except StorageError as error:
+            logger.warning("the second copy of %s could not be written: %s", STORE_FILE, error)
 
     def _open_manifest(self, directory: Path) -> Manifest:
         make_directory(directory)
         require_directory(directory)
         lock = self._lock(directory)
         manifest = Manifest(directory, lock)
+        manifest.require_room(MAX_WRITABLE)
+        self._opened.append(manifest)
         # It may be in the page cache only, its writer killed or refused before the last sync; what
         # other manifests note of it, and what is trained from it, must not outlive it.
         sync_directory(directory)
@@ -143,7 +165,7 @@ class Store:
         for manifest in self._manifests:
             manifest.remove_unlisted()
             # From the start every directory has one, so that its neighbours tell if it is removed.
-            if not (manifest.directory / MANIFEST_FILE).exists():
+            if not manifest.is_recorded:
                 self._commit(manifest, ())
 
     def _commit(self, manifest: Manifest, segments: tuple[SegmentRecord, ...]) -> None:
@@ -175,7 +197,8 @@ class Store:
         are superseded.
         """
         points = self.retention.full_recovery_points
-        self._commit(self.dense, keep_points((*self.dense.segments, record), points))
+        older = (r for r in self.dense.segments if r not in self._passed_over)
+        self._commit(self.dense, keep_points((*older, record), points))
 
     def retain(self, retention: Retention | None = None) -> None:
         """Remove what ``retention`` (else that of the store) no longer asks for.
@@ -184,7 +207,10 @@ class Store:
         """
         kept = plan_retention(
             self.dense.segments,
-            [manifest.segments for manifest in self.shards],
+            [
+                tuple(r for r in manifest.segments if r not in self._superseded)
+                for manifest in self.shards
+            ],
             retention or self.retention,
         )
         try:
@@ -193,11 +219,33 @@ class Store:
             for manifest, records in plan:
                 if records != manifest.segments:
                     self._commit(manifest, records)
+                if retention is not None:  # the disk is full
+                    manifest.remove_dropped(at_once=True)
+            self._passed_over = frozenset()
         except StorageError as error:
             logger.warning("old snapshots could not be removed: %s", error)
 
-    def roll_back(self, snapshot: int) -> None:
-        """Forget everything newer than ``snapshot``, which training goes back to."""
+    @property
+    def _superseded(self) -> frozenset[SegmentRecord]:
+        """What was passed over, once a newer snapshot is committed as a whole."""
+        is_newest = any(record in self._passed_over for record in self.dense.segments[-1:])
+        return frozenset() if is_newest else self._passed_over
+
+    def roll_back(self, snapshot: int, keep: Collection[Path] = ()) -> None:
+        """Forget everything newer than ``snapshot``, which training goes back to.
+
+        Args:
+            keep: dense parts that could not be read. They, and all that they rest on, stay until a
+                newer snapshot of all rows, which the caller sees to, is committed as a whole.
+        """
+        unreadable = [r.snapshot for r in self.dense.segments if self.dense.path_of(r) in keep]
+        newest_kept = max([snapshot, *unreadable])
+        self._forget_newer_than(newest_kept)
+        self._passed_over = frozenset(
+            r for manifest in self._manifests for r in manifest.segments if r.snapshot > snapshot
+        )
+
+    def _forget_newer_than(self, snapshot: int) -> None:
         # The dense part first: a crash in between leaves shards that are newer than any snapshot
         # committed as a whole, which the next roll-back removes.
         for manifest in self._manifests:
@@ -219,11 +267,15 @@ class Store:
             lock.require_in_place()
 
     def close(self) -> None:
-        """Give the locks back. Closing twice is fine.
+        """Remove what waited for readers, if there are none by now; give the locks back.
+
+        Closing twice is fine.
 
         Raises:
             StorageError: the operating system reports an error; all are given back all the same.
         """
+        while self._opened:
+            self._opened.pop().remove_dropped()
         refusals: list[tuple[Path, OSError]] = []
         while self._locks:
             lock = self._locks.pop()

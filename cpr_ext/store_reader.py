@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from cpr_ext.errors import DamageError, StoreError, UsageError
+from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
+from cpr_ext.leases import reader_lease
 from cpr_ext.manifest import Manifest, SegmentRecord
+from cpr_ext.reading import exists, list_directory
 from cpr_ext.segment import DTYPES, Segment
 from cpr_ext.segment_header import read_segment
 from cpr_ext.signed_json import read_signed
@@ -25,8 +29,10 @@ from cpr_ext.table_parts import TablePart
 from cpr_ext.tables import shard_row_range
 from cpr_ext.witness import is_torn
 
-_ATTEMPTS = 20
+# Between readings of a store that changes while it is read.
+_PAUSES_SECONDS = (*(0.0,) * 5, *(0.01,) * 10, *(0.1,) * 10)
 _MAX_ROWS = 2**48
+T = TypeVar("T")
 _SHARD_DIRECTORY = re.compile(r"shard-(\d{5,})", re.ASCII)
 
 
@@ -72,20 +78,34 @@ class StoreReader:
             DamageError: a manifest is not what was committed, or older than another has seen.
         """
         require_shards(self.directory, self.num_shards)
-        for _ in range(_ATTEMPTS):
+        for pause in _PAUSES_SECONDS:
             self.dense = Manifest(self.directory / "dense")
             self.shards = [
                 Manifest(self.shard_directory(shard)) for shard in range(self.num_shards)
             ]
-            again = Manifest(self.directory / "dense")
-            is_same = (again.generation, again.segments) == (
-                self.dense.generation,
-                self.dense.segments,
-            )
-            if is_same and not is_torn([self.dense, *self.shards]):
+            if _state(Manifest(self.directory / "dense")) == _state(self.dense) and not is_torn(
+                [self.dense, *self.shards]
+            ):
                 return
-        raise StoreError(
-            f"'{self.directory}' changed during each of {_ATTEMPTS} readings; pause its training"
+            time.sleep(pause)
+        raise self.unsteady()
+
+    def unsteady(self) -> StoreError:
+        """What to raise if no view of the store holds for long enough."""
+        return StoreError(
+            f"'{self.directory}' changed during each of {len(_PAUSES_SECONDS)} readings; pause its "
+            "training"
+        )
+
+    def is_gone(self) -> bool:
+        """True if another process has replaced this view, and removed a file of it."""
+        manifests = [self.dense, *self.shards]
+        if all(_state(Manifest(m.directory)) == _state(m) for m in manifests):
+            return False
+        return any(
+            not exists(manifest.path_of(record))
+            for manifest in manifests
+            for record in manifest.segments
         )
 
     def shard_directory(self, shard: int) -> Path:
@@ -150,6 +170,50 @@ class StoreReader:
         return opened
 
 
+def _state(manifest: Manifest) -> tuple[int, tuple[SegmentRecord, ...]]:
+    return manifest.generation, manifest.segments
+
+
+def read_committed(store: str | os.PathLike[str], read: Callable[[StoreReader], T]) -> T:
+    """Call ``read`` with a view of a store, which a training process may be changing.
+
+    Returns:
+        What ``read`` made of one committed state: if files of the view are removed meanwhile, it
+        is called again with the view that is newest then.
+
+    Raises:
+        StoreError: each of many views was gone before it was read.
+    """
+    return read_committed_all([store], lambda readers: read(readers[0]))
+
+
+def read_committed_all(
+    stores: Sequence[str | os.PathLike[str]],
+    read: Callable[[list[StoreReader]], T],
+    is_whole: Callable[[T], bool] = lambda result: True,
+) -> T:
+    """The same of several stores.
+
+    Args:
+        is_whole: False for a result in which something was passed over as damaged: it is kept only
+            if all files are still there.
+    """
+    with ExitStack() as leased:
+        for store in stores:
+            leased.enter_context(reader_lease(Path(store)))
+        for pause in _PAUSES_SECONDS:
+            readers = [StoreReader(store) for store in stores]
+            try:
+                result = read(readers)
+                if is_whole(result) or not any(reader.is_gone() for reader in readers):
+                    return result
+            except (DamageError, StorageError):
+                if not any(reader.is_gone() for reader in readers):
+                    raise
+            time.sleep(pause)
+        raise readers[0].unsteady()
+
+
 def open_segment(manifest: Manifest, record: SegmentRecord) -> Segment:
     """Read and check the header of a segment that a manifest names.
 
@@ -183,7 +247,7 @@ def require_shards(directory: Path, num_shards: int) -> None:
 
     ``num_shards`` is what a file says, and may be any number.
     """
-    names = {entry.name for entry in directory.iterdir()}
+    names = {entry.name for entry in list_directory(directory)}
     missing = next((n for n in range(num_shards) if f"shard-{n:05d}" not in names), None)
     if missing is not None:
         raise DamageError(
@@ -201,17 +265,17 @@ def require_all_rows(base: Segment, row_ranges: Mapping[str, tuple[int, int]]) -
             raise DamageError(f"{base.path}: this base lacks rows of table '{name}'")
 
 
-def read_identity(directory: Path) -> tuple[int, Mapping[str, StoredTable]]:
-    """Number of shards and tables of a store, from its STORE.json.
+def read_identity(directory: Path, file: str = STORE_FILE) -> tuple[int, Mapping[str, StoredTable]]:
+    """Number of shards and tables of a store, from its STORE.json, or the copy of it.
 
     Raises:
         StoreError: there is none, or it has a version not known here.
         DamageError: it is not what was written.
     """
-    path = directory / STORE_FILE
-    content = read_signed(path, "cpr_ext.store") if directory.is_dir() else None
+    path = directory / file
+    content = read_signed(path, "cpr_ext.store")
     if content is None:
-        raise StoreError(f"'{directory}' is not a cpr_ext store (it has no {STORE_FILE})")
+        raise StoreError(f"'{directory}' is not a cpr_ext store (it has no {file})")
     try:
         num_shards = _count(content["num_shards"])
         tables = {str(name): _stored(str(name), t) for name, t in content["tables"].items()}

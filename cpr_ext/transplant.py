@@ -17,8 +17,8 @@ from cpr_ext.aftermath import Source, account, needs_account
 from cpr_ext.dense import DensePart
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.manifest import SegmentRecord
-from cpr_ext.recovery import newest_readable_dense
-from cpr_ext.recovery_report import DamagedSegment, RecoveryReport
+from cpr_ext.recovery import newest_readable_dense, no_dense_part
+from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.segment import ArraySpec
 from cpr_ext.segment_rows import SegmentRows
 from cpr_ext.shard_rows import ShardRows
@@ -147,8 +147,7 @@ class _Damages:
         (source,) = (s for s in self.sources if s.rows and s.rows.segment.path == path)
         if chunk not in source.damaged:
             source.damaged.add(chunk)
-            reason = f"chunk {chunk}: {error}"
-            self.report.damaged_segments.append(DamagedSegment(path, reason, num_rows))
+            self.report.add_damaged(path, type(error)(f"chunk {chunk}: {error}"), num_rows)
 
 
 def _open_sources(
@@ -165,8 +164,7 @@ def _open_sources(
             rows = SegmentRows(segment, ranges, direct_io=direct_io)
             opened.append(Source(record, rows))
         except DamageError as error:
-            path = manifest.path_of(record)
-            report.damaged_segments.append(DamagedSegment(path, str(error), -1))
+            report.add_damaged(manifest.path_of(record), error)
             opened.append(Source(record, None))
     return opened
 
@@ -259,5 +257,5 @@ def newest_undamaged(
     candidates = [r for r in reader.dense.segments if r.is_complete or not full]
     found = newest_readable_dense(reader.dense, candidates, report)
     if found is None:
-        raise DamageError(f"no undamaged dense part is left: {report.damaged_segments[0].reason}")
+        raise no_dense_part(report)
     return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cpr_ext.errors import DamageError
 from cpr_ext.manifest import MANIFEST_FILE, Manifest
+from cpr_ext.signed_json import REPAIR_HINT
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Outdated:
         return (
             f"{path} is {found}, but {witness} has seen generation {self.seen} of it: it was "
             "removed, or replaced by an older copy. Put the newer one back with its segments, or "
-            "the whole store from one copy"
+            f"the whole store from one copy{REPAIR_HINT}"
         )
 
     def is_still_so(self) -> bool:

@@ -40,8 +40,8 @@ PYTHON_LAYERS: list[set[str]] = [
     {"_C"},  # the compiled module; only _native imports it
     {"errors"},
     {"options"},
-    {"_native", "at_exit", "files", "forks"},
-    {"signed_json", "devices", "locks"},
+    {"_native", "at_exit", "files", "forks", "reading"},
+    {"signed_json", "devices", "locks", "leases"},
     {"segment", "manifest"},
     {"packing", "retention", "merge_plan", "metrics", "witness", "table_parts"},
     {"dense_tree"},

@@ -20,6 +20,7 @@ from cpr_ext.manifest import Manifest
 from cpr_ext.segment import (
     ALIGNMENT,
     DTYPE_NAMES,
+    Committed,
     SegmentLayout,
     TableSpec,
     array_specs,
@@ -234,7 +235,7 @@ def test_the_planned_header_holds_the_longest_possible_steps_and_checksums():
     )
     layout.place([1000])
     widest = [(0, first, 1000, 2**63 - 1, [2**32 - 1] * 2) for first in range(0, 5000, 1000)]
-    assert len(layout.header(widest)) == layout.header_bytes
+    assert len(layout.header(widest, Committed())) == layout.header_bytes
     assert ALIGNMENT == BLOCK
 
 

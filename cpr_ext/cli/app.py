@@ -12,7 +12,9 @@ from cpr_ext.cli.emulate import emulate
 from cpr_ext.cli.export import export
 from cpr_ext.cli.inspect import inspect
 from cpr_ext.cli.launch import launch
+from cpr_ext.cli.output import printable
 from cpr_ext.cli.plan import plan
+from cpr_ext.cli.repair import repair
 from cpr_ext.cli.report import report
 from cpr_ext.cli.train import train
 from cpr_ext.cli.verify import verify
@@ -25,7 +27,9 @@ def app() -> None:
     """Cheap fault tolerance for recommendation-model training."""
 
 
-for command in (*(train, launch, plan, emulate, report, inspect, verify, export, compact, bench),):
+for command in (
+    *(train, launch, plan, emulate, report, inspect, verify, repair, export, compact, bench),
+):
     app.add_command(command)
 
 
@@ -34,8 +38,13 @@ def run() -> None:
     try:
         app(prog_name="cpr")
     except UsageError as error:
-        click.echo(f"Error: {error}", err=True)
+        _print_error(error)
         sys.exit(2)
     except (CprError, OSError, MemoryError) as error:
-        click.echo(f"Error: {str(error) or type(error).__name__}", err=True)
+        _print_error(error)
         sys.exit(1)
+
+
+def _print_error(error: BaseException) -> None:
+    text = str(error) or type(error).__name__
+    click.echo(printable(f"Error: {text}", keep="\n"), err=True)

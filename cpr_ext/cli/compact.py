@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cpr_ext.cli.output import count, json_option, print_json, size, store_argument
+from cpr_ext.cli.output import count, echo, json_option, print_json, size, store_argument
 
 
 @click.command()
@@ -41,4 +41,4 @@ def compact(store: str, mb_per_second: float | None, memory_mb: float, as_json: 
     before = f"{count(report.segments_before, 'segment')} of {size(report.bytes_before)}"
     after = f"{count(report.segments_after, 'segment')} of {size(report.bytes_after)}"
     what = f"{before} became {after}" if report.shards_compacted else "nothing to merge"
-    click.echo(f"{store}: {what}")
+    echo(f"{store}: {what}")

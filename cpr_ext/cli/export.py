@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from cpr_ext.cli.output import count, json_option, print_json, size, store_argument
+from cpr_ext.cli.output import count, echo, json_option, print_json, size, store_argument
 
 
 @click.command()
@@ -37,4 +37,4 @@ def export(
         print_json(report)
         return
     what = f"{count(report.tensors, 'tensor')}, {size(report.tensor_bytes)}, of step {report.step}"
-    click.echo(f"{report.out}: {what}: {', '.join(report.files)}")
+    echo(f"{report.out}: {what}: {', '.join(report.files)}")

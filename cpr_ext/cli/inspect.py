@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cpr_ext.cli.output import count, json_option, print_json, print_table, size, store_argument
+from cpr_ext.cli.output import (
+    count,
+    echo,
+    json_option,
+    print_json,
+    print_table,
+    size,
+    store_argument,
+)
 
 if TYPE_CHECKING:
     from cpr_ext.maintenance import StoreSummary, TableDetails
@@ -30,7 +38,8 @@ def inspect(store: str, table: str | None, as_json: bool) -> None:
 
 def _show(summary: StoreSummary) -> None:
     held = [count(summary.num_shards, "shard"), count(len(summary.tables), "table")]
-    click.echo(f"{summary.store}: {', '.join(held)}, {size(summary.file_bytes)}\n")
+    echo(f"{summary.store}: {', '.join(held)}, {size(summary.file_bytes)}")
+    click.echo()
     if not summary.points:
         click.echo("No snapshot was committed as a whole yet.\n")
     else:
@@ -80,10 +89,11 @@ def _show(summary: StoreSummary) -> None:
 
 def _show_table(details: TableDetails) -> None:
     table = details.table
-    click.echo(
+    echo(
         f"{table.name}: {table.num_embeddings} rows of {table.embedding_dim} {table.dtype}, "
-        f"row state: {', '.join(table.row_states) or 'none'}, {table.row_bytes} bytes per row\n"
+        f"row state: {', '.join(table.row_states) or 'none'}, {table.row_bytes} bytes per row"
     )
+    click.echo()
     names = ("freshest row", "1st quartile", "median", "3rd quartile", "oldest row")
     print_table(
         (f"captured before step {details.step}", "steps"),
@@ -92,4 +102,4 @@ def _show_table(details: TableDetails) -> None:
     click.echo()
     print_table(("captured at step", "rows"), list(details.rows_by_step.items())[:20])
     if (more := len(details.rows_by_step) - 20) > 0:
-        click.echo(f"... and {more} older steps; --json lists all")
+        echo(f"... and {more} older steps; --json lists all")

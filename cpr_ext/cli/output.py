@@ -22,9 +22,25 @@ def print_json(result: DataclassInstance, **more: Any) -> None:
     click.echo(json.dumps({**asdict(result), **more}, indent=1))
 
 
+def printable(text: str, *, keep: str = "") -> str:
+    """Text without control characters: the names in a store may hold anything.
+
+    Args:
+        keep: characters that stay all the same.
+    """
+    return "".join(
+        letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1] for letter in text
+    )
+
+
+def echo(text: str) -> None:
+    """Print a line in which names of a store occur."""
+    click.echo(printable(text))
+
+
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Columns: the first to the left, the others to the right."""
-    texts = [list(head), *([str(cell) for cell in row] for row in rows)]
+    texts = [list(head), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(head))]
     for row in texts:
         cells = [row[0].ljust(widths[0])]

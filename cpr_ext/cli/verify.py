@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from cpr_ext.cli.output import ByteBar, count, json_option, print_json, size, store_argument
+from cpr_ext.cli.output import ByteBar, count, echo, json_option, print_json, size, store_argument
 
 
 @click.command()
@@ -26,11 +26,11 @@ def verify(store: str, quiet: bool, as_json: bool) -> None:
         print_json(report, is_sound=report.is_sound)
     else:
         for damage in report.damaged:
-            click.echo(f"damaged: {damage.path}: {damage.reason}")
+            echo(f"damaged: {damage.path}: {damage.reason}")
         for path in report.left_overs:
-            click.echo(f"left over, harmless: {path}")
+            echo(f"left over, harmless: {path}")
         what = "no damage" if report.is_sound else f"{count(len(report.damaged), 'file')} damaged"
         read = f"{count(report.files_checked, 'file')}, {size(report.bytes_checked)}"
-        click.echo(f"{store}: {what}; checked {read}")
+        echo(f"{store}: {what}; checked {read}")
     if not report.is_sound:
         sys.exit(1)

@@ -3,6 +3,7 @@
 from cpr_ext.maintenance.compaction import CompactReport, compact
 from cpr_ext.maintenance.exporting import ExportReport, export
 from cpr_ext.maintenance.inspection import StoreSummary, TableDetails, inspect, inspect_table
+from cpr_ext.maintenance.repair import RepairReport, repair
 from cpr_ext.maintenance.row_reading import read_rows
 from cpr_ext.maintenance.self_check import SelfCheck, self_check
 from cpr_ext.maintenance.verification import Damage, VerifyReport, verify
@@ -11,6 +12,7 @@ __all__ = [
     "CompactReport",
     "Damage",
     "ExportReport",
+    "RepairReport",
     "SelfCheck",
     "StoreSummary",
     "TableDetails",
@@ -20,6 +22,7 @@ __all__ = [
     "inspect",
     "inspect_table",
     "read_rows",
+    "repair",
     "self_check",
     "verify",
 ]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from cpr_ext.errors import UsageError
-from cpr_ext.files import storage_error
-from cpr_ext.locks import DirectoryLock
-from cpr_ext.manifest import Manifest
+from cpr_ext.maintenance.locking import locked
+from cpr_ext.manifest import MAX_WRITABLE, Manifest
 from cpr_ext.merge_plan import plan_merges, recovery_points
 from cpr_ext.merging import MergeLimits, commit_merged, write_merged
 from cpr_ext.segment_stream import Pace
@@ -56,22 +54,11 @@ def compact(store: str | os.PathLike[str], *, limits: MergeLimits | None = None)
     if limits.bytes_per_second is not None and not limits.bytes_per_second > 0:
         raise UsageError(f"bytes_per_second is {limits.bytes_per_second}; it must be positive")
     reader = StoreReader(store)
-    locks: list[DirectoryLock] = []
-    try:
-        for manifest in [reader.dense, *reader.shards]:
-            locks.append(_lock(manifest.directory))
+    with locked([manifest.directory for manifest in [reader.dense, *reader.shards]]):
         reader.refresh()  # what was committed before the locks were ours
+        for manifest in [reader.dense, *reader.shards]:
+            manifest.require_room(MAX_WRITABLE)
         return _compact_locked(reader, limits)
-    finally:
-        for lock in locks:
-            lock.close()
-
-
-def _lock(directory: Path) -> DirectoryLock:
-    try:
-        return DirectoryLock(directory)
-    except OSError as error:
-        raise storage_error("lock", directory, error) from error
 
 
 def _compact_locked(reader: StoreReader, limits: MergeLimits) -> CompactReport:

@@ -11,14 +11,14 @@ from typing import Literal
 
 import torch
 
-from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.errors import CprError, UsageError
 from cpr_ext.files import storage_error, sync_directory
 from cpr_ext.maintenance.row_reading import shard_rows
 from cpr_ext.maintenance.safetensors_stream import TensorSpec, write_safetensors
 from cpr_ext.recovery import read_dense
 from cpr_ext.segment import ArraySpec
 from cpr_ext.shard_rows import ShardRows
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.store_reader import StoreReader, read_committed
 from cpr_ext.tables import WEIGHT
 
 Format = Literal["safetensors", "torch", "dcp"]
@@ -106,7 +106,10 @@ def export(
     target = Path(out)
     if target.exists():
         raise UsageError(f"'{target}' exists; choose a new directory")
-    reader = StoreReader(store)
+    return read_committed(store, lambda reader: _export(reader, target, format, full))
+
+
+def _export(reader: StoreReader, target: Path, format: Format, full: bool) -> ExportReport:
     record = reader.newest(full=full)
     model, rows = _collect(reader, record.snapshot, full)
     temporary = target.with_name(target.name + ".tmp")
@@ -118,7 +121,7 @@ def export(
         temporary.rename(target)
         sync_directory(target.parent)
     except OSError as error:
-        if isinstance(error, StoreError):
+        if isinstance(error, CprError):  # of the store that is read
             raise
         raise storage_error("write", target, error) from error
     finally:

@@ -11,7 +11,7 @@ from cpr_ext.maintenance.row_reading import shard_rows
 from cpr_ext.manifest import SegmentRecord
 from cpr_ext.segment import DTYPE_NAMES
 from cpr_ext.shard_rows import ShardRows
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.store_reader import StoreReader, read_committed
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,10 @@ def inspect(store: str | os.PathLike[str]) -> StoreSummary:
         StoreError: not a store, or a version not known here.
         DamageError: a manifest, or a header of the newest snapshot, is damaged.
     """
-    reader = StoreReader(store)
+    return read_committed(store, _inspect)
+
+
+def _inspect(reader: StoreReader) -> StoreSummary:
     points = tuple(
         Point(r.snapshot, r.last_step, r.num_samples, r.is_complete, r.file_bytes)
         for r in reader.dense.segments
@@ -115,7 +118,10 @@ def inspect_table(store: str | os.PathLike[str], table: str) -> TableDetails:
         UsageError: no such table.
         DamageError: a header or row ids are damaged.
     """
-    reader = StoreReader(store)
+    return read_committed(store, lambda reader: _inspect_table(reader, table))
+
+
+def _inspect_table(reader: StoreReader, table: str) -> TableDetails:
     reader.table(table)
     newest = reader.newest()
     steps = torch.cat(

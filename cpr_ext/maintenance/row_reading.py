@@ -10,7 +10,7 @@ import torch
 from cpr_ext.errors import DamageError, RowIndexError
 from cpr_ext.segment_rows import SegmentRows
 from cpr_ext.shard_rows import Rows, ShardRows
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.store_reader import StoreReader, read_committed
 from cpr_ext.tables import WEIGHT
 
 
@@ -26,7 +26,8 @@ def read_rows(
     Only chunks that hold one of the rows are read, and the row ids of partial segments.
 
     Args:
-        store: the directory, or a reader of it.
+        store: the directory, which a training process may be using; or a reader, whose view must
+            stay.
         table: name of the table.
         row_ids: (n,) int64, in any order, also repeated.
         full: as of the newest full-recovery point, not of the newest snapshot.
@@ -41,7 +42,9 @@ def read_rows(
         RowIndexError: a row id that the table does not have.
         DamageError: what would have to be read is damaged.
     """
-    reader = store if isinstance(store, StoreReader) else StoreReader(store)
+    if not isinstance(store, StoreReader):
+        return read_committed(store, lambda reader: read_rows(reader, table, row_ids, full=full))
+    reader = store
     wanted = torch.as_tensor(row_ids, dtype=torch.int64).reshape(-1)
     num_rows = reader.table(table).num_embeddings
     for row_id in wanted[(wanted < 0) | (wanted >= num_rows)][:1].tolist():

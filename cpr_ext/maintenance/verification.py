@@ -11,14 +11,18 @@ from pathlib import Path
 
 from cpr_ext.checking import Expected, check_dense, check_rows, expect, lacks_base
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord, parse_segment_name
+from cpr_ext.leases import reader_lease
+from cpr_ext.manifest import MANIFEST_FILE, MAX_SOUND, Manifest, SegmentRecord, parse_segment_name
+from cpr_ext.reading import exists, list_directory, retrying
 from cpr_ext.signed_json import TEMPORARY_SUFFIX
-from cpr_ext.store import STORE_FILE
+from cpr_ext.store import STORE_COPY_FILE, STORE_FILE
 from cpr_ext.store_reader import StoredTable, read_identity, require_shards
 from cpr_ext.witness import find_outdated
 
 _SHARD_DIRECTORY = re.compile(r"shard-(\d{5,})", re.ASCII)
 Progress = Callable[[int, int], None]
+# Readings of the manifests until two are alike; a writer that is faster is not waited for.
+_VIEWS = 100
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,14 @@ class _Verification:
         self._tables: Mapping[str, StoredTable] | None = None  # None: STORE.json is damaged
 
     def run(self) -> VerifyReport:
-        shards = self._identity()
-        dense = self._manifest(self._store / "dense")
-        manifests = [(n, self._manifest(self._store / f"shard-{n:05d}")) for n in range(shards)]
-        found = [manifest for _, manifest in manifests if manifest] + ([dense] if dense else [])
+        with reader_lease(self._store):
+            return self._run()
+
+    def _run(self) -> VerifyReport:
+        num_shards = self._identity()
+        names = ["dense", *(f"shard-{shard:05d}" for shard in range(num_shards))]
+        dense, *shards = self._view([self._store / name for name in names])
+        found = [manifest for manifest in [dense, *shards] if manifest is not None]
         for outdated in find_outdated(found):
             if outdated.is_still_so():
                 self._note(outdated.manifest.directory / MANIFEST_FILE, str(outdated))
@@ -92,10 +100,10 @@ class _Verification:
         for record in dense.segments if dense else ():
             assert dense is not None
             self._segment(dense, record, partial(self._check_dense, dense, record))
-        for shard, manifest in manifests:
+        for shard, manifest in enumerate(shards):
             if manifest is None:
                 continue
-            expected = expect(self._tables, shard, shards)
+            expected = expect(self._tables, shard, num_shards)
             for record in manifest.segments:
                 self._segment(
                     manifest,
@@ -110,7 +118,7 @@ class _Verification:
         path = self._store / STORE_FILE
         numbers = [
             int(match[1])
-            for entry in (self._store.iterdir() if self._store.is_dir() else ())
+            for entry in list_directory(self._store)
             if (match := _SHARD_DIRECTORY.fullmatch(entry.name))
         ]
         try:
@@ -118,11 +126,12 @@ class _Verification:
         except DamageError as error:
             self._note(path, error)
         except StoreError as error:
-            if path.exists() or not numbers:
+            if exists(path) or not numbers:
                 raise  # a version not known here, or no store at all
             self._note(path, error)
         else:
-            self._checked(path.stat().st_size)
+            self._checked(_size(path))
+            self._check_copy(shards)
             try:
                 require_shards(self._store, shards)
             except DamageError as error:
@@ -131,20 +140,45 @@ class _Verification:
             return shards
         return max(numbers, default=-1) + 1
 
-    def _manifest(self, directory: Path) -> Manifest | None:
+    def _check_copy(self, num_shards: int) -> None:
+        path = self._store / STORE_COPY_FILE
+        if not exists(path):
+            return  # of an earlier release; the next training run writes it
         try:
-            manifest = Manifest(directory)
+            if read_identity(self._store, STORE_COPY_FILE) != (num_shards, self._tables):
+                self._note(path, f"differs from {STORE_FILE}")
         except StoreError as error:
-            self._note(directory / MANIFEST_FILE, error)
-            return None
-        if (directory / MANIFEST_FILE).exists():
-            self._checked((directory / MANIFEST_FILE).stat().st_size)
-        live = {record.file for record in manifest.segments}
-        for entry in sorted(directory.iterdir()) if directory.is_dir() else ():
-            is_segment = parse_segment_name(entry.name) is not None and entry.name not in live
-            if is_segment or entry.name == MANIFEST_FILE + TEMPORARY_SUFFIX:
-                self._report.left_overs.append(str(entry))
-        return manifest
+            self._note(path, error)
+        else:
+            self._checked(_size(path))
+
+    def _view(self, directories: list[Path]) -> list[Manifest | None]:
+        """The manifests, all of one moment; None for one that is damaged, which is noted."""
+        before = [_read(directory) for directory in directories]
+        for _ in range(_VIEWS):
+            found = [_read(directory) for directory in directories]
+            if [_state(one) for one in found] == [_state(one) for one in before]:
+                break
+            before = found
+        view: list[Manifest | None] = []
+        for directory, one in zip(directories, found, strict=True):
+            if isinstance(one, StoreError):
+                self._note(directory / MANIFEST_FILE, one)
+                view.append(None)
+                continue
+            view.append(one)
+            if one.is_recorded:
+                self._checked(_size(directory / MANIFEST_FILE))
+            try:
+                one.require_room(MAX_SOUND)
+            except DamageError as error:
+                self._note(directory / MANIFEST_FILE, error)
+            live = {record.file for record in one.segments}
+            for entry in list_directory(directory):
+                is_segment = parse_segment_name(entry.name) is not None and entry.name not in live
+                if is_segment or entry.name == MANIFEST_FILE + TEMPORARY_SUFFIX:
+                    self._report.left_overs.append(str(entry))
+        return view
 
     def _segment(
         self, manifest: Manifest, record: SegmentRecord, check: Callable[[], None]
@@ -186,3 +220,20 @@ class _Verification:
     def _note(self, path: Path, reason: Exception | str) -> None:
         text = str(reason).removeprefix(f"{path}: ")
         self._report.damaged.append(Damage(str(path), text))
+
+
+def _read(directory: Path) -> Manifest | StoreError:
+    try:
+        return Manifest(directory)
+    except StoreError as error:
+        return error
+
+
+def _state(found: Manifest | StoreError) -> object:
+    if isinstance(found, Manifest):
+        return found.generation, found.segments
+    return str(found)
+
+
+def _size(path: Path) -> int:
+    return retrying(path, lambda: path.stat().st_size)

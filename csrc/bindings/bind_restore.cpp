@@ -60,6 +60,7 @@ py::dict report_of(const RestoreResult& result) {
   py::dict report;
   report["rows_restored"] = result.rows_restored;
   report["damaged"] = damaged;
+  report["chunks_unreadable"] = result.chunks_unreadable;
   report["bytes_read"] = result.bytes_read;
   return report;
 }
@@ -80,7 +81,8 @@ class SignalPoll {
 };
 
 py::list restore_all(const std::vector<BoundSource*>& bound, SlotPool& slots, ThreadPool* pool,
-                     bool direct_io) {
+                     bool direct_io, const std::vector<double>& pauses_seconds,
+                     bool unreadable_is_damage) {
   std::vector<RestoreSource> sources;
   for (const BoundSource* each : bound) {
     if (each == nullptr) throw UsageError("a source is None");
@@ -92,7 +94,8 @@ py::list restore_all(const std::vector<BoundSource*>& bound, SlotPool& slots, Th
   std::vector<RestoreResult> results;
   {
     py::gil_scoped_release release;
-    results = restore_segments(sources, direct_io, slots, pool, SignalPoll());
+    results = restore_segments(sources, direct_io, slots, pool, SignalPoll(),
+                               {pauses_seconds, unreadable_is_damage});
   }
   py::list reports;
   for (const RestoreResult& result : results) reports.append(report_of(result));
@@ -102,9 +105,10 @@ py::list restore_all(const std::vector<BoundSource*>& bound, SlotPool& slots, Th
 py::object restore_one(const std::filesystem::path& path, const std::vector<TableSpec*>& tables,
                        const std::vector<std::pair<int64_t, int64_t>>& wanted,
                        const std::vector<ChunkTuple>& chunks, SlotPool& slots, ThreadPool* pool,
-                       bool direct_io) {
+                       bool direct_io, const std::vector<double>& pauses_seconds,
+                       bool unreadable_is_damage) {
   BoundSource source = make_source(path, tables, wanted, chunks);
-  return restore_all({&source}, slots, pool, direct_io)[0];
+  return restore_all({&source}, slots, pool, direct_io, pauses_seconds, unreadable_is_damage)[0];
 }
 
 }  // namespace
@@ -117,11 +121,15 @@ void register_restore(py::module_& module) {
                              [](const BoundSource& bound) { return text_of(bound.source.path); });
   module.def("restore_segments", &restore_all, py::arg("sources"), py::kw_only(), py::arg("slots"),
              py::arg("pool") = nullptr, py::arg("direct_io") = true,
+             py::arg("pauses_seconds") = std::vector<double>{},
+             py::arg("unreadable_is_damage") = false,
              "Read, verify and scatter chunks, of a row the last; per source rows_restored, "
-             "damaged, bytes_read.");
+             "damaged, chunks_unreadable, bytes_read. Raises StorageError for what could not be "
+             "read, after the pauses.");
   module.def("restore_segment", &restore_one, py::kw_only(), py::arg("path"), py::arg("tables"),
              py::arg("wanted"), py::arg("chunks"), py::arg("slots"), py::arg("pool") = nullptr,
-             py::arg("direct_io") = true, "As restore_segments, of one source.");
+             py::arg("direct_io") = true, py::arg("pauses_seconds") = std::vector<double>{},
+             py::arg("unreadable_is_damage") = false, "As restore_segments, of one source.");
 }
 
 }  // namespace cpr_ext

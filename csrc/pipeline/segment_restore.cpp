@@ -1,6 +1,7 @@
 #include "pipeline/segment_restore.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -28,6 +29,7 @@ struct ReadChunk {
   SlotLease slot;
   std::vector<std::string> damage;  // per piece, empty if it could be read
   int64_t bytes = 0;
+  bool is_unreadable = false;  // a piece could not be read, rather than is damaged
 };
 
 // Reads all chunks of all sources ahead, on threads of its own, and gives them out in their order.
@@ -35,8 +37,9 @@ struct ReadChunk {
 class ReadAhead {
  public:
   // REQUIRES: all that is passed lives longer.
-  ReadAhead(const std::vector<RestoreSource>& sources, bool direct_io, SlotPool& slots)
-      : direct_io_(direct_io), slots_(slots) {
+  ReadAhead(const std::vector<RestoreSource>& sources, bool direct_io, SlotPool& slots,
+            const ReadErrors& errors)
+      : direct_io_(direct_io), slots_(slots), errors_(errors) {
     for (const RestoreSource& source : sources) {
       for (const Chunk& chunk : source.chunks) chunks_.push_back({&source, &chunk});
     }
@@ -57,6 +60,7 @@ class ReadAhead {
       read_.clear();
       is_stopped_ = true;
     }
+    stopped_.notify_all();
     for (std::thread& thread : threads_) thread.join();
   }
 
@@ -103,42 +107,69 @@ class ReadAhead {
   struct OpenFile {
     const RestoreSource* source = nullptr;
     std::optional<SegmentReader> reader;
-    std::string damage;
+    std::string damage;        // there is no such regular file
+    bool is_given_up = false;  // it was tried long enough: once per piece is enough from here on
   };
 
-  ReadChunk read_chunk(const Wanted& wanted, SlotLease slot, OpenFile* file) const {
-    if (file->source != wanted.source) open(*wanted.source, file);
+  ReadChunk read_chunk(const Wanted& wanted, SlotLease slot, OpenFile* file) {
+    if (file->source != wanted.source) {
+      *file = OpenFile{};
+      file->source = wanted.source;
+    }
     const Chunk& chunk = *wanted.chunk;
     const SegmentTable& table = wanted.source->tables[chunk.table].table;
-    ReadChunk read{wanted.source, &chunk, std::move(slot), {}, 0};
+    ReadChunk read{wanted.source, &chunk, std::move(slot), {}, 0, false};
     std::byte* data = read.slot.data();
     for (const Piece& piece : chunk_pieces(table, chunk.first, chunk.count)) {
-      if (file->reader) {
-        read.damage.push_back(file->reader->read(piece, data));
-        read.bytes += piece.size_bytes;
-      } else {
-        read.damage.push_back(file->damage);
-      }
+      read.damage.push_back(read_piece(piece, data, file, &read));
+      if (file->reader) read.bytes += piece.size_bytes;
       data += piece.size_bytes;
     }
     return read;
   }
 
-  void open(const RestoreSource& source, OpenFile* file) const {
-    file->source = &source;
-    file->reader.reset();
+  // What is damaged about the piece, or an empty string. What the system refuses is tried again,
+  // and then throws StorageError, unless that counts as damage.
+  std::string read_piece(const Piece& piece, std::byte* data, OpenFile* file, ReadChunk* read) {
+    for (size_t attempt = 0;; ++attempt) {
+      try {
+        if (!file->reader && file->damage.empty()) open(file);
+        return file->reader ? file->reader->read(piece, data) : file->damage;
+      } catch (const StorageError& error) {
+        file->reader.reset();  // a stale handle is opened again by its name
+        const bool is_last = file->is_given_up || attempt == errors_.pauses_seconds.size();
+        if (!is_last && pause(errors_.pauses_seconds[attempt])) continue;
+        if (!errors_.count_as_damage) throw;
+        file->is_given_up = true;
+        read->is_unreadable = true;
+        return error.what();
+      }
+    }
+  }
+
+  void open(OpenFile* file) const {
     try {
-      file->reader.emplace(source.path, direct_io_);
+      file->reader.emplace(file->source->path, direct_io_);
     } catch (const StorageError& error) {
+      if (!SegmentReader::is_missing(error)) throw;
       file->damage = error.what();
     }
   }
 
+  // False if the reading ended meanwhile.
+  bool pause(double seconds) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return !stopped_.wait_for(lock, std::chrono::duration<double>(seconds),
+                              [&] { return is_stopped_; });
+  }
+
   const bool direct_io_;
   SlotPool& slots_;
+  const ReadErrors& errors_;
   std::vector<Wanted> chunks_;
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::condition_variable stopped_;
   std::map<size_t, ReadChunk> read_;  // guarded by mutex_, as all below
   size_t next_to_read_ = 0;
   size_t next_to_give_ = 0;
@@ -229,6 +260,7 @@ void take_in(const RestoreTable& wanted, ReadChunk read, ThreadPool* threads,
              RestoreResult* result) {
   const SegmentTable& table = wanted.table;
   const Chunk& chunk = *read.chunk;
+  const bool is_unreadable = read.is_unreadable;
   Verdict verdict = check_pieces(table, read);
   const std::byte* data = read.slot.data();
   const int64_t* row_ids = nullptr;
@@ -255,6 +287,7 @@ void take_in(const RestoreTable& wanted, ReadChunk read, ThreadPool* threads,
                                                  : row_ids[i]);
   }
   result->damaged.push_back(std::move(damaged));
+  result->chunks_unreadable += is_unreadable;
 }
 
 // What was scattered on devices is there; throws CudaError if it is not.
@@ -273,12 +306,13 @@ void finish_devices(const std::vector<RestoreSource>& sources) {
 
 std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,
                                             bool direct_io, SlotPool& slots, ThreadPool* threads,
-                                            const std::function<void()>& poll) {
+                                            const std::function<void()>& poll,
+                                            const ReadErrors& errors) {
   std::vector<RestoreResult> results(sources.size());
   for (size_t i = 0; i < sources.size(); ++i) {
     results[i].rows_restored.assign(sources[i].tables.size(), 0);
   }
-  ReadAhead read_ahead(sources, direct_io, slots);
+  ReadAhead read_ahead(sources, direct_io, slots, errors);
   while (std::optional<ReadChunk> read = read_ahead.next()) {
     const RestoreSource& source = *read->source;
     take_in(source.tables[read->chunk->table], std::move(*read), threads,

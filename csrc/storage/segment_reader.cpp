@@ -1,9 +1,9 @@
 #include "storage/segment_reader.h"
 
+#include <cerrno>
 #include <cstdio>
 
 #include "core/crc32c.h"
-#include "core/error.h"
 
 namespace cpr_ext {
 
@@ -16,18 +16,30 @@ std::string where(const Piece& piece) { return " at byte " + std::to_string(piec
 
 }  // namespace
 
+bool SegmentReader::is_missing(const StorageError& error) {
+  switch (error.code()) {
+    case ENOENT:
+    case ENOTDIR:
+    case ELOOP:   // a symbolic link
+    case ENXIO:   // a socket
+    case ENODEV:  // a device
+    case EISDIR:
+    case EINVAL:  // not a regular file, says File::open
+      return true;
+    default:
+      return false;
+  }
+}
+
 std::string SegmentReader::read(const Piece& piece, std::byte* data) {
-  int64_t got;
-  try {
-    got = file_.read_at(piece.file_offset, data, piece.size_bytes);
-  } catch (const StorageError& error) {
-    return error.what();
+  const int64_t got = file_.read_at(piece.file_offset, data, piece.size_bytes);
+  if (got == piece.size_bytes) return "";
+  if (file_.size() >= piece.file_offset + piece.size_bytes) {
+    throw StorageError("read", file_.path(), EIO,
+                       std::to_string(got) + " of " + std::to_string(piece.size_bytes) +
+                           " bytes came" + where(piece) + ", though the file is longer");
   }
-  if (got != piece.size_bytes) {
-    return "the file ends " + std::to_string(piece.size_bytes - got) + " bytes early" +
-           where(piece);
-  }
-  return "";
+  return "the file ends " + std::to_string(piece.size_bytes - got) + " bytes early" + where(piece);
 }
 
 std::string SegmentReader::check(const Piece& piece, uint32_t checksum, const std::byte* data) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/error.h"
 #include "storage/segment_writer.h"
 
 namespace cpr_ext {
@@ -13,8 +14,13 @@ class SegmentReader {
   // Throws StorageError if the file cannot be opened.
   SegmentReader(const std::string& path, bool direct_io);
 
-  // Reads the piece into `data` (page-aligned, piece.size_bytes long). Returns what is wrong with
-  // it (it ends early, it cannot be read), or an empty string. From any thread.
+  // True if a failure to open says that there is no such regular file: that is damage of the store.
+  // Every other one says nothing about what was committed.
+  static bool is_missing(const StorageError& error);
+
+  // Reads the piece into `data` (page-aligned, piece.size_bytes long). Returns what is damaged
+  // about it (the file ends early), or an empty string. Throws StorageError if it could not be
+  // read: the system refused, or gave fewer bytes than the file has. From any thread.
   std::string read(const Piece& piece, std::byte* data);
 
   // Returns what is wrong with the bytes of a piece that were read, or an empty string.

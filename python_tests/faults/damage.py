@@ -33,9 +33,11 @@ from safetensors import safe_open
 import cpr_ext
 from cpr_ext.checking import refuse_damage
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.maintenance import verify
 from cpr_ext.manifest import MANIFEST_FILE, Manifest
 from cpr_ext.recovery import newest_readable_dense
 from cpr_ext.recovery_report import RecoveryReport
+from cpr_ext.store import STORE_COPY_FILE
 from cpr_ext.store_reader import StoreReader
 from python_tests.helpers import Trained, differences, flip, own_metadata, read_chunks
 
@@ -371,6 +373,9 @@ class Flipper:
             return self._dense_fault(path)
         if path.suffix == ".safetensors":
             return self._shard_fault(name, path, position)
+        if path.name == STORE_COPY_FILE:  # read by repair and verify alone
+            found = [damage.path for damage in verify(self.store).damaged]
+            return None if found == [str(path)] else f"verify found {found}"
         return self._json_fault(path)
 
     def _shard_fault(self, name: str, path: Path, position: int) -> str | None:
@@ -457,8 +462,9 @@ class Case:
 
 
 def cases(scene: Scene, sibling: Scene) -> Iterator[Case]:
-    """Every kind of damage to whole files; LOCK is of no account and left out."""
-    names = [name for name in scene.files if not name.endswith("LOCK")]
+    """Every kind of damage to whole files; recovery reads neither LOCK nor STORE.json's copy."""
+    unread = ("LOCK", STORE_COPY_FILE)
+    names = [name for name in scene.files if not name.endswith(unread)]
     pieces = {segment.name: segment.pieces for segment in scene.segments}
     for name in names:
         data = scene.files[name]

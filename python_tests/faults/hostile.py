@@ -23,7 +23,15 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import CprError
-from cpr_ext.maintenance import compact, export, inspect, inspect_table, read_rows, verify
+from cpr_ext.maintenance import (
+    compact,
+    export,
+    inspect,
+    inspect_table,
+    read_rows,
+    repair,
+    verify,
+)
 from cpr_ext.signed_json import write_signed
 from cpr_ext.store_reader import StoreReader
 from python_tests.faults.damage import Scene, opened
@@ -435,6 +443,7 @@ def readers(target: Target) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "inspect", lambda: inspect(store)
     yield "inspect_table", lambda: inspect_table(store, "tables.a")
     yield "verify", lambda: verify(store)
+    yield "repair, dry", lambda: repair(store)
     yield "read_rows", lambda: read_rows(store, "tables.b", [4, 0, 2])
     yield "read_rows full", lambda: read_rows(store, "tables.a", range(14), full=True)
     for name in ("safetensors", "torch"):
@@ -466,6 +475,7 @@ def writers(target: Target) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "from_store", recover_elsewhere
     yield "from_store, loose", lambda: recover_elsewhere(strict=False, mode="full")
     yield "compact", lambda: compact(store)
+    yield "repair", lambda: repair(store, apply=True)
 
 
 _watched: list[str] = []  # a directory that nobody may open anything in

@@ -4,6 +4,7 @@
 // A call is named by what it does, to which path, for the how many-th time: "pwrite dense/X 2".
 // Other threads cannot change that name, so a fault hits the same call in every run.
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +24,7 @@
 enum { kMaxFiles = 1024, kMaxPath = 512, kMaxSwallowed = 8 };
 
 // What a planned call does instead of, or before, its work.
-enum Fault { kNone, kKill, kTorn, kError, kShort, kDelay };
+enum Fault { kNone, kKill, kTorn, kError, kShort, kDelay, kEnd };
 
 static struct {
   enum Fault fault;
@@ -32,8 +33,10 @@ static struct {
   int countdown;        // calls of this name until the fault
   int error;            // errno for kError
   int repeat;           // kError: how many calls that need space or a device fail from there on
+  int stays;            // all further calls of this name have the fault, too
   int hits;
 } plan;
+static int sees_reads;  // calls that only read are named, logged and can have faults
 
 static char root[kMaxPath];
 static size_t root_length;  // 0: nothing is watched
@@ -59,6 +62,7 @@ void fault_watch(const char* directory) {
   memcpy(root, directory, root_length + 1);
   memset(&plan, 0, sizeof plan);
   num_swallowed = 0;
+  sees_reads = 0;
 }
 
 void fault_plan(int fault, const char* op, const char* path, int ordinal, int error, int repeat) {
@@ -69,6 +73,13 @@ void fault_plan(int fault, const char* op, const char* path, int ordinal, int er
   plan.error = error;
   plan.repeat = repeat;
   plan.hits = 0;
+  plan.stays = 0;
+}
+
+// From now on calls that only read are seen, too; `stays`: a planned fault does not go away.
+void fault_reads(int stays) {
+  sees_reads = 1;
+  plan.stays = stays;
 }
 
 // How many calls were made to fail, or were delayed.
@@ -134,6 +145,9 @@ static enum Fault fault_of(const char* op, const char* path) {
   pthread_mutex_lock(&mutex);
   if (plan.fault == kError && plan.hits > 0 && plan.hits < plan.repeat && takes_space(op)) {
     fault = kError;  // the disk is still full
+  } else if (plan.stays && plan.hits > 0 && strcmp(op, plan.op) == 0 &&
+             strcmp(path, plan.path) == 0) {
+    fault = plan.fault;
   } else if (plan.countdown > 0 && strcmp(op, plan.op) == 0 && strcmp(path, plan.path) == 0 &&
              --plan.countdown == 0) {
     fault = plan.fault;
@@ -188,19 +202,29 @@ static int fail(const char* op, const char* path) {
 
 // --- calls ---
 
+static int raw_stat(const char* path, struct stat* status) {
+  REAL(int, stat, const char*, struct stat*);
+  return real_stat(path, status);
+}
+
 static int open_common(int (*opener)(const char*, int, ...), const char* path, int flags,
                        mode_t mode) {
   const char* name = watched(path);
   if (name == NULL) return opener(path, flags, mode);
   const int writes = (flags & O_ACCMODE) != O_RDONLY;
   if (writes && fault_of("open", name) == kError) return fail("open", name);
+  if (!writes && sees_reads && fault_of("openr", name) == kError) return fail("openr", name);
   begin_call();
   struct stat status;
-  const int existed = stat(path, &status) == 0;
+  const int existed = raw_stat(path, &status) == 0;
   const int fd = opener(path, flags, mode);
   note_open(fd, name);
   if (!writes) {
-    if (log_fd >= 0) pthread_mutex_unlock(&mutex);
+    if (sees_reads) {
+      end_call(fd >= 0, "openr", name, "", 0, NULL, 0);
+    } else if (log_fd >= 0) {
+      pthread_mutex_unlock(&mutex);
+    }
     return fd;
   }
   // The argument: 1 if the file is new, 2 if it was emptied, else 0.
@@ -410,3 +434,112 @@ int mkdirat(int directory, const char* path, mode_t mode) {
   REAL(int, mkdirat, int, const char*, mode_t);
   return real_mkdirat(directory, path, mode);
 }
+
+// --- calls that only read ---
+
+// offset < 0: at the file's own position.
+static ssize_t read_common(const char* op, int fd, void* data, size_t size, off_t offset) {
+  REAL(ssize_t, read, int, void*, size_t);
+  REAL(ssize_t, pread64, int, void*, size_t, off_t);
+  const char* name = sees_reads ? path_of(fd) : NULL;
+  if (name != NULL) {
+    const enum Fault fault = fault_of(op, name);
+    if (fault == kError) return fail(op, name);
+    begin_call();
+    end_call(1, op, name, "", 0, NULL, 0);
+    if (fault == kEnd) return 0;
+    if (fault == kShort && size > 1) size /= 2;
+  }
+  return offset < 0 ? real_read(fd, data, size) : real_pread64(fd, data, size, offset);
+}
+
+ssize_t read(int fd, void* data, size_t size) { return read_common("read", fd, data, size, -1); }
+ssize_t pread(int fd, void* data, size_t size, off_t offset) {
+  return read_common("pread", fd, data, size, offset);
+}
+ssize_t pread64(int fd, void* data, size_t size, off_t offset) {
+  return read_common("pread", fd, data, size, offset);
+}
+
+// True if the call is to fail; else it is written down.
+static int stat_fails(const char* name) {
+  if (!sees_reads || name == NULL) return 0;
+  if (fault_of("stat", name) == kError) {
+    fail("stat", name);
+    return 1;
+  }
+  begin_call();
+  end_call(1, "stat", name, "", 0, NULL, 0);
+  return 0;
+}
+
+#define STAT(name)                                                     \
+  int name(const char* path, struct stat* status) {                    \
+    REAL(int, name, const char*, struct stat*);                        \
+    return stat_fails(watched(path)) ? -1 : real_##name(path, status); \
+  }
+STAT(stat)
+STAT(lstat)
+
+int fstat(int fd, struct stat* status) {
+  REAL(int, fstat, int, struct stat*);
+  return stat_fails(path_of(fd)) ? -1 : real_fstat(fd, status);
+}
+int stat64(const char* path, struct stat64* status) { return stat(path, (struct stat*)status); }
+int lstat64(const char* path, struct stat64* status) { return lstat(path, (struct stat*)status); }
+int fstat64(int fd, struct stat64* status) { return fstat(fd, (struct stat*)status); }
+int fstatat(int directory, const char* path, struct stat* status, int flags) {
+  REAL(int, fstatat, int, const char*, struct stat*, int);
+  return stat_fails(watched(path)) ? -1 : real_fstatat(directory, path, status, flags);
+}
+int fstatat64(int directory, const char* path, struct stat64* status, int flags) {
+  return fstatat(directory, path, (struct stat*)status, flags);
+}
+
+static struct {
+  DIR* directory;
+  char path[kMaxPath];
+} listings[16];
+
+DIR* opendir(const char* path) {
+  REAL(DIR*, opendir, const char*);
+  const char* name = sees_reads ? watched(path) : NULL;
+  if (name == NULL) return real_opendir(path);
+  if (fault_of("opendir", name) == kError) {
+    fail("opendir", name);
+    return NULL;
+  }
+  begin_call();
+  DIR* directory = real_opendir(path);
+  end_call(directory != NULL, "opendir", name, "", 0, NULL, 0);
+  for (int i = 0; i < 16 && directory != NULL; ++i) {
+    if (listings[i].directory != NULL) continue;
+    listings[i].directory = directory;
+    snprintf(listings[i].path, sizeof listings[i].path, "%s", name);
+    break;
+  }
+  return directory;
+}
+
+int closedir(DIR* directory) {
+  REAL(int, closedir, DIR*);
+  for (int i = 0; i < 16; ++i) {
+    if (listings[i].directory == directory) listings[i].directory = NULL;
+  }
+  return real_closedir(directory);
+}
+
+struct dirent* readdir(DIR* directory) {
+  REAL(struct dirent*, readdir, DIR*);
+  for (int i = 0; i < 16 && sees_reads; ++i) {
+    if (listings[i].directory != directory) continue;
+    if (fault_of("readdir", listings[i].path) == kError) {
+      fail("readdir", listings[i].path);
+      return NULL;
+    }
+    begin_call();
+    end_call(1, "readdir", listings[i].path, "", 0, NULL, 0);
+  }
+  return real_readdir(directory);
+}
+struct dirent64* readdir64(DIR* directory) { return (struct dirent64*)readdir(directory); }

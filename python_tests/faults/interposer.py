@@ -25,6 +25,23 @@ FAULTS: dict[str, tuple[int, int, int]] = {
     "short": (4, 0, 1),
     "delay": (5, 0, 1),
 }
+# The same of calls that only read.
+READ_FAULTS: dict[str, tuple[int, int, int]] = {
+    "EIO": (3, errno.EIO, 1),
+    "EACCES": (3, errno.EACCES, 1),
+    "EMFILE": (3, errno.EMFILE, 1),
+    "ESTALE": (3, errno.ESTALE, 1),
+    "short": (4, 0, 1),  # half of the bytes come
+    "end": (6, 0, 1),  # none, as if the file ended
+}
+READ_OPS: dict[str, tuple[str, ...]] = {
+    "openr": ("EIO", "EACCES", "EMFILE", "ESTALE"),
+    "opendir": ("EIO", "EACCES", "EMFILE"),
+    "read": ("EIO", "ESTALE", "short", "end"),
+    "pread": ("EIO", "ESTALE", "short", "end"),
+    "stat": ("EIO", "EACCES", "ESTALE"),
+    "readdir": ("EIO", "ESTALE"),
+}
 WRITES = ("write", "pwrite")
 DEADLY = ("kill", "torn")
 # Faults that only some calls can have.
@@ -151,6 +168,17 @@ class Interposer:
         code, error, repeat = FAULTS[fault]
         path = call.path.encode()
         self._library.fault_plan(code, call.op.encode(), path, call.ordinal, error, repeat)
+
+    def see_reads(self) -> None:
+        """See calls that only read, too."""
+        self._library.fault_reads(0)
+
+    def plan_read(self, fault: str, call: Call, *, stays: bool) -> None:
+        """Let ``fault`` happen to a call that only reads; ``stays``: to all further ones, too."""
+        code, error, repeat = READ_FAULTS[fault]
+        path = call.path.encode()
+        self._library.fault_plan(code, call.op.encode(), path, call.ordinal, error, repeat)
+        self._library.fault_reads(int(stays))
 
     def swallow(self, op: str, suffix: str) -> None:
         """Take all ``op`` on paths that end in ``suffix`` out: they report success, do nothing."""

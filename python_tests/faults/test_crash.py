@@ -50,3 +50,17 @@ def test_what_is_taken_out_of_the_code_is_missed(library):
     done = run_preloaded(library, *arguments, "--tries", "60", "--seed", str(_SEED))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("found") >= 10
+
+
+def test_a_sample_of_failing_reads_costs_no_acknowledged_state(library):
+    arguments = ["-m", "python_tests.faults.read_side", "--jobs", "1"]
+    done = run_preloaded(library, *arguments, "--sample", "40", "--seed", str(_SEED))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all " in done.stdout
+
+
+def test_a_reader_that_takes_failing_reads_for_damage_is_found(library):
+    arguments = ["-m", "python_tests.faults.read_side", "--jobs", "1", "--teeth", "4"]
+    done = run_preloaded(library, *arguments, "--seed", str(_SEED))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("found") == 3

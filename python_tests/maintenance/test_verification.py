@@ -54,6 +54,10 @@ def test_a_missing_or_short_file_is_named(store, tmp_path):
                 victim.unlink()
             else:
                 victim.write_bytes(victim.read_bytes()[: 0 if change == "empty" else -1])
+            if change == "missing" and victim.name == "STORE.copy.json":
+                assert verify(copy).is_sound  # stores of earlier releases have none
+                shutil.rmtree(copy)
+                continue
             # Without its manifest the dense part cannot be told from a first save that never ended.
             forgotten = change == "missing" and victim.match("dense/MANIFEST.json")
             report = verify(copy)

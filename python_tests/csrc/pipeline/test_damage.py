@@ -1,11 +1,19 @@
 """csrc/pipeline/segment_restore.h: damage is found, named, and nothing of it is written."""
 
+import errno
+import os
+import resource
+import time
+from contextlib import contextmanager
+from threading import Timer
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext._native import native
+from cpr_ext.errors import StorageError
 from python_tests.csrc import segments
 from python_tests.csrc.segments import HEADER, Layout, Table, random_table
 
@@ -97,6 +105,55 @@ def test_a_missing_file_is_every_chunk_damaged(segment, tmp_path):
     assert result["bytes_read"] == 0
 
 
+@contextmanager
+def no_descriptors(seconds=None):
+    """The process can open no file inside the block, or for so long."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+
+    def allow():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    timer = Timer(seconds or 0, allow)
+    if seconds is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        allow()
+
+
+def test_a_file_that_cannot_be_opened_ends_the_restoration_after_the_pauses(segment):
+    targets = [table.emptied() for table in segment.layout.tables]
+    started = time.monotonic()
+    with no_descriptors(), pytest.raises(StorageError) as error:
+        segments.restore(segment, targets, pauses_seconds=[0.05, 0.1])
+    assert error.value.errno == errno.EMFILE
+    assert 0.15 <= time.monotonic() - started < 5
+
+
+def test_a_file_that_can_be_opened_later_is_restored_whole(segment):
+    targets = [table.emptied() for table in segment.layout.tables]
+    with no_descriptors(seconds=0.05):
+        result = segments.restore(segment, targets, pauses_seconds=[0.02] * 200)
+    assert (result["damaged"], result["chunks_unreadable"]) == ([], 0)
+    assert sum(result["rows_restored"]) == 3000 + 2000 + 3
+
+
+def test_what_cannot_be_read_counts_as_damage_where_that_is_asked_for(segment):
+    targets = [table.emptied() for table in segment.layout.tables]
+    started = time.monotonic()
+    with no_descriptors():
+        result = segments.restore(segment, targets, pauses_seconds=[0.1], unreadable_is_damage=True)
+    assert [chunk[:3] for chunk in result["damaged"]] == [chunk[:3] for chunk in segment.chunks]
+    assert result["chunks_unreadable"] == len(segment.chunks)
+    assert result["rows_restored"] == [0, 0, 0]
+    assert time.monotonic() - started < 2, "a file is waited for once, not once per piece"
+
+
 @given(
     st.sampled_from([0, 1, 700, 1023, 1024, 1998, 1999]),
     st.sampled_from([-1, -(2**63), 2**63 - 2, 4000, 2**40, "repeat", "swap"]),
@@ -178,5 +235,5 @@ def test_a_header_is_not_looked_at_by_the_native_restore(segment, tmp_path):
 def test_no_tables_and_no_chunks_restore_nothing(tmp_path):
     segment = segments.write_segment(tmp_path / "s", [])
     result = segments.restore(segment, [])
-    assert result == {"rows_restored": [], "damaged": [], "bytes_read": 0}
+    assert result == {"rows_restored": [], "damaged": [], "chunks_unreadable": 0, "bytes_read": 0}
     assert Layout([]).expected_file() == (tmp_path / "s").read_bytes()
