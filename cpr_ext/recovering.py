@@ -145,6 +145,7 @@ class Recoverer:
         self._store.roll_back(record.snapshot, keep=report.unreadable_paths)
         for name, arrays in self._restore(report, up_to_snapshot=record.snapshot).items():
             self._by_name[name].keep_row_states(arrays)
+        self._forget_ambiguous(report)
         return report
 
     def recover_from(
@@ -178,6 +179,7 @@ class Recoverer:
         ranges = {name: (0, reader.table(name).num_embeddings) for name in match.names}
         targets = {name: TableTarget(self._by_name[name]) for name in match.names}
         transplant_rows(reader, record.snapshot, targets, ranges, report, direct_io=self._direct_io)
+        self._forget_ambiguous(report)
         self._begin_anew()
         return report
 
@@ -229,6 +231,11 @@ class Recoverer:
             f"{'; '.join(differences[:4])}... Wrappers add to names (module., _orig_mod.): wrap "
             "the model as it was when the store was written"
         )
+
+    def _forget_ambiguous(self, report: RecoveryReport) -> None:
+        """Rows that damage made older, or took, may be among those that were not saved anyway."""
+        if self.position.rows_unsaved and (report.older_rows or report.missing_rows):
+            report.rows_stale = None
 
     def _begin_anew(self) -> None:
         """This store holds nothing yet of what was taken from another one."""

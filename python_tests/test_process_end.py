@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cpr_ext
-from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, StoreError
+from cpr_ext.errors import SnapshotFailedWarning, StoreError
 from python_tests.helpers import Trained, build, run_python
 
 
@@ -182,8 +182,7 @@ def test_no_memory_costs_the_snapshot_and_not_the_training(tmp_path, monkeypatch
     monkeypatch.undo()
     run.train(4)
     run.checkpointer.wait()
-    with pytest.raises(SnapshotError):
-        run.checkpointer.close()
+    run.checkpointer.close()  # later snapshots were committed
     again = Trained(tmp_path / "store", overlap=overlap)
     assert again.checkpointer.recover().step > 7
     again.checkpointer.close()

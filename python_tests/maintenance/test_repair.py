@@ -125,7 +125,7 @@ def test_both_copies_of_the_identity_damaged_is_said(scene, tmp_path):
 
 def test_a_store_in_training_is_not_repaired(scene, tmp_path):
     store = scene.copy(tmp_path / "store")
-    with opened(store), pytest.raises(StoreError, match="being written by process"):
+    with opened(store), pytest.raises(StoreError, match="being written by this same process"):
         repair(store, apply=True)
 
 
