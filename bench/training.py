@@ -131,11 +131,11 @@ class Protected:
             assert not self.metrics.failures, self.metrics.failures
 
     def let_go(self) -> None:
-        """Take the hooks off the lookups: until `watch`, train with `run.train_step`."""
-        self.checkpointer._recorder.detach()
+        """Take the hooks off the optimizers: until `watch`, train with `run.train_step`."""
+        self.checkpointer._watch.detach()
 
     def watch(self) -> None:
-        self.checkpointer._recorder.attach()
+        self.checkpointer._watch.attach()
 
     def close(self) -> None:
         self.checkpointer.close()

@@ -131,6 +131,11 @@ class Overlap:
                 return f"table '{table.name}' lies on a GPU, which captures while training goes on"
             if not isinstance(table.optimizer, torch.optim.Optimizer):
                 return f"no torch optimizer given to the Checkpointer updates table '{table.name}'"
+            if table.weight.untyped_storage().nbytes() != table.weight.nbytes:
+                return (
+                    f"the memory of table '{table.name}' is part of a larger piece, which its owner "
+                    "(FSDP) may take away at any time"
+                )
             if any(getattr(module, "max_norm", None) is not None for module in table.modules):
                 return f"the forward pass changes table '{table.name}', which has a max_norm"
         return None

@@ -34,9 +34,10 @@ class TableVersions:
         self._states: list[tuple[Any, Any, int]] = [
             (optimizer, optimizer.state, len(optimizer.state)) for optimizer in optimizers.values()
         ]
-        self._of_weights: list[tuple[Any, int]] = [
-            (state, len(state)) for table in self._tables if (state := _state_of(table)) is not None
+        self._of_weights: list[Any] = [
+            state for table in self._tables if (state := _state_of(table)) is not None
         ]
+        self._sizes = [len(state) for state in self._of_weights]
 
     def accept(self) -> None:
         """Take the tables as they are now."""
@@ -75,7 +76,7 @@ class TableVersions:
         for optimizer, state, size in self._states:
             if optimizer.state is not state or len(state) != size:
                 return True
-        return any(len(state) != size for state, size in self._of_weights)
+        return [len(state) for state in self._of_weights] != self._sizes
 
 
 def _state_of(table: Table) -> Any:

@@ -226,8 +226,11 @@ class TableWatch:
         _place(optimizer._optimizer_step_post_hooks, after.id, last=False)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        started = time.perf_counter()
+        self.has_stepped = True
         owned = self._owned(optimizer)
+        if not owned:
+            return None  # it changes no table
+        started = time.perf_counter()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         self._enter(optimizer)
         if callable(closure):
@@ -239,8 +242,8 @@ class TableWatch:
         return None
 
     def _enter(self, optimizer: torch.optim.Optimizer) -> None:
-        self.has_stepped = True
-        use_training_streams(self._devices)
+        if self._devices:
+            use_training_streams(self._devices)
         if self.before_change is not None:
             self.before_change()
         if any(running is optimizer for running in self._running):
@@ -277,8 +280,9 @@ class TableWatch:
         self.num_row_updates += sum(row_ids.numel() for row_ids in rows)
 
     def _count(self, indexes: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
-        for row_ids in rows:
-            keep_for_stream(row_ids)
+        if self._devices:
+            for row_ids in rows:
+                keep_for_stream(row_ids)
         native.count_lookups(
             [tracker for index in indexes for tracker in self._trackers[index]],
             [

@@ -14,7 +14,7 @@ with cpr_ext.Checkpointer(model, optimizer, "store", num_shards=4) as ckpt:  # 1
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        ckpt.step(num_samples=128)  # 3: counts the lookups, may save in the background
+        ckpt.step(num_samples=128)  # 3: the step is done; may save in the background
     ckpt.save("base").wait_until_done()
     with torch.no_grad():
         model[0].weight[25_000:50_000] = 0.0  # the rows of shard 1 are lost

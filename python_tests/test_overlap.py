@@ -408,3 +408,14 @@ def test_the_time_that_the_hooks_hold_training_counts_as_stall(tmp_path, monkeyp
         run.train(1)
     assert run.checkpointer.metrics.max_stall_seconds >= 0.1  # one of each table
     run.checkpointer.close()
+
+
+def test_a_table_in_a_larger_piece_of_memory_is_captured_in_step(tmp_path):
+    """Its owner, such as FSDP, may take the memory away while another thread reads it."""
+    model = nn.Embedding(50, 4)
+    model.weight = nn.Parameter(torch.zeros(400)[:200].view(50, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="memory of table 'embedding' is part of a larger piece"):
+        cpr_ext.Checkpointer(model, optimizer, tmp_path / "x", overlap="always")
+    with cpr_ext.Checkpointer(model, optimizer, tmp_path / "y") as plain:
+        assert plain._saver._overlap is None
