@@ -48,3 +48,4 @@ class Committer:
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
+            del work  # else what a snapshot is of lives as long as this thread

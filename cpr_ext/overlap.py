@@ -87,6 +87,7 @@ class CaptureThread:
             try:
                 work(self._stop)
             finally:
+                del work  # else what it captured lives as long as this thread
                 with self._changed:
                     self._work = None
                     self._changed.notify_all()
