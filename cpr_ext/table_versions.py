@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -28,13 +28,29 @@ class TableVersions:
     def read(self) -> None:
         """Take the tables as they are now, whatever tensors they consist of."""
         self._tensors: list[torch.Tensor] = []
-        self._spans: list[tuple[int, int]] = []
-        for table in self._tables:
-            first = len(self._tensors)
-            self._tensors += [table.weight, *_state_tensors(table)]
-            self._spans.append((first, len(self._tensors)))
-        self._versions = [tensor._version for tensor in self._tensors]
-        self._pointers = [table.weight.data_ptr() for table in self._tables]
+        self._versions: list[int] = []
+        self._spans = [(0, 0)] * len(self._tables)
+        self._pointers = [0] * len(self._tables)
+        self.accept_tables(range(len(self._tables)))
+
+    def accept_tables(self, indexes: Collection[int]) -> None:
+        """Take some tables as they are now, whatever tensors they consist of."""
+        tensors: list[torch.Tensor] = []
+        versions: list[int] = []
+        for index, table in enumerate(self._tables):
+            begin, end = self._spans[index]
+            now, then = self._tensors[begin:end], self._versions[begin:end]
+            if index in indexes:
+                now = [table.weight, *_state_tensors(table)]
+                then = [tensor._version for tensor in now]
+                self._pointers[index] = table.weight.data_ptr()
+            self._spans[index] = (len(tensors), len(tensors) + len(now))
+            tensors += now
+            versions += then
+        self._tensors, self._versions = tensors, versions
+        self._note_sizes()
+
+    def _note_sizes(self) -> None:
         optimizers = {id(t.optimizer): t.optimizer for t in self._tables if t.optimizer is not None}
         self._states: list[tuple[Any, Any, int]] = [
             (optimizer, optimizer.state, len(optimizer.state)) for optimizer in optimizers.values()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -206,7 +206,7 @@ class TableWatch:
         return held_seconds
 
     def _note_outside(self, differences: Mapping[int, str]) -> None:
-        self._versions.read()
+        self._versions.accept_tables(differences)
         for index, what in differences.items():
             table = self._tables[index]
             if index in self._expected:
@@ -247,7 +247,7 @@ class TableWatch:
         started = time.perf_counter()
         owned = self._owned(optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        self._enter(optimizer)
+        self._enter(optimizer, owned)
         self._note_drift(optimizer, owned)
         if callable(closure):
             # The gradient exists once the closure has run, which may be several times.
@@ -257,14 +257,17 @@ class TableWatch:
         self._held_seconds += time.perf_counter() - started
         return None
 
-    def _enter(self, optimizer: torch.optim.Optimizer) -> None:
+    def _enter(self, optimizer: torch.optim.Optimizer, owned: Collection[int]) -> None:
         self.has_stepped = True
         use_training_streams(self._devices)
         if self.before_change is not None:
             self.before_change()
         if any(running is optimizer for running in self._running):
             self._running.clear()  # its last step ended by an exception
-        if not self._running:
+        if self._running:  # this step is part of another one, or that ended by an exception
+            found = self._versions.differences()
+            self._note_outside({index: found[index] for index in found if index in owned})
+        else:
             self.check()
         self._running.append(optimizer)
 
@@ -325,7 +328,10 @@ class TableWatch:
         started = time.perf_counter()
         while self._running and self._running.pop() is not optimizer:
             pass  # steps inside of this one that ended by exceptions
-        self.accept()
+        if self._running:
+            self._versions.accept_tables(self._owned(optimizer))
+        else:
+            self.accept()
         self._held_seconds += time.perf_counter() - started
 
 

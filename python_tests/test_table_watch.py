@@ -546,6 +546,36 @@ def test_a_step_that_raises_half_way_leaves_nothing_unsaved(tmp_path):
     run.assert_recovers(lambda: make_plain(Halting))
 
 
+@pytest.mark.parametrize("changed", ["a", "b", None])
+def test_a_step_that_raised_hides_no_change_behind_the_next_step_of_another_optimizer(
+    tmp_path, changed
+):
+    model = nn.ModuleDict({name: nn.Embedding(N, 4, sparse=True) for name in "ab"})
+    optimizers = [torch.optim.SGD(model[name].parameters(), lr=0.1) for name in "ab"]
+    run = Watched(tmp_path, model, optimizers)
+
+    def closure():
+        raise ArithmeticError
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(ArithmeticError):
+            optimizers[1].step(closure)
+        if changed is not None:
+            with torch.no_grad():
+                model[changed].weight.clamp_(-0.1, 0.1)
+        model["a"](torch.tensor([1])).sum().backward()
+        optimizers[0].step()
+        run.ckpt.step()
+        run.ckpt._watch.check_all()
+    run.ckpt._watch.settle()
+    expected = {"a": [1], "b": [], changed: list(range(N))}
+    assert {name: run.dirty(name) for name in "ab"} == {name: expected[name] for name in "ab"}
+    own = [each for each in warned if each.category is UntrackedChangeWarning]
+    assert len(own) == (changed is not None)
+    run.ckpt.close()
+
+
 # --- the life of a watched model ---
 
 
