@@ -9,11 +9,20 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
 
 import cpr_ext
+from cpr_ext.checkpointer import Checkpointer
+from cpr_ext.overlap import Overlap
+from cpr_ext.table_versions import TableVersions
+from cpr_ext.table_watch import TableWatch
 from python_tests.truth import ROWS, Setup, TrueRun
 
 KINDS = {
@@ -49,6 +58,7 @@ def setups(draw):
     return Setup(
         kinds,
         sparse,
+        is_shared=draw(st.booleans()) and len({*zip(kinds, sparse, strict=True)}) == 1,
         is_tied=draw(st.booleans()) and not sparse[0],
         has_short_windows=draw(st.booleans()),
         options={
@@ -92,8 +102,7 @@ class TrainingLoops(RuleBasedStateMachine):
         for number in range(count):
             self.run.zero_grad()
             self.run.backward(seed + number, is_training=is_training)
-            for index in range(3):
-                self.run.optimizer_step(index)
+            self.run.optimizers_step()
             self.run.step()
 
     @rule(seed=SEEDS, calls_step=st.booleans())
@@ -103,8 +112,7 @@ class TrainingLoops(RuleBasedStateMachine):
             self.run.backward(seed + number)
             if calls_step and number < 2:
                 self.run.step()
-        for index in range(3):
-            self.run.optimizer_step(index)
+        self.run.optimizers_step()
         self.run.step()
 
     @rule(seed=SEEDS, is_training=st.booleans(), zero_grad=st.booleans())
@@ -142,6 +150,10 @@ class TrainingLoops(RuleBasedStateMachine):
     def change_outside(self, name, how):
         self.run.change_outside(name, how)
 
+    @rule(momentum=st.sampled_from([0.0, 0.9]))
+    def set_momentum(self, momentum):
+        self.run.set_momentum(momentum)
+
     @rule(shards=SHARDS)
     def lose_shards(self, shards):
         shards = sorted(s for s in shards if s < self.run.ckpt.num_shards)
@@ -171,3 +183,54 @@ class TestTrainingLoops(TrainingLoops.TestCase):
 @pytest.mark.long
 class TestManyTrainingLoops(TrainingLoops.TestCase):
     settings = settings(max_examples=3000, stateful_step_count=40, deadline=None)
+
+
+def nothing(*_, **__):
+    return None
+
+
+def first_gradient_only(watch, owned, note=TableWatch._note_gradients):
+    note(watch, owned[:1])
+
+
+#: What may be wrong with the watch: (class, attribute, what is there instead).
+MUTANTS = {
+    "gradients are not counted": (TableWatch, "_note_gradients", nothing),
+    "only the first of several gradients counts": (
+        TableWatch,
+        "_note_gradients",
+        first_gradient_only,
+    ),
+    "gradients of closures are not counted": (
+        TableWatch,
+        "_noting",
+        lambda watch, closure, owned: closure,
+    ),
+    "versions are not compared": (TableVersions, "differences", lambda versions: {}),
+    "rows changed outside are not dirty": (TableWatch, "settle", nothing),
+    "a step never begins": (TableWatch, "begin_step", nothing),
+    "no moment is in the middle of a step": (Checkpointer, "_is_past_step", False),
+    "all is proven": (TableWatch, "is_proven", lambda watch, table: True),
+    "all has kept still": (TableWatch, "has_kept_still", lambda watch, table: True),
+    "rows are not kept before they change": (Overlap, "_keep", nothing),
+    "capture goes on while rows change": (Overlap, "pause", nothing),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_watch_that_is_wrong_is_found(mutant, monkeypatch):
+    monkeypatch.setattr(*MUTANTS[mutant])
+    options = settings(
+        max_examples=1500,
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+    )
+    try:
+        run_state_machine_as_test(TrainingLoops, settings=options)
+    except BaseException as error:  # hypothesis groups errors, and says that threads are flaky
+        print(type(error).__name__, *getattr(error, "exceptions", (error,)), sep="\n")
+    else:
+        pytest.fail("not found")

@@ -24,7 +24,6 @@ from cpr_ext.errors import (
 )
 from cpr_ext.tables import shard_row_range
 from python_tests.helpers import (
-    STILL_OPTIMIZERS,
     TABLE_OPTIMIZERS,
     clone,
     copy_rows,
@@ -80,19 +79,17 @@ class Setup:
     Attributes:
         kinds: optimizers of the tables, by ``TABLE_OPTIMIZERS``.
         sparse: whether the tables' gradients are.
+        is_shared: one optimizer, of the first kind, has both tables.
         is_tied: table a's weight is a linear layer's, too.
         has_short_windows: capture that overlaps training gets a chunk done in each window.
     """
 
     kinds: tuple[str, str]
     sparse: tuple[bool, bool]
+    is_shared: bool
     is_tied: bool
     has_short_windows: bool
     options: dict
-
-    @property
-    def is_still(self):
-        return all(kind in STILL_OPTIMIZERS for kind in self.kinds)
 
 
 @dataclass
@@ -149,10 +146,12 @@ class TrueRun:
     def _begin(self):
         self._seed += 1
         self.model = Model(self.setup.sparse, is_tied=self.setup.is_tied, seed=self._seed)
-        tables = (self.model.a, self.model.b)
+        weights = [[self.model.a.weight], [self.model.b.weight]]
+        if self.setup.is_shared:
+            weights = [[*weights[0], *weights[1]]]
         self.optimizers = [
-            TABLE_OPTIMIZERS[kind][0]([table.weight])
-            for kind, table in zip(self.setup.kinds, tables, strict=True)
+            TABLE_OPTIMIZERS[kind][0](each)
+            for kind, each in zip(self.setup.kinds, weights, strict=False)
         ]
         self.optimizers.append(torch.optim.Adam(self.model.head.parameters()))
         self.touched = {n: torch.zeros(rows, dtype=torch.int64) for n, rows in ROWS.items()}
@@ -225,9 +224,13 @@ class TrueRun:
 
     def _note_gradients(self, optimizer):
         self._time += 1
-        for (name, table), owner in zip(self.tables(), self.optimizers, strict=False):
+        for name, table in self.tables():
             gradient = table.weight.grad
-            if owner is not optimizer or gradient is None:
+            if table.optimizer is not optimizer:
+                continue
+            if not table.untouched_rows_keep_still():
+                self.touched[name][:] = self._time
+            if gradient is None:
                 continue
             if gradient.is_sparse:
                 rows = gradient._indices()[0]
@@ -236,7 +239,7 @@ class TrueRun:
             self.touched[name][rows] = self._time
 
     def optimizer_step(self, index, *, closure_seed=None, closure_fails=False):
-        optimizer = self.optimizers[index]
+        optimizer = self.optimizers[index % len(self.optimizers)]
 
         def closure():
             self.zero_grad()
@@ -258,6 +261,15 @@ class TrueRun:
                 optimizer.step(closure)
             except ArithmeticError:
                 assert closure_fails
+
+    def optimizers_step(self):
+        for index in range(len(self.optimizers)):
+            self.optimizer_step(index)
+
+    def set_momentum(self, momentum):
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, torch.optim.SGD) and not any(self.setup.sparse):
+                optimizer.param_groups[0]["momentum"] = momentum
 
     def change_outside(self, name, how):
         """Change a table by something else than its optimizer."""
