@@ -254,7 +254,9 @@ def test_the_gradient_that_a_closure_makes_counts(tmp_path, kind, by_name):
     run.ckpt.close()
 
 
+@pytest.mark.filterwarnings("error::cpr_ext.errors.UntrackedChangeWarning")
 def test_lbfgs_which_moves_all_rows_is_saved_whole(tmp_path):
+    """It makes new tensors for its state at each step, which is no change by somebody else."""
     run = plain(tmp_path, torch.optim.LBFGS, sparse=False, optimizer={"max_iter": 3})
     (optimizer,) = run.optimizers
 

@@ -127,6 +127,8 @@ class TrueRun:
     Attributes:
         is_past_step: an optimizer has stepped, and ``step()`` was not called since.
         was_changed_outside: tables were changed by something else than their optimizer.
+        counts_too_many: tables count as changed as a whole for once, also those of their rows that
+            a snapshot in flight has saved since.
     """
 
     def __init__(self, directory, setup):
@@ -135,6 +137,7 @@ class TrueRun:
         self.moments = {}
         self.is_past_step = False
         self.was_changed_outside = False
+        self.counts_too_many = False
         self.counts = {"complete": 0, "chunks": 0, "snapshots": 0, "stale_known": 0}
         self._time = 0
         self._checked = set()
@@ -270,6 +273,7 @@ class TrueRun:
         for optimizer in self.optimizers:
             if isinstance(optimizer, torch.optim.SGD) and not any(self.setup.sparse):
                 optimizer.param_groups[0]["momentum"] = momentum
+                self.counts_too_many = True
 
     def change_outside(self, name, how):
         """Change a table by something else than its optimizer."""
@@ -294,7 +298,7 @@ class TrueRun:
             else:
                 return
         self._time += 1
-        self.was_changed_outside = self._has_unseen_change = True
+        self.was_changed_outside = self._has_unseen_change = self.counts_too_many = True
         for each in ROWS if how == "load_state_dict" else [name]:
             self.touched[each][:] = self._time
 
@@ -509,7 +513,7 @@ class TrueRun:
             )
             least += int(differ[begin:end].sum())
             most += int((differ | (moment.touched[name] > since))[begin:end].sum())
-        return least, most
+        return least, NEVER if self.counts_too_many else most
 
     def lose_shards(self, shards):
         """Overwrite the rows of shards of the live model, and recover them."""
