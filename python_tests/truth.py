@@ -346,15 +346,11 @@ class TrueRun:
             except UsageError:
                 assert self.is_past_step
             except SnapshotError:
-                self._require_outside_change()
+                assert self.was_changed_outside
             else:
                 if is_done and timeout_seconds is None:
                     assert self.ckpt._saver.in_flight is None
         self.check()
-
-    def _require_outside_change(self):
-        assert self.was_changed_outside
-        assert self.setup.options["overlap"] == "always"
 
     def close(self):
         """Close, and begin a new process."""
@@ -366,7 +362,7 @@ class TrueRun:
                 if "in the middle of step" in str(error):
                     assert self.is_past_step
                 else:
-                    self._require_outside_change()
+                    assert self.was_changed_outside
         self.check()
 
     # --- what was claimed ---
