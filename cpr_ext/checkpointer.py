@@ -253,6 +253,7 @@ class Checkpointer:
                 num_shards,
                 threads,
                 self._watch.is_proven,
+                self._watch.has_kept_still,
             ),
             pipeline,
             self._account,
@@ -326,8 +327,7 @@ class Checkpointer:
         started = time.perf_counter()
         self._require_recovered()
         num_samples = as_whole_number("num_samples", num_samples, 0)
-        if self._watch.problem is not None:
-            raise UsageError(self._watch.problem)
+        self._require_true()
         with self._in_call("step()"):
             return self._step(num_samples, started)
 
@@ -367,6 +367,7 @@ class Checkpointer:
         """
         require_one_of("kind", kind, ("partial", "base"))
         self._require_recovered()
+        self._require_true()
         if self._is_mid_step:
             if self._requested is None:
                 self._requested = RequestedSnapshot(kind)
@@ -525,6 +526,7 @@ class Checkpointer:
                     shard_row_range(table.num_embeddings, shard, self.num_shards) for shard in lost
                 ]
             )
+            self._watch.settle()  # what changed outside is not saved, and counts as lost
             report = RecoveryReport(self.step_count, self.num_samples, tuple(lost))
             self._recoverer.recover_shards(report, on_damage=on_damage)
             self._watch.accept()
@@ -623,7 +625,7 @@ class Checkpointer:
     def _leave_mid_step(self) -> None:
         """What needs the next step() will not get it."""
         step = self.step_count + 1
-        reason = (
+        reason = self._watch.problem or (
             f"close() in the middle of step {step}: step() was not called after the optimizer's"
         )
         if self._requested is not None:
@@ -763,6 +765,10 @@ class Checkpointer:
                 f"'{self.store.directory}' holds a snapshot of step {last.last_step}; call "
                 "recover() before the first step(), or choose an empty directory to start anew"
             )
+
+    def _require_true(self) -> None:
+        if self._watch.problem is not None:
+            raise UsageError(self._watch.problem)
 
     def _release(self) -> None:
         self._recorder.detach()

@@ -49,6 +49,7 @@ class Selector:
         trackers: the tracker of each table, by table name.
         prioritized: names of the tables to which the priority applies; the others are saved whole.
         is_proven: whether every way in which rows of a table could have changed was watched.
+        has_kept_still: whether rows of a table, captured piece by piece, are still of one step.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Selector:
         num_shards: int,
         pool: Any,
         is_proven: Callable[[Table], bool],
+        has_kept_still: Callable[[Table], bool],
     ) -> None:
+        self._has_kept_still = has_kept_still
         self._is_proven = is_proven
         self._tables = tables
         self._trackers = trackers
@@ -124,9 +127,11 @@ class Selector:
 
     def is_complete(self, selection: Selection) -> bool:
         """True if, its rows being captured, every row of the range is saved as it is now."""
+        table = selection.table
+        if not self._has_kept_still(table):
+            return False
         if selection.row_ids is None:
             return True
-        table = selection.table
         clean = selection.tracker.is_clean(selection.begin, selection.end)
         return clean and table.untouched_rows_keep_still() and self._is_proven(table)
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cpr_ext._native import native
+from cpr_ext.abandoned_hooks import abandoned_hooks
 from cpr_ext.devices import devices_of, keep_for_stream, use_training_streams
 from cpr_ext.errors import UntrackedChangeWarning
 from cpr_ext.row_updates import native_trackers
@@ -81,6 +82,8 @@ class TableWatch:
         self._running: list[torch.optim.Optimizer] = []  # whose step() is being made
         self._changed: dict[int, list[tuple[int, int]]] = {}  # ranges of rows, by table
         self._unseen: set[int] = set()  # tables changed where no hook runs
+        self._drifted: set[int] = set()  # tables of which an optimizer moved rows without gradient
+        self._drifting: dict[int, tuple[list[int], list[int]]] = {}  # see _note_drift
         self._expected: set[int] = set()  # tables of which the user reports changes
         self._devices = devices_of(table.weight for table in tables)
         self._reported: set[int] = set()
@@ -104,8 +107,8 @@ class TableWatch:
             register_optimizer_step_pre_hook(_hook_of(self, "_before_any_step")),
             *(handle for pair in self._hooks.values() for handle in pair),
         ]
-        for handle in self._handles:
-            weakref.finalize(self, handle.remove).atexit = False
+        abandoned_hooks.remove()
+        weakref.finalize(self, abandoned_hooks.take, self._handles).atexit = False
         self.accept()
 
     def detach(self) -> None:
@@ -114,6 +117,7 @@ class TableWatch:
             handle.remove()
         self._handles.clear()
         self._running.clear()
+        abandoned_hooks.remove()
 
     @property
     def is_inside_step(self) -> bool:
@@ -133,13 +137,20 @@ class TableWatch:
     def forget(self) -> None:
         """The tables are as they were saved: nothing has changed since."""
         self._changed.clear()
+        self._drifted.clear()
         self.begin_step()
         self._versions.read()
 
     def is_proven(self, table: Table) -> bool:
         """Whether a row that no tracker calls dirty is as it was when it was last saved."""
         index = self._by_weight[id(table.weight)]
-        return index not in self._changed and index not in self._unseen and self.problem is None
+        unproven = index in self._changed or index in self._unseen or index in self._drifted
+        return not unproven and self.problem is None
+
+    def has_kept_still(self, table: Table) -> bool:
+        """Whether nothing but known optimizers has changed the table since :meth:`settle`."""
+        index = self._by_weight[id(table.weight)]
+        return index not in self._changed and index not in self._expected and self.problem is None
 
     def check(self) -> None:
         """Look for changes outside of optimizers' steps; their tables count as changed."""
@@ -172,7 +183,15 @@ class TableWatch:
         self._versions.read()
 
     def settle(self) -> None:
-        """Make the rows of tables that changed outside dirty, in their trackers."""
+        """Make the rows of tables that changed outside dirty, in their trackers.
+
+        So are those of tables whose optimizer moved rows without a gradient, but does so no more:
+        it was set to, or the table was frozen.
+        """
+        for index in sorted(self._drifted):
+            if self._tables[index].untouched_rows_keep_still():
+                self._drifted.remove(index)
+                self._changed[index] = [(0, self._tables[index].num_embeddings)]
         for index, ranges in self._changed.items():
             device = self._tables[index].weight.device
             for begin, end in ranges:
@@ -191,7 +210,7 @@ class TableWatch:
         self._note_outside({self._by_weight[id(table.weight)]: what})
 
     def _note_outside(self, differences: Mapping[int, str]) -> None:
-        self._versions.read()
+        self._versions.accept_tables(differences)
         for index, what in differences.items():
             table = self._tables[index]
             if index in self._expected:
@@ -220,6 +239,9 @@ class TableWatch:
             if owned and not self._running:
                 name = self._tables[owned[0]].name
                 self.problem = _STRANGER.format(kind=type(optimizer).__name__, name=name)
+                self.has_stepped = True
+                if self.before_change is not None:
+                    self.before_change()
             return
         before, after = self._hooks[id(optimizer)]
         _place(optimizer._optimizer_step_pre_hooks, before.id, last=True)
@@ -232,7 +254,8 @@ class TableWatch:
             return None  # it changes no table
         started = time.perf_counter()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        self._enter(optimizer)
+        self._enter(optimizer, owned)
+        self._note_drift(optimizer, owned)
         if callable(closure):
             # The gradient exists once the closure has run, which may be several times.
             self._held_seconds += time.perf_counter() - started
@@ -241,16 +264,30 @@ class TableWatch:
         self._held_seconds += time.perf_counter() - started
         return None
 
-    def _enter(self, optimizer: torch.optim.Optimizer) -> None:
+    def _enter(self, optimizer: torch.optim.Optimizer, owned: Collection[int]) -> None:
         if self._devices:
             use_training_streams(self._devices)
         if self.before_change is not None:
             self.before_change()
         if any(running is optimizer for running in self._running):
             self._running.clear()  # its last step ended by an exception
-        if not self._running:
+        if self._running:  # this step is part of another one, or that ended by an exception
+            found = self._versions.differences()
+            self._note_outside({index: found[index] for index in found if index in owned})
+        else:
             self.check()
         self._running.append(optimizer)
+
+    def _note_drift(self, optimizer: torch.optim.Optimizer, owned: list[int]) -> None:
+        """Remember the tables of which this step moves rows that have no gradient."""
+        groups = optimizer.param_groups
+        settings = [bool(g.get("momentum")) + 2 * bool(g.get("weight_decay")) for g in groups]
+        settings += owned
+        known = self._drifting.get(id(optimizer))
+        if known is None or known[0] != settings:
+            moved = [i for i in owned if not self._tables[i].untouched_rows_keep_still()]
+            known = self._drifting[id(optimizer)] = (settings, moved)
+        self._drifted.update(known[1])
 
     def _noting(self, closure: Callable[[], Any], owned: Sequence[int]) -> Callable[[], Any]:
         def run_and_note() -> Any:
@@ -299,7 +336,10 @@ class TableWatch:
         started = time.perf_counter()
         while self._running and self._running.pop() is not optimizer:
             pass  # steps inside of this one that ended by exceptions
-        self.accept()
+        if self._running:
+            self._versions.accept_tables(self._owned(optimizer))
+        else:
+            self.accept()
         self._held_seconds += time.perf_counter() - started
 
 

@@ -46,7 +46,7 @@ PYTHON_LAYERS: list[set[str]] = [
     {"packing", "retention", "merge_plan", "metrics", "witness", "table_parts"},
     {"dense_tree"},
     {"tables", "segment_rows", "segment_stream", "segment_header", "row_updates"},
-    {"table_versions", "slot_size", "unwatched"},
+    {"abandoned_hooks", "table_versions", "slot_size", "unwatched"},
     {"recovery_report"},
     {"shard_rows", "aftermath"},
     {"tracking", "table_watch", "priorities", "schedules", "store"},

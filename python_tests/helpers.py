@@ -157,6 +157,7 @@ def die(checkpointer):
     ):
         checkpointer._saver.in_flight.wait_until_done()
     checkpointer._recorder.detach()
+    checkpointer._watch.detach()
     checkpointer.store.close()
 
 
