@@ -133,7 +133,7 @@ class Overlap:
                 return f"no torch optimizer given to the Checkpointer updates table '{table.name}'"
             if table.weight.untyped_storage().nbytes() != table.weight.nbytes:
                 return (
-                    f"the memory of table '{table.name}' is part of a larger piece, which its owner "
+                    f"the memory of table '{table.name}' is part of a larger piece, whose owner "
                     "(FSDP) may take away at any time"
                 )
             if any(getattr(module, "max_norm", None) is not None for module in table.modules):
