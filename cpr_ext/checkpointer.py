@@ -28,6 +28,7 @@ from cpr_ext.dense_tree import read_position
 from cpr_ext.devices import devices_of, make_stagers, use_training_streams
 from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.forks import Creator, leave_to_parent_when_forked
+from cpr_ext.log_text import EncodableMessages
 from cpr_ext.metrics import Metrics, ScalarWriter
 from cpr_ext.options import (
     as_optimizers,
@@ -72,6 +73,7 @@ from cpr_ext.unwatched import (
 )
 
 logger = logging.getLogger("cpr_ext")
+logger.addFilter(EncodableMessages())
 
 __all__ = ["DEFAULT_KEEP_BYTES", "DEFAULT_SLOT_BYTES", "Checkpointer"]
 

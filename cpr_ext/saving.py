@@ -15,6 +15,7 @@ from cpr_ext.committer import Committer
 from cpr_ext.compactor import Compactor
 from cpr_ext.dense import DensePart
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning
+from cpr_ext.log_text import encodable
 from cpr_ext.overlap import Overlap
 from cpr_ext.retention import Retention
 from cpr_ext.row_samples import CleanSample
@@ -287,7 +288,8 @@ class Saver:
         self._account.note_failed(snapshot.error)
         logger.error("snapshot %d failed: %s", snapshot.number, snapshot.error)
         if warn:
-            text = f"snapshot {snapshot.number} failed; training goes on: {snapshot.error}"
+            error = encodable(snapshot.error)
+            text = f"snapshot {snapshot.number} failed; training goes on: {error}"
             warnings.warn(text, SnapshotFailedWarning, stacklevel=3)
 
     def _note_committed(self, snapshot: Snapshot) -> None:

@@ -1,0 +1,19 @@
+"""Text for logs and warnings: paths may hold bytes that are no UTF-8, which streams refuse."""
+
+from __future__ import annotations
+
+import logging
+
+
+def encodable(text: object) -> str:
+    """``str(text)`` with what UTF-8 cannot encode written as escapes."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
+
+
+class EncodableMessages(logging.Filter):
+    """Makes every message of a logger one that any handler can write."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record pass, with its final text."""
+        record.msg, record.args = encodable(record.getMessage()), None
+        return True
