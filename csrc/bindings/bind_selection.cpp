@@ -38,10 +38,11 @@ py::array_t<int64_t> nonzero_rows_of(const py::object& rows,
 }  // namespace
 
 void register_selection(py::module_& module) {
-  module.def("nonzero_rows", &nonzero_rows_of, py::arg("rows"), py::arg("pool") = nullptr,
-             "The rows of (num_rows, dim) in which any bit is set, such as those that a dense\n"
-             "gradient changes.\n\n"
-             "rows: any dtype, contiguous; torch (CPU) or numpy. Returns int64 row ids, ascending.");
+  module.def(
+      "nonzero_rows", &nonzero_rows_of, py::arg("rows"), py::arg("pool") = nullptr,
+      "The rows of (num_rows, dim) in which any bit is set, such as those that a dense\n"
+      "gradient changes.\n\n"
+      "rows: any dtype, contiguous; torch (CPU) or numpy. Returns int64 row ids, ascending.");
   module.def("top_rows", &top_rows_of, py::arg("scores"), py::arg("k"), py::arg("pool") = nullptr,
              "The k rows with the highest non-zero scores, ties by lowest row id; fewer if fewer\n"
              "are non-zero.\n\n"
