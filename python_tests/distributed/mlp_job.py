@@ -103,6 +103,13 @@ class MlpJob(ShardedJob):
         if self.settings.options.get("waits"):
             job.checkpointer.wait()
         where = self.suicide[0] if self.suicide and self.suicide[1] == step else None
+        if where == "saving":  # a snapshot is of a whole step, so it is taken between two
+            job.checkpointer.save("base")
+            die()
+        if where == "committing":
+            die_at_the_next_rename()
+            job.checkpointer.save("base")
+            job.checkpointer.wait()
         generator = torch.Generator().manual_seed(1000 * step + job.rank)
         indices = torch.randint(ROWS, (SAMPLES,), generator=generator)
         labels = torch.randn(SAMPLES, 1, generator=generator)
@@ -116,13 +123,6 @@ class MlpJob(ShardedJob):
         if where == "optimizer":
             die()
         job.optimizers[1].step()
-        if where == "saving":
-            job.checkpointer.save("base")
-            die()
-        if where == "committing":
-            die_at_the_next_rename()
-            job.checkpointer.save("base")
-            job.checkpointer.wait()
         self.spoil(job, step)
         return SAMPLES * job.world_size
 

@@ -174,6 +174,9 @@ class ShardedJob:
         return next(self.batches)
 
     def train_step(self, job, step):
+        if self.suicide == ["saving", step]:  # a snapshot is of a whole step
+            job.checkpointer.save("base")
+            os.kill(os.getpid(), signal.SIGKILL)
         batch = self.batch(step)
         part = row_sharded.own_part(batch, job.group)
         for optimizer in job.optimizers:
@@ -188,9 +191,7 @@ class ShardedJob:
         for optimizer in job.optimizers:
             optimizer.step()
         time.sleep(self.settings.step_seconds)
-        if self.suicide in (["saving", step], ["training", step]):
-            if self.suicide[0] == "saving":
-                job.checkpointer.save("base")
+        if self.suicide == ["training", step]:
             os.kill(os.getpid(), signal.SIGKILL)
         return batch.batch_size
 
