@@ -60,16 +60,29 @@ def as_optimizers(given: Any) -> list[torch.optim.Optimizer]:
         UsageError: it is something else.
     """
     if isinstance(given, torch.optim.Optimizer):
-        return [given]
+        return [_unwrapped(given)]
     if isinstance(given, Iterable) and not isinstance(given, str | bytes):
         optimizers = list(given)
         if all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
-            return optimizers
+            return [_unwrapped(optimizer) for optimizer in optimizers]
         given = next(o for o in optimizers if not isinstance(o, torch.optim.Optimizer))
     raise UsageError(
         f"optimizers is or holds a {type(given).__name__}; needed: the torch optimizer of the "
         "model, or a list of all of them. The store's directory comes after it"
     )
+
+
+def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that steps, inside wrappers that only look like one (Accelerate's)."""
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer):
+            raise UsageError(
+                f"a {type(optimizer).__name__} cannot be watched, as it takes no step hooks; give "
+                "the torch optimizer inside of it"
+            )
+        optimizer = inner
+    return optimizer
 
 
 def require_callable_or_none(option: str, value: object) -> None:

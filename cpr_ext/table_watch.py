@@ -97,7 +97,7 @@ class TableWatch:
         # Weak: hooks of torch.optim live as long as the process.
         before, after = (_hook_of(self, call) for call in ("_before_step", "_after_step"))
         self._hooks = {
-            id(optimizer): (
+            _identity(optimizer): (
                 optimizer.register_step_pre_hook(before),
                 optimizer.register_step_post_hook(after),
             )
@@ -234,7 +234,7 @@ class TableWatch:
 
     def _before_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """See to it that other hooks of an optimizer come between this watch's two, or before."""
-        if id(optimizer) not in self._hooks:
+        if _identity(optimizer) not in self._hooks:
             owned = self._owned(optimizer)
             if owned and not self._running:
                 name = self._tables[owned[0]].name
@@ -243,7 +243,7 @@ class TableWatch:
                 if self.before_change is not None:
                     self.before_change()
             return
-        before, after = self._hooks[id(optimizer)]
+        before, after = self._hooks[_identity(optimizer)]
         _place(optimizer._optimizer_step_pre_hooks, before.id, last=True)
         _place(optimizer._optimizer_step_post_hooks, after.id, last=False)
 
@@ -380,6 +380,11 @@ def _hook_of(watch: TableWatch, name: str) -> Callable[..., Any]:
 
     listening: Callable[..., Any] = hook
     return listening
+
+
+def _identity(optimizer: torch.optim.Optimizer) -> int:
+    """The same for an optimizer and a wrapper that shares its attributes (Lightning's)."""
+    return id(optimizer._optimizer_step_pre_hooks)
 
 
 def _place(hooks: Any, key: int, *, last: bool) -> None:

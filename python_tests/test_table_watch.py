@@ -682,3 +682,41 @@ def test_a_checkpointer_may_become_garbage_while_an_optimizer_calls_its_hooks(tm
     plain(tmp_path / "second").ckpt.close()  # what could not be removed then is removed now
     assert list(global_hooks) == before
     assert len(hooks_of(optimizer)) == 1
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As Accelerate's: an Optimizer by its class, without any of an optimizer's attributes."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+class Sharing:
+    """As Lightning's: it steps another optimizer, all of whose attributes it shares."""
+
+    @staticmethod
+    def of(optimizer):
+        made = object.__new__(type("Sharing", (torch.optim.SGD,), {}))
+        made.__dict__ = dict(optimizer.__dict__)
+        return made
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, Sharing.of])
+def test_an_optimizer_in_a_wrapper_is_known(tmp_path, wrap):
+    model = torch.nn.Embedding(20, 4, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with cpr_ext.Checkpointer(model, wrap(optimizer), tmp_path) as checkpointer:
+        model(torch.tensor([3, 5, 5])).sum().backward()
+        optimizer.step()
+        checkpointer.step()
+        assert checkpointer._watch.num_row_updates == 3
+
+
+def test_a_wrapper_that_hides_its_optimizer_is_refused(tmp_path):
+    hidden = object.__new__(Wrapper)
+    hidden.optimizer = "not one"
+    with pytest.raises(UsageError, match="a Wrapper cannot be watched"):
+        cpr_ext.Checkpointer(torch.nn.Embedding(20, 4), hidden, tmp_path)
