@@ -67,7 +67,8 @@ torch.set_num_threads(1)
 class Busy(Committer):
     def close(self, timeout_seconds=None):
         # From here on somebody presses Ctrl-C again and again.
-                signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
         if sys.argv[1] == "first":
             os.kill(os.getpid(), signal.SIGINT)
         super().close(timeout_seconds)
@@ -100,7 +101,6 @@ import cpr_ext
 torch.set_num_threads(1)
 model = torch.nn.EmbeddingBag(400_000, 16, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
 with cpr_ext.Checkpointer(
     model, optimizer, sys.argv[1], schedule=cpr_ext.EverySteps(1), priority=cpr_ext.AllRows(),
     overlap=sys.argv[2], consistency="step", compact_after=0.01,
