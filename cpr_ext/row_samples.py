@@ -41,8 +41,8 @@ class WindowSample:
 
     def note(self, selection: Selection, first: int, count: int) -> None:
         """Rows [first, first + count) of a selection, by position, have just been captured."""
-        positions = sorted({first + count * i // _ROWS_OF_A_CHUNK for i in range(_ROWS_OF_A_CHUNK)})
-        positions = sorted({*positions, first + count - 1})
+        spread = (first + count * i // _ROWS_OF_A_CHUNK for i in range(_ROWS_OF_A_CHUNK))
+        positions = sorted({*spread, first + count - 1})
         if selection.row_ids is None:
             row_ids = torch.tensor([selection.begin + position for position in positions])
         else:
