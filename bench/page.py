@@ -5,6 +5,7 @@ python bench/page.py
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,22 +18,31 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 IMAGES = ROOT / "docs" / "images"
 HEAD = (
-    "# Benchmarks\n\n"
-    "Written by `python bench/page.py` from [bench/results/](../bench/results/); `make bench` "
-    "measures anew. Everything is measured in\nrounds that run each contender once; a ratio is the "
-    "median of the rounds' ratios. Ratios hold on machines like this one, absolute\ntimes nowhere "
-    "else. `python bench/compare.py` tells what got slower than results of before.\n"
+    "This page has the targets of cpr_ext and their measurements. `python bench/page.py` writes it "
+    "from [bench/results/](../bench/results/); `make bench` measures again.",
+    "All measurements run in rounds; each round runs each contender once. A ratio is the median of "
+    "the rounds' ratios. Ratios apply to machines like this one, absolute times to this one only. "
+    "`python bench/compare.py` lists what got slower since earlier results.",
 )
 TAIL = (
-    "What is left after a kill or a flipped bit: [reliability.md](reliability.md). How exact the "
-    "planner is: [paper_map.md](paper_map.md).\n"
+    "For a kill or a flipped bit, see [reliability.md](reliability.md); for the accuracy of the "
+    "planner, [paper_map.md](paper_map.md)."
 )
+
+
+def paragraph(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def main() -> None:
     results = Results()
     sections = (targets, training, tracking, pauses, peers, scaling, gpu, operations)
-    lines = [HEAD, *(line for section in sections for line in section(results)), TAIL]
+    lines = [
+        "# Benchmarks\n",
+        *map(paragraph, HEAD),
+        *(line for section in sections for line in section(results)),
+        paragraph(TAIL),
+    ]
     PAGE.write_text("\n".join(lines))
     print_table(findings(results))
     print(f"\nwrote {PAGE.relative_to(ROOT)}")
@@ -55,7 +65,7 @@ def megabytes(size: float) -> str:
 
 def machine_line(machine: Row) -> str:
     changed = ", with uncommitted changes" if machine["uncommitted_changes"] else ""
-    return (
+    return paragraph(
         f"{machine['date'][:10]}, commit {machine['commit']}{changed}, {machine['cores']} cores "
         f"({machine['cpu']}), torch {machine['torch']}, load average at the end "
         f"{machine['load_average_1min']:.1f}."
@@ -67,11 +77,12 @@ def targets(results: Results) -> Iterator[str]:
     yield "## Targets\n"
     lines = [vars(line).values() for line in findings(results)]
     yield from table("stage | measure | target | measured | ", "lllll", map(tuple, lines))
-    yield (
-        "\nOf values at several sizes the worst comes first, and it is the worst that has to meet "
-        "the target. *Limit*: what the simplest code\nfor the stage reaches by the same measure, "
-        "in the same rounds: a prefetching loop without checks, one pass over the scores, raw "
-        "direct\nwrites, a thread that only writes.\n"
+    yield ""
+    yield paragraph(
+        "Of values at several sizes the worst comes first, and the worst must meet the target. "
+        "*Limit* is the result of the simplest code for the stage by the same measure, in the same "
+        "rounds. That is a prefetching loop without checks, one pass over the scores, raw direct "
+        "writes, or a thread that only writes."
     )
     charts.ratios(results, IMAGES / "targets.png")
     yield "![Ratios to peers and bounds, with their targets](images/targets.png)\n"
@@ -83,14 +94,14 @@ def training(results: Results) -> Iterator[str]:
         return
     settings, rows = found["settings"], found["rows"]
     yield "## What saving costs training\n"
-    yield (
+    yield paragraph(
         f"DLRM with the table sizes of Criteo Kaggle (33.8 M rows, 2.3 GB with the optimizer's "
-        f"state), batch {settings['batch_size']}. Stretches of {settings['every']:g} s\nthat begin "
-        "with a save and end when it is durable take turns with stretches without saving; `ratio` "
-        "is the speed of one over that of its\ntwo neighbours, the median and all of them. The "
-        "longest pause is that of `step()` with the optimizer's hooks, or of the peer's call;\n"
-        "memory, the rise over training's. What a peer leaves to the page cache is written after "
-        "its stretch, and not held against it.\n"
+        f"state), batch {settings['batch_size']}. Stretches of {settings['every']:g} s that begin "
+        "with a save and end when it is durable alternate with stretches without saving. `ratio` "
+        "is the speed of one over that of its two neighbors, the median and all of them. The "
+        "longest pause is that of `step()` with the optimizer's hooks, or of the peer's call. "
+        "Memory is the rise over training's. Data that a peer leaves in the page cache is written "
+        "after its stretch, and not counted against it."
     )
     yield from table(
         "way | samples/s | without | ratio | of each round | longest pause | memory",
@@ -108,7 +119,7 @@ def training(results: Results) -> Iterator[str]:
             for row in rows
         ),
     )
-    yield f"\n{machine_line(found['machine'])}\n"
+    yield f"\n{machine_line(found['machine'])}"
     charts.training(rows, IMAGES / "training_overhead.png")
     yield "![Speed and longest pause of each way to save](images/training_overhead.png)\n"
 
@@ -118,10 +129,10 @@ def tracking(results: Results) -> Iterator[str]:
     if (found := results.file("tracking_overhead")) is None:
         return
     yield "## What counting costs a step\n"
-    yield (
-        "The same model; blocks of steps under a `Checkpointer` that saves nothing take turns with "
-        "blocks that have no hooks,\nand with the simplest counting there can be: a hook that "
-        "keeps the indices, and one loop in C without checks.\n"
+    yield paragraph(
+        "The same model. Blocks of steps under a `Checkpointer` that saves nothing alternate with "
+        "blocks that have no hooks, and with the simplest counting possible. That is a hook that "
+        "keeps the indices, and one loop in C without checks."
     )
     yield from table(
         "batch | with | without | ratio | middle half of the pairs | simplest counting | pairs",
@@ -139,17 +150,17 @@ def tracking(results: Results) -> Iterator[str]:
             for row in found["rows"]
         ),
     )
-    yield f"\n{machine_line(found['machine'])}\n"
+    yield f"\n{machine_line(found['machine'])}"
 
 
 def pauses(results: Results) -> Iterator[str]:
-    """How long a step is held."""
+    """How long a snapshot blocks a step."""
     if (found := results.file("pause")) is None:
         return
-    yield "## How long a snapshot holds training\n"
-    yield (
+    yield "## How long a snapshot blocks training\n"
+    yield paragraph(
         "The same model, default options, a partial snapshot of 12.5 % of every table; medians of "
-        "the longest pause of each snapshot.\n"
+        "the longest pause of each snapshot."
     )
     yield from table(
         "consistency | longest pause | of each snapshot, ms | gather of as many rows | "
@@ -167,7 +178,7 @@ def pauses(results: Results) -> Iterator[str]:
             for row in found["rows"]
         ),
     )
-    yield f"\n{machine_line(found['machine'])}\n"
+    yield f"\n{machine_line(found['machine'])}"
 
 
 def peers(results: Results) -> Iterator[str]:
@@ -177,15 +188,15 @@ def peers(results: Results) -> Iterator[str]:
     rows = found["rows"]
     allowed = allowed_memory_bytes(rows[0]["num_rows"]) / 1e6
     yield "## Saving everything once\n"
-    yield (
+    yield paragraph(
         f"A first (base) snapshot of the same model, {rows[0]['model_bytes'] / 1e9:.1f} GB, by "
-        "each saver as its documentation recommends, behind training where it can. *Held*: the "
-        "time\nthat training stood still in all. Durable: synced, by the benchmark where the "
-        "library does not. Memory: the rise of resident memory over training's; ours\nmay take "
-        f"the slots, 5 bytes per row and 64 MB: {allowed:.0f} MB.\n"
+        "each saver as its documentation recommends, in the background where it can. *Blocked* is "
+        "the total time that training stopped. *Durable* means synced, by the benchmark where the "
+        "library does not. Memory is the rise of resident memory over training's. cpr_ext may use "
+        f"the slots, 5 bytes per row and 64 MB: {allowed:.0f} MB."
     )
     yield from table(
-        "saver | held | longest pause | durable after | memory | on disk",
+        "saver | blocked | longest pause | durable after | memory | on disk",
         "lrrrrr",
         (
             (
@@ -199,9 +210,9 @@ def peers(results: Results) -> Iterator[str]:
             for row in rows
         ),
     )
-    yield f"\n{machine_line(found['machine'])}\n"
+    yield f"\n{machine_line(found['machine'])}"
     charts.peers(rows, IMAGES / "peers.png")
-    yield "![Time held, time until durable and memory of each saver](images/peers.png)\n"
+    yield "![Time blocked, time until durable and memory of each saver](images/peers.png)\n"
 
 
 def scaling(results: Results) -> Iterator[str]:
@@ -209,25 +220,25 @@ def scaling(results: Results) -> Iterator[str]:
     if (found := results.file("scaling")) is None:
         return
     yield "## How costs grow\n"
-    yield (
-        "One table, around 4 M rows of 64 bytes of which an eighth is saved; one size at a time is "
-        "changed. Counting is of 53,248 lookups.\n"
+    yield paragraph(
+        "One table, around 4 M rows of 64 bytes of which an eighth is saved; one size at a time "
+        "changes. Counting is of 53,248 lookups."
     )
     charts.scaling(found["rows"], IMAGES / "scaling.png")
     yield "![Cost of each stage against rows, bytes of a row and fraction](images/scaling.png)\n"
-    yield f"{machine_line(found['machine'])}\n"
+    yield machine_line(found["machine"])
 
 
 def gpu(results: Results) -> Iterator[str]:
     """The targets of a GPU, whose results are of another machine."""
     yield "## On a GPU\n"
     if (found := results.file("gpu")) is None:
-        yield "Not yet measured: `make bench-gpu` does it where a GPU is ([how](gpu.md)).\n"
+        yield "Not yet measured: run `make bench-gpu` on a machine with a GPU ([how](gpu.md)).\n"
         return
-    yield (
-        "Each stage beside its peer and the machine's limit, in the same rounds; how each is timed "
-        "is told by\n`python bench/gpu_targets.py`. Ratio: how many times faster ours is; beside "
-        "it what it is to be at least.\n"
+    yield paragraph(
+        "Each stage with its peer and the machine's limit, in the same rounds; `python "
+        "bench/gpu_targets.py` describes how each is timed. *Ratio* is how many times faster ours "
+        "is; *target* is the least that it should be."
     )
     yield from table(
         "stage | against | ratio | target | ours | the other | ",
@@ -251,7 +262,7 @@ def gpu(results: Results) -> Iterator[str]:
             yield f"\n{row['stage']} failed: {row['error']}"
     device = found["gpu"]
     yield f"\n{device['gpu']} ({device['nvidia_smi']}), CUDA {device['torch_cuda']} in PyTorch."
-    yield f"{machine_line(found['machine'])}\n"
+    yield machine_line(found["machine"])
     if (IMAGES / "gpu_timeline.png").exists():
         yield "![A snapshot: training's stream, copies, checker, writer](images/gpu_timeline.png)\n"
 
@@ -280,7 +291,7 @@ def operations(results: Results) -> Iterator[str]:
             ),
         )
         yield ""
-    yield from (f"{line}\n" for line in sorted({machine_line(row["machine"]) for row in found}))
+    yield from sorted({machine_line(row["machine"]) for row in found})
 
 
 if __name__ == "__main__":

@@ -46,19 +46,19 @@ SEED = 20261121
 
 # What a try may end in, by experiment: outcome -> what it means. The first ones are good.
 KILL = {
-    "kept": "loads; as new as the last save that was called finished, or newer",
-    "older": "loads, but a save that was called finished is gone",
+    "kept": "loads; as new as the last save that was reported as finished, or newer",
+    "older": "loads, but a save that was reported as finished is gone",
     "nothing": "nothing loads",
-    "mixed": "loads without an error, a mixture of two saves",
+    "mixed": "loads without an error, as a mixture of two saves",
 }
 FLIP = {
     "detected": "an error or a report names it",
-    "harmless": "every value is as saved",
+    "harmless": "every value equals the saved one",
     "silent": "wrong values load without an error",
 }
 TORN = {
-    "exact": "every value is that of the moment of the call",
-    "torn": "values of later steps are in it",
+    "exact": "every value is the one at the time of the call",
+    "torn": "it contains values of later steps",
     "error": "the save failed",
 }
 MakeSaver = Callable[[Path, State], Saver]

@@ -322,7 +322,7 @@ def finding(target: Target, results: Results) -> Finding:
     bound = {"<=": "at most", ">=": "at least"}[target.sign]
     measured = told(target, values) or "not measured"
     if values and target.beside is not None:
-        measured += f"; beside it {told(target, target.beside(results))}"
+        measured += f"; for comparison {told(target, target.beside(results))}"
     return Finding(
         target.stage,
         target.measure,
