@@ -48,7 +48,7 @@ PARTS = {
     "first_step": "first step",
     "total": "SIGKILL to the next trained step",
     "without_start_up": "the same without start-up",
-    "caught_up": "until training is where it was",
+    "caught_up": "until training reaches the step of the kill again",
 }
 
 

@@ -44,6 +44,20 @@ def test_every_test_file_a_document_names_exists(document: Path) -> None:
         assert (ROOT / target).exists(), target
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_anchor_of_a_link_is_a_heading(document: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", document.read_text()):
+        if not target.startswith("http"):
+            page = (document.parent / target) if target else document
+            assert anchor in anchors(page), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
 def test_the_example_of_the_guide_to_intervals_is_the_one_that_is_run() -> None:
     blocks = re.findall(r"```python\n(.*?)```", HOW_OFTEN.read_text(), re.DOTALL)
     assert blocks == [(ROOT / "examples/target_pls.py").read_text()]

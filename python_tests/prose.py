@@ -1,0 +1,111 @@
+"""Reads Markdown pages as prose: what the style guide of CONTRIBUTING.md applies to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# Pattern -> what to write instead. The table of CONTRIBUTING.md shows the most frequent ones.
+PLAIN_WORDS = {
+    r"tells?|told|telling": "report, state, show",
+    r"(?:go|goes|going|went) on": "resume, continue",
+    r"lies?|lying": "be (in, at)",
+    r"anew|once more": "again",
+    r"(?:bring|brings|brought) back|(?:come|comes|came) back": "restore, recover, return",
+    r"(?:lay|lays|laid) over": "overwrite",
+    r"(?:give|gives|giving|gave|given) up": "abort, drop",
+    r"(?:hold|holds|held) (?:training|up|the job)": "block",
+    r"behind": "after, in the background",
+    r"beside": "next to, with, compared with, while",
+    r"whoever": "name the actor",
+    r"(?:stand|stands|stood) at": "be at",
+    r"as (?:it|they) (?:was|were)": "unchanged",
+    r"so (?:many|much|often) that": "state the number",
+    r"mend(?:s|ed|ing)?": "repair, fix",
+    r"strangers?": "untrusted (store, client)",
+    r"now and then": "periodically",
+    r"what there is": "name it",
+    r"for ever": "forever",
+}
+MAX_COLUMNS = 100
+MAX_WORDS = 25
+
+_FENCE = re.compile(r"^\s*```")
+_ITEM = re.compile(r"^\s*(?:[-*]|\d{1,2}\.)\s+")
+_ASIDE = ("|", "#", "<!--", "![")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A paragraph, list item, heading or part of a table's cell up to a semicolon, as one line."""
+
+    line: int
+    text: str
+
+
+def plain_text(markdown: str) -> str:
+    """``markdown`` with code as the word CODE and links as their texts."""
+    text = re.sub(r"<!--.*?-->", "", markdown)
+    text = re.sub(r"``.+?``|`[^`]+`", "CODE", text)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return text.replace("**", "").replace("*", "")
+
+
+def prose_lines(page: str) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a page outside code blocks."""
+    in_code = False
+    for number, line in enumerate(page.splitlines(), 1):
+        if _FENCE.match(line):
+            in_code = not in_code
+            yield number, ""
+        elif not in_code:
+            yield number, line
+
+
+def passages(page: str) -> Iterator[Passage]:
+    """Everything that is read as prose, in order."""
+    start, lines = 0, list[str]()
+    for number, line in [*prose_lines(page), (0, "")]:
+        text = line.strip()
+        if lines and (not text or text.startswith(_ASIDE) or _ITEM.match(line)):
+            yield Passage(start, plain_text(" ".join(lines)))
+            lines = []
+        if text.startswith("|"):
+            cells = re.split(r"(?<!\\)\|", text.strip("|"))
+            parts = (part for cell in cells for part in plain_text(cell).split(";"))
+            yield from (Passage(number, part.strip()) for part in parts)
+        elif text.startswith(("#", "![")):
+            yield Passage(number, plain_text(text).lstrip("# "))
+        elif text:
+            start = start if lines else number
+            lines.append(_ITEM.sub("", line).strip())
+
+
+def sentences(text: str) -> list[str]:
+    """``text`` cut after full stops, question marks and exclamation marks."""
+    ends = r"(?<=[.?!])[)\"']*\s+"
+    return [part for part in re.split(ends, text) if part]
+
+
+def long_lines(page: str) -> Iterator[str]:
+    """Lines of prose wider than a page; tables, images and lines of one long word may be."""
+    for number, line in prose_lines(page):
+        text = line.strip()
+        if len(line) > MAX_COLUMNS and " " in text and not text.startswith(("|", "![")):
+            yield f"line {number}: {len(line)} columns"
+
+
+def long_sentences(page: str) -> Iterator[str]:
+    for passage in passages(page):
+        for sentence in sentences(passage.text):
+            words = [word for word in sentence.split() if re.search(r"\w", word)]
+            if len(words) > MAX_WORDS:
+                yield f"line {passage.line}: {len(words)} words: {sentence}"
+
+
+def unplain_words(page: str) -> Iterator[str]:
+    for passage in passages(page):
+        for pattern, instead in PLAIN_WORDS.items():
+            for match in re.finditer(rf"\b(?:{pattern})\b", passage.text, re.IGNORECASE):
+                yield f"line {passage.line}: '{match[0]}': write {instead}: {passage.text[:80]}"
