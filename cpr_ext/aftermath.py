@@ -1,8 +1,8 @@
 """After damage: which rows are older than they were saved, by how many steps, and which are lost.
 
-Recovery lays segments over one another and knows only what it wrote. Here the row ids of a shard's
-segments are read once more, a block of rows at a time, and each row's newest saved state is
-compared with the one that it got. It is done only if something was damaged.
+Recovery overwrites older segments by newer ones and knows only the rows that it wrote. This module
+reads the row ids of a shard's segments again, a block of rows at a time. It compares each row's
+newest saved state with the restored one. It runs only after damage.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _Span:
-    """A chunk whose row ids are known: they lie in [begin, end)."""
+    """A chunk whose row ids are known: they are in [begin, end)."""
 
     begin: int
     end: int

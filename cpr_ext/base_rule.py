@@ -59,7 +59,7 @@ class BaseRule:
             self._partial_bytes += file_bytes
 
     def note_failed(self, kind: SnapshotKind, error: Exception) -> None:
-        """A snapshot failed. One that was given up for a change of the model is due again."""
+        """Record a failed snapshot. One that was aborted for a change of the model is due again."""
         was_given_up = isinstance(error, SnapshotError)
         self._has_failed = self._has_failed or (kind == "base" and not was_given_up)
 
@@ -73,7 +73,7 @@ class BaseRule:
         self.measure_store()
 
     def measure_store(self) -> None:
-        """Segments were merged or rolled back: learn from the manifests what there is."""
+        """Recompute the bytes of base and partial segments, after a merge or a roll-back."""
         newest = self._store.last_snapshot
         shards = self._store.shards
         records = [r for shard in shards for r in keep_needed(shard.segments, newest)]

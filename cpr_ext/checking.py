@@ -24,7 +24,7 @@ class Expected:
     """What the segments of a shard must fit.
 
     Attributes:
-        tables: as STORE.json tells; None: it is damaged, so that only checksums can be checked.
+        tables: as in STORE.json; None: it is damaged, so that only checksums can be checked.
         ranges: rows [begin, end) of the shard, by table.
     """
 

@@ -1,4 +1,4 @@
-"""What a training loop holds: counts lookups, takes snapshots, recovers."""
+"""The Checkpointer of a training loop: it tracks changed rows, takes snapshots and recovers."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ DEFAULT_KEEP_BYTES = 32 << 20
 # Counting the rows that are not saved reads every counter, while training waits.
 _MOST_COUNTED_ROWS = 2_000_000
 _MID_STEP = (
-    "{call} in the middle of step {step}: an optimizer has stepped since step(), so what is still "
-    "to be captured is no longer as it was then. Call it after step()"
+    "{call} in the middle of step {step}: an optimizer has stepped since step(), so the state to "
+    "capture is past that step. Call it after step()"
 )
 
 
@@ -92,25 +92,25 @@ class Checkpointer:
     Args:
         model: any module with ``nn.Embedding`` or ``nn.EmbeddingBag`` tables.
         optimizers: the optimizer or optimizers of its parameters.
-        directory: the store; made if it does not exist.
+        directory: the store; created if it does not exist.
         priority: which rows a partial snapshot saves first.
         schedule: when to take one.
         consistency: ``"row"`` captures a snapshot over several steps, so that the pause at any one
-            step is bounded; ``"step"`` captures all of it as it is at one step: that at which it is
-            due or, while capture overlaps training, the one after its rows were chosen.
-        overlap: ``"auto"`` captures on a thread of its own while forward and backward run, which
-            only read the tables; with ``consistency="step"``, rows about to change are copied aside
-            first. For tables that nothing but their optimizer changes: another change is noticed
-            (unless it is hidden from PyTorch by ``.data``) and costs the snapshot. Tables of less
+            step is bounded; ``"step"`` captures all of it as of one step. That is the step at which
+            it is due or, while capture overlaps training, the one after its rows were chosen.
+        overlap: ``"auto"`` captures on a background thread while forward and backward run, which
+            only read the tables. With ``consistency="step"``, it first copies rows that are
+            about to change. It is for tables that only their optimizer changes: another change is
+            detected (unless ``.data`` hides it from PyTorch) and costs the snapshot. Tables of less
             than 16 MB, on a GPU, or without a torch optimizer, are captured inside ``step()``, as
             are all with ``"never"``; so are snapshots of one step if an optimizer changes rows that
             were not looked up. ``"always"`` overlaps small tables too, and raises where it cannot.
-        num_shards: into how many row ranges to cut every table, each recovered on its own.
+        num_shards: number of row ranges of every table, each recovered separately.
         tables: parameters or modules by name, instead of those found in ``model``; or a list of
             ready-made ``cpr_ext.tables.Table``, which may be empty: then only the dense part is
             saved.
-        extra_state: called for each snapshot; what it returns (plain values and tensors) is saved
-            with it and given back as ``RecoveryReport.extra_state``.
+        extra_state: called for each snapshot; its result (plain values and tensors) is saved with
+            the snapshot and returned as ``RecoveryReport.extra_state``.
         rebase_after: take a base snapshot instead of a partial one once partial snapshots have
             written this many times the bytes of the last base, so that disk use and recovery time
             stay bounded; None: never.
@@ -119,24 +119,25 @@ class Checkpointer:
         compact_bytes_per_second: the most that compaction reads and writes; None: no limit.
         retention: how many full-recovery points to keep, and how many bytes in all: a
             ``cpr_ext.retention.Retention``.
-        when_busy: what to do when a snapshot is due while the last is still on its way:
-            ``"delay"`` starts it once that one is committed, ``"wait"`` holds training until then,
-            so that snapshots are taken at the same steps whatever the disk's speed.
-        on_nan: ``"raise"`` gives a snapshot up rather than save NaN; ``"save"`` saves it.
-        slot_bytes, num_slots: size and number of the staging slots, the memory of a snapshot; so
-            much is also taken on every GPU that has tables. None: 8 MB, or more if a table's rows
-            need it.
-        keep_bytes: most memory for rows copied aside; when it is full, training waits for the disk.
+        when_busy: what to do when a snapshot is due before the last one is committed: ``"delay"``
+            starts it after that commit, ``"wait"`` blocks training until then, so that snapshots
+            are taken at the same steps whatever the disk's speed.
+        on_nan: ``"raise"`` aborts a snapshot rather than save NaN; ``"save"`` saves it.
+        slot_bytes, num_slots: size and number of the staging slots, the memory of a snapshot; every
+            GPU that has tables needs the same amount. None: 8 MB, or more if a table's rows need
+            it.
+        keep_bytes: limit of the memory for rows copied before they change; when it is full,
+            training waits for the disk.
         num_threads: threads for counting, selecting and copying, the caller's included.
-        direct_io: write past the page cache where the file system allows it.
-        count_row_updates: with priorities other than ``MostFrequentlyUsed``, which does so anyway,
-            count updates row by row (4 bytes each), so that metrics tell how many were lost.
+        direct_io: bypass the page cache where the file system allows it.
+        count_row_updates: count updates row by row (4 bytes each), so that metrics report how many
+            were lost. ``MostFrequentlyUsed`` always does.
         scalar_writer: the metrics are written to it after each snapshot and recovery; anything
             with ``add_scalar(tag, value, step)``, such as TensorBoard's ``SummaryWriter``.
 
     Raises:
         UsageError: the model has no tables, or an option is out of range.
-        StoreError: the directory is no store, holds another model, or is in use.
+        StoreError: the directory is not a store, holds another model, or is in use.
         StorageError: the directory cannot be made, read or written.
     """
 
@@ -291,7 +292,7 @@ class Checkpointer:
 
     @property
     def schedule(self) -> Schedule:
-        """When snapshots are taken; another may be set while training goes on."""
+        """When snapshots are taken; it can be replaced during training."""
         return self._account.schedule
 
     @schedule.setter
@@ -300,24 +301,25 @@ class Checkpointer:
 
     @property
     def metrics(self) -> Metrics:
-        """What checkpointing did and cost so far."""
+        """Counts and costs of checkpointing so far."""
         return self._account.metrics
 
     @property
     def step_count(self) -> int:
-        """Training steps done, those before a restart counted in."""
+        """Training steps done, including those before a restart."""
         return self._account.step
 
     @property
     def num_samples(self) -> int:
-        """Samples trained, those before a restart counted in."""
+        """Samples trained, including those before a restart."""
         return self._account.num_samples
 
     def step(self, num_samples: int = 1) -> Snapshot | None:
-        """Call after each optimizer step: counts the batch's lookups, may start or go on saving.
+        """Mark the end of a training step, after all optimizers; may start or continue saving.
 
         Args:
-            num_samples: samples in the batch; losses are then told in samples, not in steps.
+            num_samples: samples in the batch; with it, losses are reported in samples, not in
+                steps.
 
         Returns:
             The snapshot that began at this step, if one did.
@@ -356,10 +358,10 @@ class Checkpointer:
         return begun
 
     def save(self, kind: SnapshotKind = "partial") -> Snapshot | RequestedSnapshot:
-        """Take a snapshot now, captured as a whole at this step; it is committed behind training.
+        """Take a snapshot now: capture all of it at this step, and commit it in the background.
 
-        In the middle of a step (an optimizer has stepped since :meth:`step`, or a signal's handler
-        calls this), the next :meth:`step` takes it.
+        In the middle of a step, the next :meth:`step` takes it. That is so if an optimizer has
+        stepped since :meth:`step`, or a signal handler calls this.
 
         Args:
             kind: ``"partial"`` (selected rows) or ``"base"`` (all rows).
@@ -392,7 +394,7 @@ class Checkpointer:
         return request.snapshot
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the snapshot in flight is durable; False if the time ran out first.
+        """Wait until the current snapshot is durable; return False if the time ran out first.
 
         Raises:
             SnapshotError: it failed; its cause is ``__cause__``.
@@ -434,36 +436,37 @@ class Checkpointer:
         on_read_error: OnReadError = "raise",
         up_to_step: int | None = None,
     ) -> RecoveryReport:
-        """Bring back what was lost.
+        """Restore a lost state.
 
-        Without ``shards``, after the process died: every shard, the dense part, random number
-        generators and the position. With ``shards``, in a live model: only the rows of these.
+        Without ``shards``, after a process death, restore every shard, the dense part, random
+        number generators and the position. With ``shards``, in a live model, restore only their
+        rows.
 
         Args:
-            shards: the lost shards; every other row, and the position, stay as they are.
-            mode: ``"partial"`` goes on from the newest state of every row; ``"full"`` goes back to
+            shards: the lost shards; every other row, and the position, stay unchanged.
+            mode: ``"partial"`` resumes from the newest state of every row; ``"full"`` goes back to
                 the last full-recovery point, a single step at which all rows were saved.
-            from_store: where to begin if this store is still empty: another store, of any number
-                of shards, which is only read. A list: the stores of all processes of a job, each
-                with its parts of the tables; they are cut anew as this model's tables are, and the
-                dense part is the newest. Once this store holds a snapshot it is not looked at.
-            strict: False takes from ``from_store`` what matches: a table that has grown keeps its
-                old rows; other tables and parameters that differ stay as they are.
+            from_store: the source if this store is still empty: another store, of any number of
+                shards, which is only read. A list: the stores of all processes of a job, each with
+                its parts of the tables; they are split like this model's tables, and the dense part
+                is the newest. Once this store holds a snapshot, it is ignored.
+            strict: False restores the matching part of ``from_store``: a table that has grown keeps
+                its old rows; other tables and parameters that differ stay unchanged.
                 ``RecoveryReport.differences`` lists them.
-            on_damage: ``"fall_back"`` restores the newest undamaged state of each row, and the
-                report tells what was damaged and which rows are older, by how much, or missing.
-                ``"raise"`` reads and checks all files first (of ``shards``, or of the whole store),
-                and if any is damaged raises before anything is changed.
-            on_read_error: what becomes of files that the operating system refuses to read, after
-                tries over a few seconds; they may be sound. ``"raise"``: StorageError, and the
-                store stays as it is. ``"fall_back"``: an older state is used as after damage, and
-                reported; what could not be read stays until a newer snapshot of all rows is
-                durable.
-            up_to_step: take no snapshot of a later step, and forget those that there are. 0, for a
-                model that begins anew: forget all.
+            on_damage: ``"fall_back"`` restores the newest undamaged state of each row; the report
+                lists the damage and which rows are older, by how much, or missing. ``"raise"``
+                reads and checks all files first (of ``shards``, or of the whole store). If any is
+                damaged, it raises before anything is changed.
+            on_read_error: treatment of files that the operating system refuses to read, after
+                retries over a few seconds; they may be undamaged. ``"raise"``: StorageError, and
+                the store stays unchanged. ``"fall_back"``: an older state is used as after damage,
+                and reported; unreadable files stay until a newer snapshot of all rows is durable.
+            up_to_step: use no snapshot of a later step, and drop later ones. 0, for a model that
+                starts from step 0: drop all.
 
         Returns:
-            What was restored; ``step`` is where training goes on, 0 if the store is empty.
+            A report of the restored state; training resumes from its ``step``, 0 if the store is
+            empty.
 
         Raises:
             UsageError: no such shard, ``shards`` together with ``mode="full"`` or ``from_store``,
@@ -545,23 +548,24 @@ class Checkpointer:
         return report
 
     def shared_part(self) -> DensePart:
-        """What data-parallel workers have in common, as it is now, to hand to :meth:`take_over`.
+        """Return a snapshot of the replicated state, for :meth:`take_over` of another worker.
 
-        Parameters, optimizers (but those of tables alone), generators, position, extra state.
+        It has parameters, optimizers (except those of tables alone), generators, position and extra
+        state.
         """
         self._require_open()
         optimizers = shared_optimizers(self.optimizers, self.tables)
         return capture_dense(self.model, optimizers, self.tables, self._position())
 
     def take_over(self, part: DensePart, *, generators: bool, samples_lost: int = 0) -> Any:
-        """Go on from where another worker of the same job is; table rows stay as they are.
+        """Resume from the state of another worker of the same job; table rows stay unchanged.
 
-        A step in flight is given up; a snapshot in flight goes on.
+        A step in progress is aborted; a snapshot in progress continues.
 
         Args:
             part: that worker's :meth:`shared_part`.
             generators: take its random number generators, too.
-            samples_lost: samples of which these rows lost the effect; noted in the metrics.
+            samples_lost: samples whose effect these rows lost; added to the metrics.
 
         Returns:
             That worker's extra state.
@@ -582,9 +586,9 @@ class Checkpointer:
         return position.extra_state
 
     def record_lookups(self, table: str, indices: torch.Tensor) -> None:
-        """Count rows of a table that no torch optimizer updates; they have changed, or will.
+        """Report rows of a table that no torch optimizer updates; they have changed, or will.
 
-        Gradients say which rows a torch optimizer changes, so for its tables this is not needed.
+        Gradients show which rows a torch optimizer changes, so its tables do not need this.
         """
         self._recorder.record(table, indices)
         self._watch.expect(next(t for t in self.tables if t.name == table))
@@ -596,14 +600,15 @@ class Checkpointer:
             yield
 
     def close(self) -> None:
-        """Finish the snapshot in flight and give everything back. Closing twice is fine.
+        """Finish the current snapshot and release all resources. Closing twice is fine.
 
-        In a forked child there is nothing to give back: it returns at once. Interrupted by Ctrl-C
-        it may be called again; until then the store's locks are kept.
+        In a forked child there is nothing to release: it returns at once. After an interruption by
+        Ctrl-C it can be called again; until then the store's locks are kept.
 
         Raises:
-            SnapshotError: a snapshot failed, no exception said so, and none was committed since.
-            StorageError: the operating system reports an error while the locks are given back.
+            SnapshotError: a snapshot failed, no exception reported it, and none was committed
+                since.
+            StorageError: the operating system reports an error while the locks are released.
         """
         if self._closed or not self._creator.is_this_process:
             return
@@ -625,7 +630,7 @@ class Checkpointer:
             ) from error
 
     def _leave_mid_step(self) -> None:
-        """What needs the next step() will not get it."""
+        """Abort everything that needs a next step(): there will be none."""
         step = self.step_count + 1
         reason = self._watch.problem or (
             f"close() in the middle of step {step}: step() was not called after the optimizer's"
@@ -665,7 +670,7 @@ class Checkpointer:
 
     @property
     def _is_past_step(self) -> bool:
-        """Whether the model may be past the step that is known."""
+        """Return whether the model may be past the known step."""
         return self._watch.has_stepped or self._watch.is_inside_step or self._recorder.is_mid_step
 
     @property
@@ -674,13 +679,13 @@ class Checkpointer:
 
     @property
     def _needs_step(self) -> bool:
-        """Whether the snapshot in flight waits for rows or the dense part as they are at a step."""
+        """Return whether the current snapshot waits for rows or the dense part as of a step."""
         snapshot = self._saver.in_flight
         return snapshot is not None and snapshot.state == "capturing" and not snapshot.is_held
 
     @contextmanager
     def _in_call(self, name: str) -> Iterator[None]:
-        """One call at a time: the handler of a signal may come in between."""
+        """Allow one call at a time: a signal handler may interrupt one."""
         if self._is_busy:
             raise UsageError(f"{name} from a signal's handler while another call is being made")
         self._is_busy = True
@@ -729,14 +734,14 @@ class Checkpointer:
         return read_committed_all(stores, read, lambda report: not report.damaged_segments)
 
     def _note_shards(self, report: RecoveryReport) -> None:
-        """Some shards of the live model were restored."""
+        """Record that some shards of the live model were restored."""
         self._account.note_shards_recovered(report)
         if report.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
             self._base_rule.forget_base()
 
     def _note_all(self, report: RecoveryReport, *, is_own_store: bool) -> None:
-        """Everything was restored: training goes on from the position of the report."""
+        """Record that everything was restored: training resumes from the position of the report."""
         self._account.note_all_recovered(report, self._recoverer.position.samples_lost)
         self._watch.forget()
         self._saver.forget_saved_rows()
@@ -749,7 +754,7 @@ class Checkpointer:
                 self._base_rule.forget_base()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the model runs there as if this object did not exist."""
+        """Detach in a forked child: the model runs there as if this object did not exist."""
         self._recorder.detach()
         self._watch.detach()
         self._saver.leave_to_parent()
@@ -765,7 +770,7 @@ class Checkpointer:
             last = self.store.dense.segments[-1]
             raise UsageError(
                 f"'{self.store.directory}' holds a snapshot of step {last.last_step}; call "
-                "recover() before the first step(), or choose an empty directory to start anew"
+                "recover() before the first step(), or choose an empty directory to start again"
             )
 
     def _require_true(self) -> None:

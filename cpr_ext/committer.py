@@ -1,4 +1,4 @@
-"""The thread that changes manifests while training goes on: the only one that does."""
+"""The background thread that changes manifests: the only one that does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Committer:
         self._thread.start()
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Hand a captured snapshot over; it keeps its error for whoever waits."""
+        """Hand over a captured snapshot; it keeps its error for the waiting thread."""
         self._queue.put(snapshot.commit)
 
     def call(self, change: Callable[[], T]) -> Future[T]:

@@ -1,6 +1,6 @@
-"""Compaction behind training, on a thread of its own.
+"""Compaction in a background thread.
 
-Merging reads and writes beside the live files for as long as it takes; only the swap of the
+Merging reads the live files and writes next to them for as long as it takes. Only the swap of the
 manifest runs on the committer's thread, which checks that the merged segments are still live.
 """
 
@@ -79,7 +79,7 @@ class Compactor:
         return self._is_idle.wait(timeout_seconds)
 
     def stop(self, timeout_seconds: float | None = None) -> None:
-        """Give up what is being merged, and return once nothing is; ``consider`` starts anew."""
+        """Abort the current merge and wait for its end; ``consider`` starts again."""
         self._is_stopped.set()
         self._is_idle.wait(timeout_seconds)
         self._is_stopped.clear()

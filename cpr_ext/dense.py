@@ -69,8 +69,9 @@ def refuse_nan(part: DensePart) -> None:
     for name, tensor in part.tensors.items():
         if name.startswith("dense.model.") and native.find_nan(tensor) >= 0:
             raise NanError(
-                f"parameter '{name.removeprefix('dense.model.')}' holds NaN; the snapshot is given "
-                'up and earlier ones are kept. Look for divergence, or save NaN with on_nan="save"'
+                f"parameter '{name.removeprefix('dense.model.')}' holds NaN; the snapshot is "
+                "aborted and earlier ones are kept. Look for divergence, or save NaN with "
+                'on_nan="save"'
             )
 
 
@@ -120,7 +121,7 @@ def restore_dense(
 def shared_optimizers(
     optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Table]
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers that update anything beside tables: those that workers have in common."""
+    """The optimizers that update more than tables: those that workers share."""
     weights = {id(table.weight) for table in tables}
     return [o for o in optimizers if any(id(value) not in weights for value in _parameters(o))]
 

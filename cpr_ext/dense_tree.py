@@ -1,7 +1,7 @@
 """The tree of values that a dense part holds, checked before anything of it is used.
 
-A checksum tells that a file is as it was written, not who wrote it. What is put back into a model,
-its optimizers and the random number generators must have the form that ``capture_dense`` makes.
+A checksum proves that a file is unchanged, not who wrote it. The state restored to a model, its
+optimizers and the random number generators must have the form that ``capture_dense`` makes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def read_position(tree: dict[str, Any]) -> Position:
     extra = tree["extra"]
     known = _POSITION | {"rows_unsaved", "samples_lost"}  # the last two since 0.2
     if not isinstance(extra, dict) or not _POSITION <= extra.keys() <= known:
-        raise DamageError("not the dense part of a snapshot: it tells no position in training")
+        raise DamageError("not the dense part of a snapshot: it has no position in training")
     for name in extra.keys() - {"extra_state"}:
         value = extra[name]
         if name == "rows_unsaved" and value is None:

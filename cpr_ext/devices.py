@@ -23,23 +23,23 @@ _DEFAULT_SLOT_BYTES = 8 << 20
 
 
 def device_of(tensor: torch.Tensor) -> int | None:
-    """Number of the CUDA device that a tensor lies on; None: not on one.
+    """Return the number of a tensor's CUDA device; None: it is on none.
 
     Raises:
-        UsageError: it lies on one, and this build of the library has no CUDA.
+        UsageError: it is on one, and this build of the library has no CUDA.
     """
     if not tensor.is_cuda:
         return None
     if not native.has_cuda:
         raise UsageError(
-            f"a table lies on {tensor.device}, but this cpr_ext was built without CUDA; install it "
+            f"a table is on {tensor.device}, but this cpr_ext was built without CUDA; install it "
             "where nvcc is found, with CPR_EXT_CUDA=ON"
         )
     return tensor.get_device()
 
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """The CUDA devices that any of the tensors lie on, ascending."""
+    """Return the CUDA devices of the tensors, ascending."""
     return sorted({device for t in tensors if (device := device_of(t)) is not None})
 
 
@@ -80,7 +80,7 @@ def make_stagers(devices: Sequence[int], *, slot_bytes: int, num_slots: int) -> 
 
 
 def stager_of(tensor: torch.Tensor) -> Any:
-    """What copies the rows of a tensor between its device and slots; None: it lies on no device."""
+    """Return the copier of rows between a tensor's device and slots; None: it is on no device."""
     device = device_of(tensor)
     if device is None:
         return None

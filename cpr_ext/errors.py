@@ -1,7 +1,7 @@
-"""What can go wrong, in three kinds.
+"""The errors of this library, in three kinds.
 
-A bug is an ``AssertionError``. The user's or the system's fault is one of the exceptions below and
-carries the values and the remedy. Damage that recovery expects is reported, not raised.
+A bug is an ``AssertionError``. A fault of the user or the system is one of the exceptions below,
+with the values and the remedy. Damage that recovery expects is reported, not raised.
 """
 
 
@@ -10,7 +10,7 @@ class CprError(Exception):
 
 
 class UsageError(CprError, ValueError):
-    """The caller asked for something that cannot be; nothing was changed."""
+    """The caller requested something impossible; nothing was changed."""
 
 
 class RowIndexError(UsageError, IndexError):
@@ -18,7 +18,7 @@ class RowIndexError(UsageError, IndexError):
 
 
 class NanError(CprError, ArithmeticError):
-    """A row that was to be saved holds NaN; it did not replace its last good state."""
+    """A row to save holds NaN; it did not replace its last good state."""
 
 
 class DataError(CprError):
@@ -26,11 +26,11 @@ class DataError(CprError):
 
 
 class StoreError(CprError):
-    """A directory is not a store, belongs to another model, or holds a version not known here."""
+    """A directory is not a store, belongs to another model, or has an unknown version."""
 
 
 class DamageError(StoreError):
-    """A committed file is missing or fails its checksum; one that cannot be read is no damage."""
+    """A committed file is missing or fails its checksum; an unreadable file is not damaged."""
 
 
 class StorageError(CprError, OSError):
@@ -52,20 +52,20 @@ class SnapshotError(CprError):
 
 
 class SnapshotFailedWarning(UserWarning):
-    """Training goes on, but a snapshot was given up; ``wait()`` and ``close()`` raise the error."""
+    """Training continues after an aborted snapshot; ``wait()`` and ``close()`` raise the error."""
 
 
 class UntrackedChangeWarning(UserWarning):
-    """A table changed in a way that is not watched: what that costs, and what to do."""
+    """A table changed in an untracked way; the warning states the cost and the remedy."""
 
 
 class PeerLostError(CprError):
-    """A peer died, hung or cannot be reached; the workers meet again and go on."""
+    """A peer died, hung or cannot be reached; the workers meet again and resume."""
 
 
 class RendezvousError(CprError):
-    """The workers of a job could not meet within the time they were given."""
+    """The workers of a job could not meet within their time limit."""
 
 
 class WorkersDifferError(CprError):
-    """Workers of a job hold different values of what must be the same; nothing was trained on."""
+    """Workers of a job hold different values of state that they must share; no step follows."""

@@ -1,6 +1,6 @@
-"""The one way in which Python opens what lies in a store.
+"""The only functions by which Python opens files of a store.
 
-A store may come from a stranger: whatever name he chose, only regular files and real directories
+A store may be untrusted: whatever its file names are, only regular files and real directories
 inside it are touched. The store's own directory may be reached through symbolic links; nothing in
 it may be one. Native code does the same (``csrc/storage/file.cpp``).
 """

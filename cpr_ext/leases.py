@@ -1,4 +1,4 @@
-"""Readers beside a writer: a file that was superseded is not removed while somebody reads.
+"""Leases of readers: a superseded file is not removed during a read.
 
 A reader holds a shared lock on STORE.json; a writer that is about to remove files asks whether
 anybody does, and puts it off, for a bounded time. Both only read the file, so that a reader needs
@@ -51,7 +51,7 @@ def _lock_shared(descriptor: int) -> None:
 
 
 def has_readers(store: Path) -> bool:
-    """True if somebody holds a lease; False also if the system does not tell."""
+    """Return whether a reader holds a lease; False also if the system does not report it."""
     try:
         descriptor = open_regular(store / _FILE)
     except (OSError, DamageError):

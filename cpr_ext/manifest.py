@@ -58,8 +58,8 @@ class SegmentRecord:
         first_step, last_step: the steps at which its rows were captured.
         num_samples: samples trained when the last of them was captured.
         file_bytes, header_bytes, header_crc32c: how to read and check it.
-        is_complete: dense only. Every row of every shard, as it was at ``last_step``, is in the
-            snapshots up to this one: a full-recovery point.
+        is_complete: dense only. The snapshots up to this one contain every row of every shard with
+            its value at ``last_step``: a full-recovery point.
     """
 
     file: str
@@ -138,7 +138,7 @@ class Manifest:
         """A manifest without segments for a directory whose file is of no use.
 
         Args:
-            generation: the highest that the file, or any other manifest, tells of it.
+            generation: the highest that the file, or any other manifest, records for it.
         """
         manifest = cls.__new__(cls)
         manifest._begin(directory)

@@ -65,7 +65,7 @@ def write_merged(
     Raises:
         DamageError: a source is damaged; names it. Nothing live was changed.
         StorageError: the operating system refused, for example because the disk is full.
-        SnapshotError: ``pace`` was told to stop.
+        SnapshotError: ``pace`` was stopped.
     """
     opened = [open_segment(manifest, record) for record in merge.read]
     sources = [SegmentRows(segment, dict(row_ranges)) for segment in opened]

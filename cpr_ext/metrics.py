@@ -1,4 +1,4 @@
-"""What checkpointing did and cost so far."""
+"""Counts and costs of checkpointing so far."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from typing import Any, Protocol
 
 
 class ScalarWriter(Protocol):
-    """What scalars are written to, such as TensorBoard's ``SummaryWriter``."""
+    """A destination of scalars, such as TensorBoard's ``SummaryWriter``."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
-        """Note a value at a step."""
+        """Record a value at a step."""
 
 
 @dataclass
 class Metrics:
-    """What checkpointing did and cost so far.
+    """Counts and costs of checkpointing so far.
 
     Attributes:
         base_snapshots, partial_snapshots, failed_snapshots: how many.
         bytes_written: of committed segments.
-        stall_seconds: time that ``step()`` held training, in all.
+        stall_seconds: total time that ``step()`` blocked training.
         max_stall_seconds: the longest such time.
         samples_lost: samples whose effect failures took from lost shards, summed over the shards.
         portion_of_lost_samples: PLS, ``samples_lost`` as a share of all samples of all shards: of
             the whole job if the schedule knows its length (``TargetPLS(total_samples=...)``), else
             of the samples so far. A shard's loss counts from its last snapshot, a partial one too.
-        row_updates: lookups in training steps since the Checkpointer was made; each changed a row.
-        row_updates_lost: those that recoveries of shards took back, exactly: for each row, all
-            since it was last saved. None: not counted, see ``count_row_updates``.
+        row_updates: rows of gradients, and lookups of fused tables, in training steps since the
+            Checkpointer was constructed; each changed a row.
+        row_updates_lost: exactly those that recoveries of shards reverted: for each row, all since
+            it was last saved. None: not counted, see ``count_row_updates``.
         compactions, failed_compactions: merged segments that became live; merges that failed.
     """
 
@@ -64,7 +65,7 @@ class Metrics:
 
 
 class MetricsWriter:
-    """Writes metrics to a user's writer, if there is one; what that raises costs one warning."""
+    """Writes metrics to a user's writer, if there is one; an exception of it costs one warning."""
 
     def __init__(self, writer: ScalarWriter | None) -> None:
         self._writer = writer
@@ -80,7 +81,7 @@ class MetricsWriter:
             if not self._has_warned:
                 self._has_warned = True
                 warnings.warn(
-                    f"scalar_writer failed at step {step}; training goes on without these values. "
-                    f"Later failures are not reported: {error!r}",
+                    f"scalar_writer failed at step {step}; training continues without these "
+                    f"values. Later failures are not reported: {error!r}",
                     stacklevel=2,
                 )

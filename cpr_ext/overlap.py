@@ -1,12 +1,12 @@
 """Capture that overlaps training.
 
 Between one optimizer step and the next, forward and backward only read the tables. In that window,
-from the end of ``ckpt.step()`` to the optimizer's step, a thread of its own captures rows. Before
-an optimizer changes anything the thread has come back; and those rows that its gradients are about
-to change and that a snapshot of one step still waits for are copied aside.
+from the end of ``ckpt.step()`` to the optimizer's step, a background thread captures rows. It
+returns before an optimizer changes anything. The rows that gradients are about to change, and that
+a snapshot of one step still waits for, are copied first.
 
-All of this rests on tables being changed by their optimizer alone. Where the watch sees another
-change, the snapshot is given up.
+All of this assumes that only their optimizer changes tables. If the watch detects another change,
+the snapshot is aborted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CaptureThread:
         self._thread.start()
 
     def resume(self, work: Callable[[Any], None]) -> None:
-        """Start ``work(stop)``; it comes back soon after ``stop`` is set. After a pause() only."""
+        """Start ``work(stop)``; it returns soon after ``stop`` is set. After a pause() only."""
         self._stop.clear()
         with self._changed:
             self._work = work
@@ -128,7 +128,7 @@ class Overlap:
         """Why the tables cannot be captured while training runs; None if they can."""
         for table in tables:
             if device_of(table.weight) is not None:
-                return f"table '{table.name}' lies on a GPU, which captures while training goes on"
+                return f"table '{table.name}' is on a GPU, which captures during training"
             if not isinstance(table.optimizer, torch.optim.Optimizer):
                 return f"no torch optimizer given to the Checkpointer updates table '{table.name}'"
             if table.weight.untyped_storage().nbytes() != table.weight.nbytes:
@@ -165,9 +165,9 @@ class Overlap:
         return Overlap.obstacle(self._tables)
 
     def resume(self, snapshot: Snapshot, step: int) -> None:
-        """Training goes on and only reads the tables for now: capture ``snapshot`` meanwhile.
+        """Capture ``snapshot`` in the background, while training only reads the tables.
 
-        Of one that is to be held, only the rows are chosen.
+        If it will be held, only choose its rows.
         """
         self._watch.check()  # between two windows rows may change as they like
         if snapshot.state != "capturing":

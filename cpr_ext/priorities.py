@@ -31,10 +31,10 @@ class Priority(ABC):
 
     @abstractmethod
     def make_tracker(self, table: Table) -> Any:
-        """The native tracker that follows ``table``."""
+        """Return the native tracker of ``table``."""
 
     def budget(self, num_rows: int) -> int:
-        """How many of ``num_rows`` rows one partial snapshot saves."""
+        """Return how many of ``num_rows`` rows one partial snapshot saves."""
         return math.ceil(self.fraction * num_rows)
 
 
@@ -48,7 +48,7 @@ class MostFrequentlyUsed(Priority):
 
 @dataclass(frozen=True)
 class SubSampledUsed(Priority):
-    """SSU: rows met by sampling one lookup in ``period`` into a bounded list.
+    """SSU: rows found by sampling one lookup in ``period`` into a bounded list.
 
     Which of the ``period`` is drawn at random, so that every column of a bag is sampled alike.
     Takes 2 bits per row and the list of at most ``fraction * num_rows`` row ids; when it is full a
@@ -75,9 +75,9 @@ class SubSampledUsed(Priority):
 
 @dataclass(frozen=True)
 class LargestChange(Priority):
-    """SCAR: the rows whose weight moved furthest (L2) since they were last saved.
+    """SCAR: the rows whose weight changed most (L2) since they were last saved.
 
-    Keeps a copy of every prioritised table's weight, where the table lies.
+    Keeps a copy of every prioritized table's weight, on the table's device.
     """
 
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
@@ -109,10 +109,10 @@ def _tracker(kind: str, table: Table, **options: Any) -> Any:
 def make_tracker(
     priority: Priority, table: Table, is_prioritized: bool, *, count_updates: bool
 ) -> Any:
-    """The tracker of a table; one to which no priority applies is counted row by row.
+    """Return the tracker of a table; one to which no priority applies is counted row by row.
 
     Args:
-        count_updates: count row updates beside a priority that does not.
+        count_updates: count row updates in addition to a priority that does not.
     """
     if not is_prioritized:
         return _tracker("AccessCounter", table)

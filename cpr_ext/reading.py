@@ -64,7 +64,7 @@ def retrying(path: Path, read: Callable[[], T]) -> T:
 
 
 def list_directory(directory: Path) -> list[Path]:
-    """What lies in a directory, sorted; empty if there is none.
+    """Return the names in a directory, sorted; empty if it does not exist.
 
     Raises:
         StorageError: it could not be read.
@@ -79,7 +79,7 @@ def exists(path: Path) -> bool:
     """True if there is anything of that name, also a link to nothing.
 
     Raises:
-        StorageError: the operating system does not tell.
+        StorageError: the operating system does not report it.
     """
     try:
         retrying(path, lambda: os.lstat(path))
@@ -128,7 +128,7 @@ def _is_given_up(path: Path) -> bool:
 
 
 def _pauses(path: Path) -> tuple[float, ...]:
-    """No pause for a file that was given up: a recovery waits for each file once."""
+    """Do not wait again for a file that stayed unreadable: a recovery waits for each file once."""
     return () if _is_given_up(path) else pauses_seconds
 
 

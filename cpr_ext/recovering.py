@@ -45,8 +45,8 @@ class Recoverer:
     No snapshot may be in flight and no manifest may change while one of its methods runs.
 
     Args:
-        trackers: by table name; restored rows are taken from them, as they are as saved.
-        recorder: lookups of steps that training goes back behind are dropped from it.
+        trackers: by table name; restored rows are taken from them, since they equal the saved ones.
+        recorder: it drops lookups of steps that a recovery reverts.
         threads: the pool that scatters rows.
     """
 
@@ -133,7 +133,7 @@ class Recoverer:
         if found is None and steps_done > 0:
             raise StoreError(
                 f"'{self._store.directory}' holds nothing to go back to: no snapshot was committed "
-                f"in {steps_done} steps. Build the model anew and start from step 0"
+                f"in {steps_done} steps. Build the model again and start from step 0"
             )
         if found is None:
             self.position = Position(0, 0, None)
@@ -229,7 +229,7 @@ class Recoverer:
         raise StoreError(
             f"'{reader.directory}' and the model have nothing in common, so nothing was recovered: "
             f"{'; '.join(differences[:4])}... Wrappers add to names (module., _orig_mod.): wrap "
-            "the model as it was when the store was written"
+            "the model in the same way as the writer of the store"
         )
 
     def _forget_ambiguous(self, report: RecoveryReport) -> None:

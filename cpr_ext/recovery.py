@@ -1,4 +1,4 @@
-"""Bring rows back: a manifest's segments, oldest first, each verified and laid over the last.
+"""Restore rows: a manifest's segments, oldest first, each verified and written over the last.
 
 The newest undamaged state of each row wins, so a damaged chunk leaves the row's older state.
 """

@@ -1,9 +1,10 @@
 """Take tables from the stores of several processes, each with a part, cut as a live model's are.
 
 A part is a range of rows and columns. Weights, and state of the weight's shape, are cut and joined
-bit for bit. State of one value per row belongs to all columns of the part: where the columns are
-cut anew there is no bit for it. It then becomes the mean over the columns, which is what row-wise
-Adagrad would have summed up for the whole row; that is a difference, which ``strict`` refuses.
+bit for bit. State of one value per row belongs to all columns of the part. Where the columns are
+split differently, no value has its bits. It then becomes the mean over the columns, which is what
+row-wise Adagrad would have accumulated for the whole row; that is a difference, which ``strict``
+refuses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much history a store keeps; which segments that needs. Pure functions of manifests."""
+"""The history that a store keeps, and its segments. Pure functions of manifests."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Records = tuple[SegmentRecord, ...]
 
 @dataclass(frozen=True)
 class Retention:
-    """How much history to keep beside the newest snapshot, which is always kept.
+    """How much history to keep in addition to the newest snapshot, which is always kept.
 
     Attributes:
         full_recovery_points: how many full-recovery points ``recover(mode="full")`` and the tools
-            can go back to, newest first; the newest snapshot counts if it is one. Points that rest
-            on the same base snapshot share its rows, so they cost little; each one that rests on an
-            older base costs about as much as a base.
-        max_bytes: give up full-recovery points, oldest first, once the live files of the store
+            can go back to, newest first; the newest snapshot counts if it is one. Points that use
+            the same base snapshot share its rows, so they cost little; each one that uses an older
+            base costs about as much as a base.
+        max_bytes: drop full-recovery points, oldest first, once the live files of the store
             together exceed this. The newest snapshot stays, even if it alone is larger.
-        release_when_full: give up all of them if a snapshot failed because the disk is full.
+        release_when_full: drop all of them if a snapshot failed because the disk is full.
     """
 
     full_recovery_points: int = 1
@@ -57,9 +57,9 @@ def plan_retention(
     shards: Sequence[Sequence[SegmentRecord]],
     retention: Retention,
 ) -> Kept:
-    """What to keep. Never drops what the newest snapshot or a kept full-recovery point needs.
+    """Choose the records to keep: all that the newest snapshot or a kept full-recovery point needs.
 
-    Its time depends on what the store holds, not on what ``retention`` asks for.
+    Its time depends on the content of the store, not on the numbers in ``retention``.
     """
 
     def keep(points: int) -> Kept:

@@ -25,7 +25,7 @@ _ROWS_OF_A_TABLE = 32
 
 @dataclass
 class _Kept:
-    """Bytes of some rows of one array, as they were."""
+    """Recorded bytes of some rows of one array."""
 
     table: Table
     array: torch.Tensor
@@ -55,7 +55,7 @@ class WindowSample:
         self._kept.clear()
 
     def changed_table(self) -> Table | None:
-        """A table of which a row is not as it was; forgets what was noted."""
+        """Return a table with a changed row, if any; drop the recorded rows."""
         kept, self._kept = self._kept, []
         by_array: dict[int, list[_Kept]] = {}
         for each in kept:
@@ -68,7 +68,7 @@ class WindowSample:
 
 
 class CleanSample:
-    """Some rows of every table as they were last saved: while they count as clean, they are so."""
+    """The saved values of some rows of every table; rows that count as clean must equal them."""
 
     def __init__(self, tables: Sequence[Table], trackers: dict[str, Any]) -> None:
         self._trackers = trackers
@@ -108,7 +108,7 @@ class CleanSample:
             saved[row_id] = {name: copy[position] for name, copy in copies.items()}
 
     def find_changed(self) -> tuple[Table, int] | None:
-        """A row that counts as clean and is not as it was saved, with its table."""
+        """Return a row that counts as clean but differs from its saved value, with its table."""
         for table in self._tables:
             saved = self._saved.get(table.name)
             if saved and table.untouched_rows_keep_still():

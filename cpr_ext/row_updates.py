@@ -1,7 +1,7 @@
 """How many row updates are not saved: one for each lookup of a row in a training step.
 
 A native ``AccessCounter`` counts exactly that, from the moment its row was last captured. For
-priorities that track something else, one is kept beside their tracker.
+priorities that track something else, their tracker gets one in addition.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def native_tracker(kind: str, device: int | None, **options: Any) -> Any:
 
 
 class CountedTracker:
-    """A tracker with a counter beside it; taken from and put back together.
+    """A tracker with an additional counter; taken from and put back together.
 
-    Everything else that is asked of it, the tracker answers.
+    The tracker handles all other calls.
     """
 
     def __init__(self, tracker: Any) -> None:

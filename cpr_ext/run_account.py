@@ -15,7 +15,7 @@ class RunAccount:
         step: training steps done, those before a restart counted in.
         num_samples: samples trained, likewise.
         metrics: what users read.
-        schedule: is told of costs when they change; another may take its place.
+        schedule: observes costs when they change; another may replace it.
 
     Args:
         meter: measures costs.

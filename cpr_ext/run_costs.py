@@ -1,4 +1,4 @@
-"""What saving and recovering cost a run, measured while it goes on."""
+"""The costs of saving and recovering, measured during the run."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ class CostMeter:
                 self._prioritized_bytes = self._measure_prioritized()
 
     def note_failed_snapshot(self) -> None:
-        """A snapshot failed: its time tells nothing of its bytes."""
+        """Record a failed snapshot: its time has no relation to its bytes."""
         self._snapshot_seconds = 0.0
 
     def note_recovery(self, seconds: float, bytes_read: int, *, of_shards: bool) -> None:
-        """Rows were read back; an empty store tells nothing."""
+        """Record the time of a recovery, unless it read nothing."""
         if bytes_read == 0:
             return
         if of_shards:

@@ -42,8 +42,8 @@ class SavingOptions:
     """How snapshots are taken; see ``Checkpointer``.
 
     Attributes:
-        chooses_all: every dirty row is saved, so that there is nothing to choose.
-        on_gpu: tables lie on a GPU, which chooses rows while training goes on.
+        chooses_all: every dirty row is saved, so that no selection is needed.
+        on_gpu: tables are on a GPU, which chooses rows during training.
     """
 
     consistency: Consistency
@@ -63,8 +63,9 @@ class Saver:
         capture_dense: copies everything that is not a row.
 
     Attributes:
-        in_flight: the snapshot that is on its way; None: none is.
-        unreported: why a snapshot failed of which no exception told, none being committed since.
+        in_flight: the snapshot in progress, if any.
+        unreported: the error of a failed snapshot that no exception reported, none being committed
+            since.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class Saver:
             self._overlap.pause()
 
     def go_on(self) -> None:
-        """What a step does for the snapshot in flight before training goes on."""
+        """Do a step's work for the snapshot in progress before training resumes."""
         if self._is_overlapping:
             self.advance(rows=False)
             self._resume()
@@ -193,7 +194,7 @@ class Saver:
             self.advance(max_bytes=0 if wait else self._pipeline.slot_bytes, wait_for_slot=wait)
 
     def take_held_seconds(self) -> float:
-        """How long counting and capture held training outside of ``step()`` since last asked."""
+        """Return and reset the seconds that counting and capture blocked outside of ``step()``."""
         return self._watch.take_held_seconds()
 
     def _resume(self) -> None:
@@ -289,7 +290,7 @@ class Saver:
         logger.error("snapshot %d failed: %s", snapshot.number, snapshot.error)
         if warn:
             error = encodable(snapshot.error)
-            text = f"snapshot {snapshot.number} failed; training goes on: {error}"
+            text = f"snapshot {snapshot.number} failed; training continues: {error}"
             warnings.warn(text, SnapshotFailedWarning, stacklevel=3)
 
     def _note_committed(self, snapshot: Snapshot) -> None:
@@ -313,7 +314,7 @@ class Saver:
         while compactor.errors:
             error = compactor.errors.pop(0)
             metrics.failed_compactions += 1
-            text = f"compaction failed; training goes on and no snapshot is affected: {error}"
+            text = f"compaction failed; training continues and no snapshot is affected: {error}"
             warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
 
     def quiesce(self) -> None:

@@ -10,7 +10,7 @@ from cpr_ext.errors import UsageError
 
 @dataclass(frozen=True)
 class Progress:
-    """What a schedule decides on, counted from the start of the last snapshot (or of the run).
+    """The input of a schedule, counted from the start of the last snapshot (or of the run).
 
     Attributes:
         steps, seconds: since then.
@@ -24,14 +24,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class RunCosts:
-    """What a run costs, measured so far; None: not known yet.
+    """The measured costs of a run so far; None: not known yet.
 
     Attributes:
-        num_shards: row ranges that are lost and recovered on their own.
+        num_shards: row ranges that are lost and recovered separately.
         fraction: share of the large tables' rows that a partial snapshot saves.
         prioritized_bytes, other_bytes: rows of the large tables; all else that a base holds.
         samples_per_hour: training speed, everything included.
-        save_hours: how long saving every row once holds training.
+        save_hours: how long saving every row once blocks training.
         load_hours, load_shard_hours: reading all shards, and those of one failure.
     """
 
@@ -50,13 +50,13 @@ class Schedule(ABC):
 
     @abstractmethod
     def is_due(self, since_last: Progress) -> bool:
-        """True if a snapshot should start now."""
+        """Return whether a snapshot should start now."""
 
     def observe(self, costs: RunCosts) -> None:  # noqa: B027
-        """Take note of what the run costs; called at its start and whenever more is known."""
+        """Record the costs of the run; called at its start and whenever more is known."""
 
     def job_samples(self) -> int | None:
-        """Samples of the whole job, if the schedule was told."""
+        """Return the samples of the whole job, if the schedule knows them."""
         return None
 
     def __or__(self, other: Schedule) -> Schedule:
@@ -94,13 +94,13 @@ class EverySeconds(Schedule):
 
 @dataclass(frozen=True)
 class Continuous(Schedule):
-    """One snapshot after the other: what failures cost then follows the disk's bandwidth.
+    """One snapshot after the other: the disk's bandwidth then determines the cost of a failure.
 
     The next one begins when the last is committed, with ``when_busy="delay"`` (the default).
 
     Args:
         max_bytes_per_second: write no more than this on average; None: as fast as the disk allows.
-        min_seconds: between the starts of two snapshots, so that a disk that fails is not asked at
+        min_seconds: between the starts of two snapshots, so that a failing disk is not tried at
             every step.
     """
 

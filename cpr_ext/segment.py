@@ -107,7 +107,7 @@ class Committed:
 
 @dataclass
 class SegmentLayout:
-    """Where everything of a segment lies; made before anything is captured.
+    """The position of everything in a segment; created before anything is captured.
 
     Attributes:
         offsets: file offset in bytes of each stored array, by (table index, array name).

@@ -30,7 +30,7 @@ class Source:
 
     Attributes:
         arrays: the memory to capture.
-        live_arrays: tells what training uses now; None if nothing else has the memory.
+        live_arrays: returns the arrays that training uses now; None if nothing else has the memory.
     """
 
     spec: TableSpec
@@ -203,7 +203,7 @@ class SegmentCapture:
 
 
 def _was_replaced(source: Source) -> bool:
-    """True if training goes on in other memory than the one captured from."""
+    """Return whether training now uses other memory than the captured one."""
     if source.live_arrays is None:
         return False
     live = source.live_arrays()

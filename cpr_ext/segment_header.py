@@ -1,4 +1,4 @@
-"""Read a segment's header. It may come from a stranger: what it says is checked against the file.
+"""Read a segment's header. It may be untrusted: it is checked against the file.
 
 After :func:`read_segment` every number is such that reading the segment takes no more memory than
 the file has bytes, and no more time than to read it once.

@@ -90,7 +90,7 @@ class SegmentRows:
         return self._by_table.get(table, ())
 
     def span(self, chunk: int) -> tuple[int, int]:
-        """Its rows lie in [begin, end); reads the row ids, if it has any, once."""
+        """Return the range [begin, end) of a chunk's rows; read its row ids, if any, only once."""
         if chunk not in self._spans:
             row_ids = self.row_ids(chunk)
             self._spans[chunk] = int(row_ids[0]), int(row_ids[-1]) + 1

@@ -26,7 +26,7 @@ class Pace:
 
     Args:
         bytes_per_second: None: as fast as it goes.
-        is_stopped: asked now and then; True ends the work with SnapshotError.
+        is_stopped: called periodically; True ends the work with SnapshotError.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ def rows_per_chunk(table: TableSpec, chunk_bytes: int) -> int:
 
 
 class SegmentStream:
-    """A segment being written beside the live ones; nothing names it until a manifest does.
+    """A segment being written next to the live ones; nothing names it until a manifest does.
 
     Used as a context manager: a file that was not finished is removed.
     """

@@ -31,7 +31,7 @@ class Selection:
         return self.end - self.begin if self.row_ids is None else len(self.row_ids)
 
     def take(self, first: int, count: int) -> Any:
-        """Tell the tracker that rows [first, first + count), by position, have been captured.
+        """Mark rows [first, first + count), by position, as captured in the tracker.
 
         Returns what ``put_back`` needs to undo it.
         """
@@ -95,7 +95,7 @@ class Selector:
         return Selection(chosen, self._trackers[chosen.name], begin, end, pending.read())
 
     def begin_partial(self, table: int, shard: int) -> Any:
-        """Let a GPU choose the rows while training goes on.
+        """Let a GPU choose the rows during training.
 
         Returns:
             A native ``PendingRows`` for :meth:`partial`; None where there is nothing to wait for.

@@ -91,7 +91,7 @@ def read_versioned(
 
 
 def _allowed_bytes(path: Path, free_bytes: int) -> int:
-    """How large a file may be, given what lies beside it and below."""
+    """Return how large a file may be, given the files in and below its directory."""
     if os.lstat(path).st_size <= free_bytes:
         return free_bytes
     beside = [entry for entry in os.scandir(path.parent) if entry.name != path.name]

@@ -55,7 +55,7 @@ class RowSample(Protocol):
 
 
 class Snapshot:
-    """A snapshot in flight, or done; what ``Checkpointer.save`` returns.
+    """A snapshot in progress, or done; ``Checkpointer.save`` returns it.
 
     Attributes:
         number: counts the snapshots of the store; newer ones are higher.
@@ -66,8 +66,8 @@ class Snapshot:
         file_bytes: bytes of all its segments.
         bytes_captured: bytes of rows captured so far.
         is_complete: it makes a full-recovery point.
-        is_held: it is of one step, and its rows are captured as they were then while they change.
-        is_to_be_held: it will be, once its rows are chosen.
+        is_held: it is of one step, and its rows are captured with their values at that step.
+        is_to_be_held: it will be held once its rows are chosen.
         error: why it failed.
 
     Args:
@@ -195,14 +195,14 @@ class Snapshot:
     def capture_rows(
         self, step: int, *, max_bytes: int, wait_for_slot: bool, stop: Any = None
     ) -> bool:
-        """Capture rows as they are at ``step``, or as they were if this snapshot is held.
+        """Capture rows with their values at ``step``, or at the step of a held snapshot.
 
         On any thread, while nothing changes the tables.
 
         Args:
             max_bytes: about how much to capture in this call; 0: no limit.
-            wait_for_slot: wait for the disk, and for a GPU that chooses, instead of coming back.
-            stop: a native ``StopFlag``; once it is set, comes back after the chunk in hand.
+            wait_for_slot: wait for the disk, and for a GPU that chooses, instead of returning.
+            stop: a native ``StopFlag``; once it is set, returns after the current chunk.
 
         Returns:
             False if there was nothing to do or no slot free.
@@ -362,8 +362,8 @@ class Snapshot:
         self._dense = None
 
     def cancel(self, reason: str) -> None:
-        """Give up a snapshot that is still capturing; from the training thread."""
-        self.give_up(SnapshotError(f"snapshot {self.number} was given up: {reason}"))
+        """Abort a snapshot that is still capturing; from the training thread."""
+        self.give_up(SnapshotError(f"snapshot {self.number} was aborted: {reason}"))
 
     def give_up(self, error: Exception) -> None:
         """Fail, because of ``error``, unless all is captured; from the training thread."""

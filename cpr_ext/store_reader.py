@@ -251,8 +251,8 @@ def require_shards(directory: Path, num_shards: int) -> None:
     missing = next((n for n in range(num_shards) if f"shard-{n:05d}" not in names), None)
     if missing is not None:
         raise DamageError(
-            f"{directory / STORE_FILE} tells of {num_shards} shards, but shard-{missing:05d} is "
-            "missing. If the making of the store was interrupted, open it for training once more; "
+            f"{directory / STORE_FILE} records {num_shards} shards, but shard-{missing:05d} is "
+            "missing. If the creation of the store was interrupted, open it for training again; "
             "else put the directory back"
         )
 

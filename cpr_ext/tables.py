@@ -1,4 +1,4 @@
-"""What a table is: an embedding weight with its per-row optimizer state, and its shards."""
+"""Tables: an embedding weight with its per-row optimizer state, and its shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRIORITIZED_SHARE = 0.99
 
 
 class LookupSource(Protocol):
-    """Tells which rows of one or several tables training looks up, where modules' inputs do not."""
+    """Reports the rows of tables that training looks up, where modules' inputs do not show them."""
 
     def attach(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
         """Call ``note(table, indices)`` for every lookup that training may change rows by.
@@ -41,8 +41,8 @@ class Table:
         weight: parameter, shape (num_embeddings, embedding_dim).
         optimizer: the optimizer that updates ``weight``, if any.
         modules: the ``nn.Embedding`` / ``nn.EmbeddingBag`` modules that look rows up in it.
-        lookups: tells of lookups, beside ``modules``; several tables may have the same one.
-        part: what of a larger table this is, if other processes hold the rest.
+        lookups: reports lookups, in addition to ``modules``; several tables may have the same one.
+        part: the part of a larger table that this is, if other processes hold the rest.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Table:
     def row_states(self) -> dict[str, torch.Tensor]:
         """Per-row optimizer state as it is now: every tensor whose first dimension is num_rows.
 
-        Optimizers make their state at the first step, so this is asked anew for each snapshot.
+        Optimizers make their state at the first step, so each snapshot calls this again.
 
         Raises:
             UsageError: the state is a sparse tensor (SGD with momentum on sparse gradients).
@@ -123,7 +123,7 @@ class Table:
         return sorted([WEIGHT, *names])
 
     def keep_row_states(self, names: Collection[str]) -> None:
-        """Drop every per-row state but these; the optimizer makes them anew when it needs them."""
+        """Drop every per-row state but these; the optimizer creates them again on demand."""
         for name in self.row_states().keys() - set(names):
             assert self.optimizer is not None
             del self.optimizer.state[self.weight][name]

@@ -1,4 +1,4 @@
-"""The schedule that plans: as often as a share of lost training that one accepts allows."""
+"""The schedule that plans: as often as the accepted loss of training requires."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class TargetPLS(Schedule):
     All rows have their turn every ``T_save = 2*PLS*N_emb*T_fail/k`` hours (CPR; ``k`` shards per
     failure), at most the job; a priority that needs ``n`` saves for all rows saves every
     ``T_save/n``. The plan is made again when measured costs have changed by a quarter, and
-    decisions are logged to the logger ``cpr_ext``. The target is always kept to; if keeping to it
-    costs more than full recovery would, that is logged as a warning.
+    decisions are logged to the logger ``cpr_ext``. The schedule always keeps to the target; if that
+    costs more than full recovery would, it logs a warning.
 
-    PLS counts the rows of lost shards; it ignores the computation that a process loses when it
-    dies itself: training since its newest snapshot is repeated. In a single process add
+    PLS counts the rows of lost shards. It ignores the computation that a process loses when it dies
+    itself: it repeats the training since its newest snapshot. In a single process add
     ``| EverySeconds(...)``, which bounds that.
 
     Args:
-        target_pls: share of training that failures may take away from the tables, in (0, 1].
+        target_pls: share of training whose effect on the tables failures may remove, in (0, 1].
         mtbf_hours: mean time between failures of the whole job, at a constant rate; or
         failures: a model of them, such as ``cpr_ext.policy.fitting.fit_failures(log).model``.
         total_samples: samples of the whole job, or
@@ -81,7 +81,7 @@ class TargetPLS(Schedule):
         if (mtbf_hours is None) == (failures is None):
             raise UsageError("TargetPLS needs mtbf_hours or failures, and not both")
         if total_samples is not None and total_hours is not None:
-            raise UsageError("total_samples and total_hours both tell the job's length; give one")
+            raise UsageError("total_samples and total_hours both set the job's length; give one")
         for name, value in (("total_samples", total_samples), ("total_hours", total_hours)):
             if value is not None and not 0 < value < math.inf:
                 raise UsageError(f"{name} is {value}; it must be above 0")

@@ -1,8 +1,8 @@
 """Manifests that are older than their neighbours know: replaced by an older copy, or removed.
 
-A directory commits on its own, so nothing in it tells that its manifest was newer once. The others
-do: each notes the generation that its neighbours had reached. Only what the last commit of a store
-did is known to no one else. See docs/decisions/0014-manifests-witness-each-other.md.
+A directory commits independently, so nothing in it shows that its manifest was newer once. The
+others do: each records the generation that its neighbors had reached. No other manifest knows only
+the last commit of a store. See docs/decisions/0014-manifests-witness-each-other.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Outdated:
 def find_outdated(manifests: Sequence[Manifest]) -> list[Outdated]:
     """Of the manifests of one store: those that are older than another has seen.
 
-    Each is told once, with the witness that has seen the newest.
+    Each is reported once, with the manifest that has seen the newest.
     """
     found = []
     for manifest in manifests:

@@ -1,7 +1,8 @@
-"""Reads Markdown pages as prose: what the style guide of CONTRIBUTING.md applies to."""
+"""Reads pages, docstrings and messages as prose, for the style guide of CONTRIBUTING.md."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -106,6 +107,18 @@ def long_sentences(page: str) -> Iterator[str]:
 
 def unplain_words(page: str) -> Iterator[str]:
     for passage in passages(page):
-        for pattern, instead in PLAIN_WORDS.items():
-            for match in re.finditer(rf"\b(?:{pattern})\b", passage.text, re.IGNORECASE):
-                yield f"line {passage.line}: '{match[0]}': write {instead}: {passage.text[:80]}"
+        yield from _unplain(passage)
+
+
+def unplain_words_of_code(source: str) -> Iterator[str]:
+    """Words in docstrings and messages: all strings of several words in Python code."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield from _unplain(Passage(node.lineno, plain_text(" ".join(node.value.split()))))
+
+
+def _unplain(passage: Passage) -> Iterator[str]:
+    for pattern, instead in PLAIN_WORDS.items():
+        for match in re.finditer(rf"\b(?:{pattern})\b", passage.text, re.IGNORECASE):
+            near = passage.text[max(0, match.start() - 40) : match.end() + 40]
+            yield f"line {passage.line}: '{match[0]}': write {instead}: ...{near}..."

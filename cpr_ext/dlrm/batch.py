@@ -49,8 +49,8 @@ class Batch:
 class DataSource(Protocol):
     """Training and test samples of one data set.
 
-    Batches are a pure function of the source, `batch_size`, `epoch` and `seed`: batch b of epoch
-    e is the same whatever `first_batch` is, so that a restarted run goes on where it stopped.
+    Batches are a pure function of the source, `batch_size`, `epoch` and `seed`: batch b of epoch e
+    is the same whatever `first_batch` is, so that a restarted run resumes where it stopped.
     """
 
     @property
@@ -75,7 +75,7 @@ class DataSource(Protocol):
 
     @property
     def num_train_samples(self) -> int | None:
-        """Samples of one epoch; None when only reading the stream would tell."""
+        """Samples of one epoch; None if only reading the stream can show it."""
         ...
 
     @property

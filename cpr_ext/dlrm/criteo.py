@@ -1,4 +1,4 @@
-"""The Criteo click logs (Kaggle and Terabyte), read where they lie."""
+"""The Criteo click logs (Kaggle and Terabyte), read in place."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def parse_failure(text: str, num_shards: int) -> PlannedFailure:
 def lose_shards(
     tables: Sequence[Table], shards: Sequence[int], num_shards: int, generator: torch.Generator
 ) -> int:
-    """Forget what ``shards`` learned: their rows and per-row optimizer state begin anew.
+    """Reset the rows and per-row optimizer state of ``shards``, as for new tables.
 
     Returns:
         How many rows were lost.

@@ -1,4 +1,4 @@
-"""The known truth behind the synthetic source: which sample has which probability of label 1."""
+"""The known truth of the synthetic source: the probability of label 1 of each sample."""
 
 from __future__ import annotations
 

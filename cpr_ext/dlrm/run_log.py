@@ -19,12 +19,12 @@ class FailureRecord:
         step: training step after which it struck, counted from 1.
         num_samples: samples trained by then.
         shards: the shards lost.
-        recovery: how they came back.
-        rows_restored: rows brought back to a saved state.
+        recovery: how they were recovered.
+        rows_restored: rows restored to a saved state.
         rows_stale: rows whose last update is lost; None: not known.
         samples_lost: samples trained since a lost shard's last snapshot, summed over the shards.
         samples_retrained: samples trained again after going back.
-        seconds: how long it took until training could go on.
+        seconds: time until training could resume.
     """
 
     step: int

@@ -42,11 +42,11 @@ class TrainOptions:
         priority: None saves nothing.
         every_steps: training steps between snapshots.
         max_steps: stop after this many steps in all; None: all epochs.
-        failures: what is lost when.
-        recovery: how lost shards come back.
-        num_shards: row ranges into which every table is cut.
+        failures: the lost shards and their times.
+        recovery: how lost shards are recovered.
+        num_shards: number of row ranges of every table.
         rebase_after: as for the ``Checkpointer``; None: every scheduled snapshot is partial.
-        device: where the model lies, such as ``cpu`` or ``cuda:1``; a run may go on elsewhere.
+        device: the model's device, such as ``cpu`` or ``cuda:1``; a run may resume on another.
     """
 
     settings: Hyperparameters
@@ -164,7 +164,7 @@ class Trainer:
         """Train, fail, recover, evaluate.
 
         Raises:
-            UsageError: the store was made with other settings, or a failure lies after the end.
+            UsageError: the store was made with other settings, or a failure is after the end.
         """
         self._check_failures()
         options = self._options
@@ -319,7 +319,7 @@ class Trainer:
     # --- recovery ---
 
     def _resume(self, checkpointer: Checkpointer) -> None:
-        """Go on from what the store holds, if anything."""
+        """Resume from the newest snapshot of the store, if it has one."""
         mode: Literal["partial", "full"] = "full" if self._options.recovery == "full" else "partial"
         report = checkpointer.recover(mode=mode)
         if report.extra_state is None:

@@ -42,8 +42,8 @@ class Campaign:
     """What a directory holds.
 
     Attributes:
-        config: what must be the same for all of its runs.
-        facts: what is told about them: costs as measured, access skew, commands, machines.
+        config: settings that must be the same for all of its runs.
+        facts: reported facts about them: measured costs, access skew, commands, machines.
         runs: the finished runs, by key.
     """
 
@@ -124,7 +124,7 @@ def load_campaign(directory: Path) -> Campaign:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep other processes from running in ``directory``; clears what a killed one left behind.
+    """Keep other processes from running in ``directory``; removes leftovers of a killed one.
 
     Raises:
         UsageError: another process is at it.
@@ -146,7 +146,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, plain: Any) -> None:
-    """Replace a file, so that it is there as a whole or as it was before."""
+    """Replace a file atomically."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w") as file:
         json.dump(plain, file, indent=1, allow_nan=False)

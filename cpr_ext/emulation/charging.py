@@ -12,7 +12,7 @@ from cpr_ext.policy import JobCosts, Overhead, RunningPLS
 
 @dataclass(frozen=True)
 class PlayedFailure:
-    """One failure as it was played.
+    """One emulated failure.
 
     Attributes:
         hour: emulated hours of useful training when it struck.

@@ -12,8 +12,8 @@ from cpr_ext.errors import UsageError
 class EmulatedClock:
     """Maps a training run onto a job of ``job_hours``; time runs with the samples trained.
 
-    The clock counts useful training. What saving, loading and waiting take is charged beside it,
-    and samples that full recovery trains again do not advance it a second time.
+    The clock counts useful training. The times of saving, loading and waiting are charged
+    separately, and samples that full recovery trains again do not advance it a second time.
 
     Attributes:
         job_hours: useful training time of the job, T_total.

@@ -27,7 +27,7 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a campaign has come; ``samples`` are of runs begun, ``message`` tells of an end."""
+    """Progress of a campaign; ``samples`` are of started runs, ``message`` reports an end."""
 
     samples: int
     total_samples: int
@@ -50,7 +50,7 @@ def emulate(
     """Play what is not yet played of ``strategies`` and ``seeds``, each run in a worker process.
 
     Args:
-        directory: keeps the finished runs; a killed emulation goes on from there.
+        directory: keeps the finished runs; a killed emulation resumes from there.
         num_workers: None: as many as fit the machine's cores and memory.
         table_bytes: charge costs measured here, on the disk of ``directory``, before the first run,
             scaled to tables of this size; None: those of the scenario.

@@ -33,7 +33,7 @@ class MeasuredSave:
 
     Attributes:
         file_bytes: what it wrote.
-        stall_seconds: how long it held training, the counting of lookups not included.
+        stall_seconds: how long it blocked training, the counting of lookups not included.
         slowdown_seconds: by how much the steps took longer meanwhile, for the writer takes cores
             and memory bandwidth from training; what other work on the machine took is in it too.
         durable_seconds: from its beginning until it was durable.
@@ -54,11 +54,11 @@ class MeasuredCosts:
         model, batch_size, fraction: what was trained meanwhile, and how much a save takes.
         state_bytes: rows and their optimizer state, of all tables.
         step_seconds: median training step, without the library.
-        tracking_seconds: median time that ``Checkpointer.step`` holds training while nothing is
+        tracking_seconds: median time that ``Checkpointer.step`` blocks training while nothing is
             saved: counting lookups.
         saves: the measured saves.
-        load_bytes, load_seconds: of bringing the whole shard back from a base and these saves, to
-            the moment when training can go on.
+        load_bytes, load_seconds: of restoring the whole shard from a base and these saves, until
+            training can resume.
     """
 
     model: str

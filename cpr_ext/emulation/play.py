@@ -55,7 +55,7 @@ class Training:
         """The clock that maps the whole training onto ``job_hours``.
 
         Raises:
-            UsageError: the source cannot tell its length and no number of steps is given.
+            UsageError: the source does not know its length and no number of steps is given.
         """
         settings = self.options(source)["settings"]
         limits = []
@@ -84,7 +84,7 @@ def play(
     store: Path,
     observe: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, Any]:
-    """One run, as JSON values (docs/emulation.md tells them one by one).
+    """Emulate one run; return it as JSON values (docs/emulation.md lists them).
 
     Every strategy of a seed sees the same data in the same order, the same initial model and the
     same failures, so that runs of one seed are compared in pairs.
@@ -93,7 +93,7 @@ def play(
         store: directory for the snapshots, which is emptied before and removed after.
 
     Raises:
-        UsageError: the interval is shorter than half a training step, or the source does not tell
+        UsageError: the interval is shorter than half a training step, or the source does not know
             its length.
     """
     source = training.open(seed)

@@ -43,7 +43,7 @@ class Scenario:
         pls_target: from which CPR derives its interval.
         num_failures: exactly so many, at hours drawn uniformly over the job (as those of an
             exponential model are, given their number); None: drawn from ``failure_model``.
-        num_trainers: trainer nodes; told in reports only, for a lost trainer takes no row with it.
+        num_trainers: trainer nodes; for reports only, since a lost trainer loses no row.
         fraction: r, the share of the rows that CPR-SCAR, -MFU and -SSU save at a time.
         tracking_share: what noting accesses or changes adds to training time, as a share of it, for
             strategies that recover partially.

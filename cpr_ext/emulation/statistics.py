@@ -20,7 +20,7 @@ _RESAMPLING_SEED = 1
 class Estimate:
     """A mean over ``count`` seeds, and the interval that holds the true one with 95 %.
 
-    ``low`` and ``high`` are nan where one seed tells no spread.
+    ``low`` and ``high`` are nan for one seed, which has no spread.
     """
 
     mean: float
@@ -30,7 +30,7 @@ class Estimate:
 
     @property
     def includes_zero(self) -> bool:
-        """Whether the mean cannot be told from zero; nan bounds tell nothing, so True."""
+        """Whether zero is within the interval; True if the bounds are nan."""
         return not (self.low > 0 or self.high < 0)
 
 

@@ -1,4 +1,4 @@
-"""How a job protects itself: what it saves, how often, and how it comes back from a failure."""
+"""How a job protects itself: what it saves, how often, and how it recovers from a failure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Strategy:
 
     @property
     def recovery(self) -> Literal["full", "partial", "none"]:
-        """How lost shards come back; ``none``: there are no failures."""
+        """How lost shards are recovered; ``none``: there are no failures."""
         if self.name == "no-failure":
             return "none"
         return "full" if self.name == "full" else "partial"

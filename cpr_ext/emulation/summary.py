@@ -63,7 +63,7 @@ class StrategySummary:
 
 
 def to_plain(campaign: Campaign) -> dict[str, Any]:
-    """What is told of a campaign and of each of its runs, as JSON values."""
+    """Return the reported values of a campaign and of each of its runs, as JSON values."""
     figures = ("auc", "logloss", "pls", "pls_since_any_save", "overhead_share")
     return {
         "config": campaign.config,

@@ -78,7 +78,7 @@ def workers_that_fit(table_bytes: int) -> int:
 def play_all(
     scenario: Scenario, training: Training, tasks: Sequence[Task], num_workers: int
 ) -> Iterator[Moved | Finished]:
-    """Play every task, tell how training moves on, and give each run when it is over.
+    """Run every task, report the progress of training, and yield each run when it is over.
 
     A worker whose parent is gone ends at its next message; a parent that stops iterating ends its
     workers.

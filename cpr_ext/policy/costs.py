@@ -11,7 +11,7 @@ from cpr_ext.policy.checks import require_not_negative, require_positive, requir
 
 @dataclass(frozen=True)
 class JobCosts:
-    """Hours that training stands still; work that goes on behind training costs none.
+    """Hours that training stops; background work costs none.
 
     Attributes:
         save_hours: to save every row of every shard once, ``O_save``. Above 0.

@@ -2,8 +2,8 @@
 
 Saves are whole: one after each interval, the last at the latest at the end. Failures strike on one
 of two clocks. ``"training"`` is the paper's account: only while useful training is done.
-``"running"``: also during saves, and while lost work is done again, which then may be lost once
-more. On neither during loading and rescheduling.
+``"running"``: also during saves, and while lost work is repeated, which then may be lost again. On
+neither during loading and rescheduling.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def expected_partial_recovery(
     pattern: SavePattern = ALL_ROWS,
     clock: FailureClock = "training",
 ) -> Expectation:
-    """Only lost shards are loaded, training goes on.
+    """Only lost shards are loaded, training continues.
 
     PLS counts from the last time that all rows had had their turn, once in ``interval_hours``, also
     for a pattern that saves a share of them more often: one account of samples for every priority.

@@ -70,7 +70,7 @@ def full_recovery(costs: JobCosts, job: Job, mtbf_hours: float, interval_hours: 
 def partial_recovery(
     costs: JobCosts, job: Job, mtbf_hours: float, interval_hours: float
 ) -> Overhead:
-    """Only lost shards are loaded, training goes on:
+    """Only lost shards are loaded, training continues:
     ``O_save*T/T_save + (O_load_shard + O_resched)*T/T_fail``.
 
     A priority that saves a share ``r`` of the rows every ``r*T_save`` costs the same.

@@ -38,7 +38,7 @@ def portion_of_lost_samples(samples_lost: int, total_samples: int, num_shards: i
 
 
 class RunningPLS:
-    """PLS of a run while it goes on.
+    """PLS during a run.
 
     Args:
         total_samples: samples of the whole job.

@@ -110,7 +110,7 @@ def simulate_partial_recovery(
     histories: int = DEFAULT_HISTORIES,
     seed: int = 0,
 ) -> Simulated:
-    """Play partial recovery: load the lost shards, go on.
+    """Simulate partial recovery: load the lost shards, continue.
 
     Raises:
         UsageError: a time is not above 0, fewer than 2 histories, or too many failures to play.

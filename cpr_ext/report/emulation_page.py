@@ -116,7 +116,7 @@ def _coverage_text(coverage: dict[str, Any]) -> str:
     within = coverage["covered_in_window"]
     if within is None:
         return f"{text}."
-    return f"{text}; ranked anew for each save, {100 * within:.1f} % of those since the last one."
+    return f"{text}; ranked again for each save, {100 * within:.1f} % of those since the last one."
 
 
 _HEAD = (

@@ -73,7 +73,7 @@ def describe_settings(campaign: Campaign) -> list[tuple[str, str]]:
         ("fraction r", f"{scenario['fraction']:g}"),
         ("failure model", describe_model(scenario["failure_model"])),
         ("shards", f"{scenario['job']['num_shards']}"),
-        ("trainers", f"{scenario['num_trainers']} (told only; losing one takes no rows)"),
+        ("trainers", f"{scenario['num_trainers']} (for information; losing one takes no rows)"),
         (
             "costs",
             "; ".join(f"{_spaced(name)} {60 * hours:.3g} min" for name, hours in costs.items()),

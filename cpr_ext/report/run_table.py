@@ -23,7 +23,7 @@ def format_run(result: TrainResult) -> str:
             f"{format_bytes(snapshots['bytes'])}",
         ),
         (
-            "held training up",
+            "training blocked",
             f"{stall['total']:.2f} s{share}, at most {1e3 * stall['max']:.0f} ms at a time",
         ),
         ("PLS", f"{result.pls:.4f} (portion of lost samples)"),

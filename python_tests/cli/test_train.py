@@ -55,7 +55,7 @@ def test_a_run_reports_every_promised_figure(tmp_path: Path) -> None:
 
 def test_the_same_command_gives_the_same_figures() -> None:
     first, second = (cpr("train", *QUICK, "--fail-at", "30:1").stdout for _ in range(2))
-    timed = ("training time", "held training up", "failure")
+    timed = ("training time", "training blocked", "failure")
     for line, again in zip(first.splitlines(), second.splitlines(), strict=True):
         assert line.startswith(timed) or line == again
 

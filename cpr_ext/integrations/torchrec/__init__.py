@@ -15,7 +15,7 @@ except ImportError as error:
     from cpr_ext.errors import UsageError
 
     raise UsageError(
-        f"TorchRec cannot be imported ({error}). Install it beside torch 2.13 with: pip install "
+        f"TorchRec cannot be imported ({error}). Install it with torch 2.13 by: pip install "
         "--no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 && pip install torchmetrics==1.0.3 "
         "tensordict tqdm pyre-extensions iopath"
     ) from error

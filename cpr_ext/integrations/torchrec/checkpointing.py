@@ -33,7 +33,7 @@ class RankCheckpointer(Checkpointer):
     def recover(self, **options: Any) -> RecoveryReport:
         """See :meth:`cpr_ext.Checkpointer.recover`.
 
-        In a process group of several ranks every rank must call it: all go on at the same step,
+        In a process group of several ranks every rank must call it: all resume at the same step,
         see :func:`cpr_ext.distributed.recover_together`. With ``shards`` a rank is alone.
         """
         if options.get("shards") is not None or not must_agree():

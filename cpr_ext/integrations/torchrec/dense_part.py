@@ -25,8 +25,8 @@ _FUSED = "fused_optimizers._extra_state"
 class DenseModule(nn.Module):
     """A model whose ``state_dict()`` has of the sharded tables what this rank holds.
 
-    All other keys are the same on every rank, so that the dense part of one rank fits any other.
-    Beside parameters and buffers it tells where the fused optimizers are: steps and learning rates.
+    All other keys are the same on every rank, so that the dense part of one rank fits any other. In
+    addition to parameters and buffers it has the steps and learning rates of fused optimizers.
     """
 
     _model: nn.Module

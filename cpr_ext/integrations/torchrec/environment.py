@@ -11,8 +11,8 @@ from torchrec.distributed import ShardingEnv, collective_utils
 def sharding_env(group: dist.ProcessGroup) -> Any:
     """The ``env`` of a ``DistributedModelParallel`` that is built while other ranks train.
 
-    ``ShardingEnv.from_process_group(group)``, and the one thing settled here that TorchRec would
-    have rank 0 tell the others: whether collectives are validated. The environment variable
+    ``ShardingEnv.from_process_group(group)``, and one setting that TorchRec would broadcast from
+    rank 0: whether collectives are validated. The environment variable
     ``TORCHREC_VALIDATE_COLLECTIVES`` must be the same on all ranks.
     """
     if not collective_utils._INITIALIZED:

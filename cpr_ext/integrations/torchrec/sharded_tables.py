@@ -171,7 +171,7 @@ def _require_savable(names: Sequence[str], inner: Any) -> None:
     ):
         raise UsageError(f"{listed}: in the memory of a GPU; can be saved: tables of the CPU")
     if operator.optimizer == EmbOptimType.LARS_SGD or operator.optimizer == EmbOptimType.NONE:
-        raise UsageError(f"{listed}: fused optimizer {operator.optimizer} tells no state by row")
+        raise UsageError(f"{listed}: fused optimizer {operator.optimizer} has no state by row")
 
 
 def _part(name: str, table: Any) -> TablePart | None:
