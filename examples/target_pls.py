@@ -1,4 +1,4 @@
-"""A loop that saves as often as its failures ask for. Run it from the root of the checkout."""
+"""A loop that saves as often as its failures require. Run it from the root of the checkout."""
 
 import logging
 import tempfile

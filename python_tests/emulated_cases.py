@@ -102,7 +102,7 @@ def test_a_device_that_fails_during_a_snapshot_costs_that_snapshot_only(tmp_path
     snapshot.wait_until_done()
     if snapshot.error is not None:
         assert isinstance(snapshot.error, CudaError)
-        with pytest.warns(UserWarning, match="training goes on"):
+        with pytest.warns(UserWarning, match="training continues"):
             run.step()
     saved = run.checkpointer.save("partial")
     expected = run.model.weight.detach().clone()

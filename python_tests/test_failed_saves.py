@@ -88,7 +88,7 @@ def fail_and_go_on(run, break_it, mend_it, cause, match, *, changes=()):
     run.checkpointer.schedule = cpr_ext.EverySteps(1)
     assert run.checkpointer.step().wait_until_done(30)
     run.checkpointer.schedule = cpr_ext.EverySteps(1000)
-    with pytest.warns(SnapshotFailedWarning, match="training goes on"):
+    with pytest.warns(SnapshotFailedWarning, match="training continues"):
         run.checkpointer.step()
     assert run.checkpointer.metrics.failed_snapshots == 2
     assert tracker_state(run.checkpointer) == before

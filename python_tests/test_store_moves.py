@@ -90,7 +90,7 @@ def test_a_store_that_is_not_where_it_was_is_noticed_before_a_commit(tmp_path, c
         assert "was moved, removed or replaced after this process had opened it" in str(cause)
     with pytest.raises(StoreError, match="was moved, removed or replaced"):
         run.checkpointer.recover(shards=[0])
-    with pytest.warns(cpr_ext.errors.SnapshotFailedWarning, match="training goes on"):
+    with pytest.warns(cpr_ext.errors.SnapshotFailedWarning, match="training continues"):
         run.train(101)
     after = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     if change is remove_lock:  # what was begun may be there, but nothing names it

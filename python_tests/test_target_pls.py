@@ -197,7 +197,7 @@ def test_as_part_of_a_combination_it_sees_the_run_too():
         ({"mtbf_hours": 0}, "mtbf_hours is 0"),
         ({"total_hours": 0}, "total_hours is 0"),
         ({"total_samples": -5}, "total_samples is -5"),
-        ({"total_samples": 5, "total_hours": 5}, "both tell the job's length"),
+        ({"total_samples": 5, "total_hours": 5}, "both set the job's length"),
         ({"shards_per_failure": 0}, "shards_per_failure is 0"),
         ({"reschedule_hours": -1}, "reschedule_hours -1"),
     ],
