@@ -180,11 +180,13 @@ class Saver:
 
     def pause(self) -> None:
         """Returns once no other thread uses tables or trackers."""
-        if self._overlap is not None:
+        if self._overlap is not None and self.in_flight is not None:
             self._overlap.pause()
 
     def go_on(self) -> None:
         """What a step does for the snapshot in flight before training goes on."""
+        if self.in_flight is None:
+            return
         if self._is_overlapping:
             self.advance(rows=False)
             self._resume()
