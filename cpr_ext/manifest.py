@@ -16,6 +16,7 @@ from cpr_ext import leases
 from cpr_ext.errors import DamageError
 from cpr_ext.files import require_directory, sync_directory
 from cpr_ext.locks import DirectoryLock
+from cpr_ext.position import is_count
 from cpr_ext.reading import list_directory, retrying
 from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_versioned, write_signed
 
@@ -23,11 +24,6 @@ logger = logging.getLogger("cpr_ext")
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "MANIFEST.json"
-# Counts go on from what a manifest says, so each limit leaves room below the next: a store that
-# verifies can be written, and what was written can be read.
-MAX_COUNT = 2**62  # in a manifest that is read
-MAX_WRITABLE = 2**61  # in one that is opened for writing
-MAX_SOUND = 2**60  # in one that verifies
 
 Kind = Literal["base", "partial", "merged", "dense"]
 _SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|merged|dense)\.safetensors", re.ASCII)
@@ -87,11 +83,6 @@ _COUNTS = (
     *("snapshot", "first_step", "last_step", "num_samples"),
     *("file_bytes", "header_bytes", "header_crc32c"),
 )
-
-
-def is_count(value: Any) -> bool:
-    """True for an int from 0 to ``MAX_COUNT``."""
-    return type(value) is int and 0 <= value <= MAX_COUNT
 
 
 class Manifest:

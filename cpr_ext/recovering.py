@@ -15,9 +15,10 @@ from torch import nn
 
 from cpr_ext.checking import refuse_damage
 from cpr_ext.dense import DensePart, dense_differences, restore_dense
-from cpr_ext.dense_tree import Position, read_position
+from cpr_ext.dense_tree import read_position
 from cpr_ext.errors import StoreError
-from cpr_ext.manifest import MAX_COUNT, SegmentRecord
+from cpr_ext.manifest import SegmentRecord
+from cpr_ext.position import MAX_COUNT, Position
 from cpr_ext.recovery import newest_readable_dense, no_dense_part, restore_shards
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.regrouping import PartsPlan, newest_of_all

@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.files import (
     make_directory,
@@ -30,9 +31,9 @@ from cpr_ext.files import (
     sync_directory,
 )
 from cpr_ext.locks import LOCK_FILE, DirectoryLock
-from cpr_ext.manifest import MAX_WRITABLE, Manifest, SegmentRecord
+from cpr_ext.manifest import Manifest, SegmentRecord
+from cpr_ext.position import MAX_WRITABLE
 from cpr_ext.retention import Retention, keep_points, plan_retention
-from cpr_ext.segment import DTYPE_NAMES
 from cpr_ext.signed_json import FREE_BYTES, REPAIR_HINT, TEMPORARY_SUFFIX, read_signed, write_signed
 from cpr_ext.tables import Table
 from cpr_ext.witness import refuse_outdated

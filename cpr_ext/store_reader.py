@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from cpr_ext.dtypes import DTYPES
 from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
 from cpr_ext.leases import reader_lease
 from cpr_ext.manifest import Manifest, SegmentRecord
 from cpr_ext.reading import exists, list_directory
-from cpr_ext.segment import DTYPES, Segment
+from cpr_ext.segment import Segment
 from cpr_ext.segment_header import read_segment
 from cpr_ext.signed_json import read_signed
 from cpr_ext.store import STORE_FILE
