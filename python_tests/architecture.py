@@ -39,7 +39,7 @@ EMULATOR_USERS = (DEVICE_HEADER, "bindings/bind_emulator.cpp")
 PYTHON_LAYERS: list[set[str]] = [
     {"_C"},  # the compiled module; only _native imports it
     {"errors"},
-    {"options", "log_text", "dtypes", "position"},
+    {"options", "log_text", "dtypes", "position", "file_names"},
     {"_native", "at_exit", "files", "forks", "reading"},
     {"signed_json", "devices", "locks", "leases", "committer"},
     {"segment", "manifest"},
