@@ -107,8 +107,7 @@ class Checkpointer:
             were not looked up. ``"always"`` overlaps small tables too, and raises where it cannot.
         num_shards: into how many row ranges to cut every table, each recovered on its own.
         tables: parameters or modules by name, instead of those found in ``model``; or a list of
-            ready-made ``cpr_ext.tables.Table``, which may be empty: then only the dense part is
-            saved.
+            ready-made ``cpr_ext.Table``, which may be empty: then only the dense part is saved.
         extra_state: called for each snapshot; what it returns (plain values and tensors) is saved
             with it and given back as ``RecoveryReport.extra_state``.
         rebase_after: take a base snapshot instead of a partial one once partial snapshots have

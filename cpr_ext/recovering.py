@@ -1,7 +1,8 @@
 """Recovery of a model in training: of lost shards, of everything, from another store.
 
-:mod:`cpr_ext.recovery` reads single shards and dense parts; here is what a recovery does with them,
-in which order, so that what is refused is refused before anything of the model has changed.
+:mod:`cpr_ext.recovery` reads single shards and dense parts; here is what a recovery does
+with them, in which order, so that what is refused is refused before anything of the model has
+changed.
 """
 
 from __future__ import annotations
