@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cpr_ext.checkpointer import Checkpointer
     from cpr_ext.errors import CprError
-    from cpr_ext.priorities import AllRows, LargestChange, MostFrequentlyUsed, SubSampledUsed
+    from cpr_ext.priorities import (
+        AllRows,
+        LargestChange,
+        MostFrequentlyUsed,
+        Priority,
+        SubSampledUsed,
+    )
     from cpr_ext.recovery_report import RecoveryReport
     from cpr_ext.retention import Retention
-    from cpr_ext.schedules import Continuous, EverySeconds, EverySteps
+    from cpr_ext.schedules import Continuous, EverySeconds, EverySteps, Schedule
     from cpr_ext.tables import Table
     from cpr_ext.target_pls import TargetPLS
 
@@ -32,8 +38,10 @@ __all__ = [
     "EverySteps",
     "LargestChange",
     "MostFrequentlyUsed",
+    "Priority",
     "RecoveryReport",
     "Retention",
+    "Schedule",
     "SubSampledUsed",
     "Table",
     "TargetPLS",
@@ -52,8 +60,10 @@ _MODULES = {
     "EverySteps": "schedules",
     "LargestChange": "priorities",
     "MostFrequentlyUsed": "priorities",
+    "Priority": "priorities",
     "RecoveryReport": "recovery_report",
     "Retention": "retention",
+    "Schedule": "schedules",
     "SubSampledUsed": "priorities",
     "Table": "tables",
     "TargetPLS": "target_pls",
