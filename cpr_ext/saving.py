@@ -225,7 +225,7 @@ class Saver:
             snapshot.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
         snapshot.finish_if_captured(step, num_samples)
         if snapshot.is_captured:
-            self._committer.submit(snapshot)
+            self._committer.submit(snapshot.commit)
 
     def forget_saved_rows(self) -> None:
         """Rows were restored: what was saved of them is not what they are now."""

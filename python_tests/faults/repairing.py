@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from cpr_ext.errors import DamageError
+from cpr_ext.file_names import LOCK_FILE
 from cpr_ext.maintenance import repair, verify
-from cpr_ext.store import LOCK_FILE
 from python_tests.faults.damage import (
     NUM_SHARDS,
     Cost,
