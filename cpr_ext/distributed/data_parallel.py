@@ -1,8 +1,10 @@
 """DistributedDataParallel in workers that outlive each other: found, checked, and reset.
 
 A reducer learns its layout: after its first backward pass it regroups parameters into buckets in
-the order in which gradients became ready. A replacement knows nothing of that order, so that after
-a loss every worker makes its reducer anew. All of torch's private names for that are in this file.
+the order in which gradients became ready. A replacement knows nothing of that order, and where a
+gradient lies in its bucket decides in which order workers' values are added. So at the start and
+after a loss every worker makes its reducer anew, with a layout that it keeps for all steps. All of
+torch's private names for that are in this file.
 
 Tried with torch 2.13; another version is refused by name if it lacks one of them.
 """
@@ -71,9 +73,10 @@ def refuse_unsupported(model: nn.Module, optimizers: Iterable[torch.optim.Optimi
 
 
 def reset(model: nn.Module) -> None:
-    """Make all reducers of ``model`` as they are before the first step; gradients are dropped.
+    """Make all reducers of ``model`` anew; gradients are dropped. Every worker calls it.
 
-    Exchanges nothing. After it, reducers of workers of any age have the same layout.
+    After it, reducers of workers of any age have the same layout, and keep it: the same gradients
+    are added in the same order in every step.
 
     Raises:
         UsageError: as :func:`refuse_unsupported`.
@@ -191,17 +194,22 @@ def _is_plain(state: Any) -> bool:
 
 
 def _reset(ddp: DistributedDataParallel) -> None:
-    builtin = _builtin_hook(ddp)
+    builtin, was_static = _builtin_hook(ddp), ddp.static_graph
     ddp.reducer._remove_autograd_hooks()
     parameters, are_sparse = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
+    if was_static or not ddp.find_unused_parameters:
+        # Buckets are filled in this order, and sent once full: gradients of what was made last are
+        # ready first. Otherwise torch itself turns the order round.
+        parameters, are_sparse = parameters[::-1], are_sparse[::-1]
     for parameter in parameters:
         parameter.grad = None  # it may be a view of an old bucket
     names = ddp._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
-    was_static, ddp.static_graph = ddp.static_graph, False
+    ddp.static_graph = False
     ddp._ddp_init_helper(parameters, are_sparse, names, was_static)  # type: ignore[no-untyped-call]
     if was_static:
         ddp._set_static_graph()  # type: ignore[no-untyped-call]
-    ddp._has_rebuilt_buckets = False
+    ddp.reducer._push_all_rebuilt_params()
+    ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()
     # A loss inside no_sync() leaves False: then this worker alone would not broadcast buffers.
     ddp.require_forward_param_sync = True
     hooks, ddp._comm_hooks = _hooks_of(ddp), []

@@ -13,12 +13,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cpr_ext
 from cpr_ext.distributed.comparison import checksum
+from cpr_ext.retention import Retention
 from cpr_ext.table_parts import TablePart
 from cpr_ext.tables import Table
-from python_tests.distributed.sharded_job import KINDS, ShardedJob
+from python_tests.distributed.sharded_job import KINDS, ShardedJob, digest
 
 ROWS, DIM, SAMPLES = 40, 8, 16
 SEVERAL_BUCKETS = (DIM, 700, 700, 700, 1)
+# Every snapshot holds all rows as they were after one step.
+WHOLE_STEPS = {
+    "priority": cpr_ext.AllRows(), "consistency": "step", "when_busy": "wait",
+    "retention": Retention(full_recovery_points=2),
+}  # fmt: skip
 
 
 def die():
@@ -124,6 +130,8 @@ class MlpJob(ShardedJob):
             die()
         job.optimizers[1].step()
         self.spoil(job, step)
+        if self.settings.consistency == "step":  # before a snapshot may have it
+            self.journal.write("trained", step=step + 1, tables=digest(self.job_tables))
         return SAMPLES * job.world_size
 
     def backward(self, name, model, indices, labels, where):
@@ -144,9 +152,11 @@ class MlpJob(ShardedJob):
         part = TablePart("rows", (begin, begin + ROWS), (0, DIM), rows, DIM)
         table = Table(part.name, model.rows.weight, optimizers[0], [model.rows], part=part)
         kind = KINDS.get(self.suicide[0], cpr_ext.Checkpointer) if self.suicide else None
+        self.job_tables = [table]
         return (kind or cpr_ext.Checkpointer)(
             model, optimizers, directory, tables=[table],
             schedule=cpr_ext.EverySteps(self.settings.every_steps),
+            **(WHOLE_STEPS if self.settings.consistency == "step" else {}),
         )  # fmt: skip
 
     def is_spoiled(self, what):
