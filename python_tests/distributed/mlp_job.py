@@ -143,8 +143,11 @@ class MlpJob(ShardedJob):
             mlp.at = lambda values: values.register_hook(lambda gradient: die())
         if name == "accumulating":
             with ddp.no_sync():
-                loss_of(ddp(model.rows(indices)), labels).backward()
-        loss_of(ddp(model.rows(indices)), labels).backward()
+                loss_of(ddp(self.inputs_of(model, indices)), labels).backward()
+        loss_of(ddp(self.inputs_of(model, indices)), labels).backward()
+
+    def inputs_of(self, model, indices):
+        return model.rows(indices)
 
     def make_checkpointer(self, model, optimizers, directory):
         begin = ROWS * self.rank - (2 if self.is_spoiled("plan") else 0)
@@ -157,7 +160,11 @@ class MlpJob(ShardedJob):
             model, optimizers, directory, tables=[table],
             schedule=cpr_ext.EverySteps(self.settings.every_steps),
             **(WHOLE_STEPS if self.settings.consistency == "step" else {}),
+            **self.watched_options(),
         )  # fmt: skip
+
+    def watched_options(self):
+        return {}
 
     def is_spoiled(self, what):
         return self.settings.options.get("spoil", [])[:2] == [what, self.rank]
@@ -224,3 +231,32 @@ class ReplicatedTableJob(MlpJob):
 
 class LeftToTheWorkerJob(ReplicatedTableJob):
     make_checkpointer = None
+
+
+class DrawingJob(MlpJob):
+    """Each worker draws numbers of its own, and a schedule of the learning rate is extra state."""
+
+    def __init__(self, settings, rank, life):
+        super().__init__(settings, rank, life)
+        torch.manual_seed(rank)
+        self.trained = None  # the step that this process trained last
+
+    def build(self, group):
+        with torch.random.fork_rng():
+            model, optimizers = super().build(group)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizers[1], lambda n: 1 / (1 + n))
+        return model, optimizers
+
+    def watched_options(self):
+        return {"extra_state": lambda: {"scheduler": self.scheduler.state_dict()}}
+
+    def train_step(self, job, step):
+        if step > 0 and self.trained != step - 1:
+            self.scheduler.load_state_dict(job.extra_state["scheduler"])
+        num_samples = super().train_step(job, step)
+        self.scheduler.step()
+        self.trained = step
+        return num_samples
+
+    def inputs_of(self, model, indices):
+        return model.rows(indices) * torch.rand(SAMPLES, DIM)

@@ -10,8 +10,8 @@ import pytest
 
 from python_tests.distributed.mlp_job import SAMPLES, SEVERAL_BUCKETS
 
-JOB = ("python_tests.distributed.mlp_job", "MlpJob")
-PARTS, KILLS = 4, 50
+JOB = ("python_tests.distributed.mlp_job", "DrawingJob")
+PARTS, KILLS = 8, 25
 WORLD_SIZE = 3
 BATCH = WORLD_SIZE * SAMPLES
 STEPS_BETWEEN = 5
@@ -76,7 +76,7 @@ def test_replicas_are_equal_and_the_account_exact_after_every_kill(make_cluster,
     chance, cluster, fates = random.Random(), make(make_cluster, "partial"), Fates()
     cluster.start()
     for number in range(1, KILLS + 1):
-        known = {rank: number for rank in cluster.ranks}
+        known = dict.fromkeys(cluster.ranks, number)
         for rank in cluster.ranks:
             cluster.wait_until(lambda rank=rank, n=number: len(cluster.recoveries(rank)) == n)
         strike(cluster, chance, number)
@@ -120,7 +120,7 @@ def require_same_steps(make_cluster, num_kills):
         strike(cluster, chance, number)
         if chance.random() < 0.2:
             continue
-        wait_for_recovery(cluster, {rank: 0 for rank in cluster.ranks})
+        wait_for_recovery(cluster, dict.fromkeys(cluster.ranks, 0))
     cluster.finish(120)
     for rank in cluster.ranks:
         right = states_by_step(untouched, rank)
