@@ -12,7 +12,7 @@ from python_tests.distributed.mlp_job import DIM, SAMPLES
 
 JOB = ("python_tests.distributed.mlp_job", "DrawingJob")
 LAYERS = (DIM, 600, 600, 1)  # two buckets
-PARTS, KILLS = 8, 25
+PARTS, KILLS = 20, 10
 WORLD_SIZE = 3
 BATCH = WORLD_SIZE * SAMPLES
 STEPS_BETWEEN = 5
