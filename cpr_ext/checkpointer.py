@@ -543,14 +543,21 @@ class Checkpointer:
             self._note_all(report, is_own_store=True)
         return report
 
-    def shared_part(self) -> DensePart:
+    def shared_part(self, recovered: RecoveryReport | None = None) -> DensePart:
         """What data-parallel workers have in common, as it is now, to hand to :meth:`take_over`.
 
         Parameters, optimizers (but those of tables alone), generators, position, extra state.
+
+        Args:
+            recovered: of a recovery behind which nothing was trained: the caller has not seen its
+                extra state yet, so that is handed on, not what the caller has.
         """
         self._require_open()
+        position = self._position()
+        if recovered is not None and (recovered.step > 0 or recovered.extra_state is not None):
+            position["extra_state"] = recovered.extra_state
         optimizers = shared_optimizers(self.optimizers, self.tables)
-        return capture_dense(self.model, optimizers, self.tables, self._position())
+        return capture_dense(self.model, optimizers, self.tables, position)
 
     def take_over(self, part: DensePart, *, generators: bool, samples_lost: int = 0) -> Any:
         """Go on from where another worker of the same job is; table rows stay as they are.
