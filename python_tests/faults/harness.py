@@ -101,7 +101,7 @@ class Harness:
         self._prepare = prepare
         self._checked: set[bytes] = set()
         torch.set_num_threads(1)
-        _warm_up()
+        warm_up()
 
     def record(self, keep: Path | None = None) -> Recorded:
         """Run the scenario once, without a fault, and write its calls down.
@@ -267,7 +267,7 @@ def _check_after(lines: Sequence[str]) -> list[str]:
     return found + [f"never saved: {e}" for e in captured if tuple(e[1:3]) not in saved]
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """What every child needs is imported and done once."""
     importlib.import_module("cpr_ext.checkpointer")
     model, optimizers = build(0)

@@ -19,7 +19,7 @@ from cpr_ext import maintenance, reading
 from cpr_ext.errors import StorageError
 from cpr_ext.retention import Retention
 from python_tests.faults import forks
-from python_tests.faults.harness import _warm_up
+from python_tests.faults.harness import warm_up
 from python_tests.faults.interposer import READ_OPS, Call, Interposer, calls_of, read_log
 from python_tests.faults.invariant import Fresh
 from python_tests.faults.power_cut import fingerprint, read_tree
@@ -74,7 +74,7 @@ class ReadSide:
         self._clean: dict[str, Any] = {}
         torch.set_num_threads(1)
         reading.pauses_seconds = (0.0, 0.0)
-        _warm_up()
+        warm_up()
         self._call(self._make, "make")
         self._newest = self._call(partial(self._look, self._original), "look")
 
