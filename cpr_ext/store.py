@@ -29,6 +29,7 @@ from cpr_ext.files import (
     storage_error,
     sync_directory,
 )
+from cpr_ext.job_stores import STORE_COPY_FILE, STORE_FILE
 from cpr_ext.locks import LOCK_FILE, DirectoryLock
 from cpr_ext.manifest import MAX_WRITABLE, Manifest, SegmentRecord
 from cpr_ext.retention import Retention, keep_points, plan_retention
@@ -36,9 +37,6 @@ from cpr_ext.segment import DTYPE_NAMES
 from cpr_ext.signed_json import FREE_BYTES, REPAIR_HINT, TEMPORARY_SUFFIX, read_signed, write_signed
 from cpr_ext.tables import Table
 from cpr_ext.witness import refuse_outdated
-
-STORE_FILE = "STORE.json"
-STORE_COPY_FILE = "STORE.copy.json"
 
 logger = logging.getLogger("cpr_ext")
 

@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import torch
 
 from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
+from cpr_ext.job_stores import STORE_FILE
 from cpr_ext.leases import reader_lease
 from cpr_ext.manifest import Manifest, SegmentRecord
 from cpr_ext.reading import exists, list_directory
 from cpr_ext.segment import DTYPES, Segment
 from cpr_ext.segment_header import read_segment
 from cpr_ext.signed_json import read_signed
-from cpr_ext.store import STORE_FILE
 from cpr_ext.table_parts import TablePart
 from cpr_ext.tables import shard_row_range
 from cpr_ext.witness import is_torn

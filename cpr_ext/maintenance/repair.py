@@ -18,13 +18,13 @@ from pathlib import Path
 from cpr_ext.checking import expect
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.files import require_directory, storage_error, sync_directory
+from cpr_ext.job_stores import STORE_COPY_FILE, STORE_FILE
 from cpr_ext.locks import LOCK_FILE
 from cpr_ext.maintenance.locking import locked
 from cpr_ext.maintenance.salvage import Rewrite, ShardPlan, plan_shard, write_salvaged
 from cpr_ext.maintenance.survey import Directory, Held, read_manifests, survey
 from cpr_ext.manifest import MANIFEST_FILE, SegmentRecord
 from cpr_ext.reading import exists, retrying
-from cpr_ext.store import STORE_COPY_FILE, STORE_FILE
 from cpr_ext.store_reader import StoredTable, read_identity
 from cpr_ext.tables import shard_row_range
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from cpr_ext.checking import Expected, check_dense, check_rows, expect, lacks_base
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.job_stores import STORE_COPY_FILE, STORE_FILE
 from cpr_ext.leases import reader_lease
 from cpr_ext.manifest import MANIFEST_FILE, MAX_SOUND, Manifest, SegmentRecord, parse_segment_name
 from cpr_ext.reading import exists, list_directory, retrying
 from cpr_ext.signed_json import TEMPORARY_SUFFIX
-from cpr_ext.store import STORE_COPY_FILE, STORE_FILE
 from cpr_ext.store_reader import StoredTable, read_identity, require_shards
 from cpr_ext.witness import find_outdated
 
