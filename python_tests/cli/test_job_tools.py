@@ -12,7 +12,7 @@ from cpr_ext.job_stores import find_stores, worker_directory
 from cpr_ext.maintenance import compact_job, inspect_job, verify, verify_job
 from cpr_ext.store_reader import StoreReader
 from python_tests.helpers import assert_same, flip
-from python_tests.maintenance.jobs import DIM, WorkerAlone, gathered, make_job, parts_of
+from python_tests.maintenance.jobs import DIM, WorkerAlone, make_job, parts_of
 
 WORKER_1 = "worker-00001-of-00003"
 
@@ -21,7 +21,6 @@ WORKER_1 = "worker-00001-of-00003"
 def made(tmp_path_factory):
     """A job of three workers with something to merge; worker 2 is three steps ahead."""
     directory = tmp_path_factory.mktemp("jobs") / "job"
-    workers = []
     for rank, part in enumerate(parts_of(3)):
         worker = WorkerAlone(worker_directory(directory, rank, 3), part, seed=rank)
         worker.save()
@@ -29,20 +28,19 @@ def made(tmp_path_factory):
             worker.train(2 + (rank == 2))
             worker.save("partial")
         worker.checkpointer.close()
-        workers.append(worker)
-    return directory, workers
+    return directory
 
 
 @pytest.fixture
 def job(made, tmp_path):
-    return shutil.copytree(made[0], tmp_path / "job")
+    return shutil.copytree(made, tmp_path / "job")
 
 
 def damage(job):
-    """Flip a bit of worker 1's base; returns the file."""
-    manifest = StoreReader(job / WORKER_1).shards[1]
-    path = manifest.path_of(manifest.segments[0])
-    flip(path, manifest.segments[0].header_bytes + 3)
+    """Flip a bit of rows that compaction reads, of worker 1; returns the file."""
+    manifest = StoreReader(job / WORKER_1).shards[0]
+    path = manifest.path_of(manifest.segments[1])
+    flip(path, manifest.segments[1].header_bytes + 3)
     return path
 
 
@@ -58,8 +56,9 @@ def test_inspect_shows_every_worker_and_the_whole_tables(cpr, job):
     assert code == 0
     lines = [line.split() for line in out.splitlines()]
     assert out.startswith(f"{job}: 3 workers, 1 table, ")
-    assert [line[-6:] for line in lines if line[:1] == ["1"]][0][2:] == ["6", "48", "3", "-"]
-    assert ["items", "30", "4", "F32", "3", "sum", "F32", "960", "B"] in lines
+    worker_1 = next(line for line in lines if line[:1] == ["1"])
+    assert " ".join(worker_1).endswith(" 6 48 3 of step 0")
+    assert "items 30 4 F32 3 sum F32 4 960 B" in [" ".join(line) for line in lines]
     assert "note: the newest snapshots are of different steps" in out
     assert max(map(len, out.splitlines())) < 120
 
@@ -184,14 +183,15 @@ def test_rows_that_nobody_places_are_a_note_and_not_called_whole(cpr, tmp_path):
     assert cpr("export", tmp_path / "job", tmp_path / "out", "--rows-in-order")[0] == 0
 
 
-def test_compact_merges_each_store_and_changes_no_row(cpr, made, job, tmp_path):
+def test_compact_merges_each_store_and_changes_no_row(cpr, job, tmp_path):
+    assert cpr("export", job, tmp_path / "before")[0] == 0
     code, out, _ = cpr("compact", job)
     assert code == 0
     assert out.count(" became ") == 3
     assert verify_job(job).is_sound
-    assert cpr("export", job, tmp_path / "out")[0] == 0
-    exported = load_file(tmp_path / "out" / "model.safetensors")
-    assert_same(exported["items.weight"], gathered(made[1])[0]["items.weight"])
+    assert cpr("export", job, tmp_path / "after")[0] == 0
+    for file in ("model.safetensors", "optimizer_rows.safetensors"):
+        assert_same(load_file(tmp_path / "after" / file), load_file(tmp_path / "before" / file))
     assert cpr("compact", job)[1].count("nothing to merge") == 3
 
 
@@ -228,8 +228,9 @@ def test_a_damaged_store_is_left_as_it_is_by_compact_and_mended_by_repair(cpr, j
     assert f"damaged: {path}" in out
     assert out.count("nothing is damaged") == 2
     code, out, _ = cpr("repair", job, "--apply")
-    assert code == (0 if "repaired, training goes on" in out else 1)
-    assert "cannot be repaired" in out or verify(job / WORKER_1).is_sound
+    assert code == 0
+    assert "repaired, training goes on from step 6" in out
+    assert verify(job / WORKER_1).is_sound
 
 
 def test_a_directory_without_stores_is_one_line_with_the_remedy(cpr, tmp_path):
@@ -260,3 +261,17 @@ def test_help_says_that_a_job_may_be_given(cpr, command):
     code, out, _ = cpr(command, "--help")
     assert code == 0
     assert "the directory that holds the stores of all workers of a job" in " ".join(out.split())
+
+
+def test_export_tells_the_steps_and_where_the_dense_part_is_from(cpr, job, tmp_path):
+    code, out, _ = cpr("export", job, tmp_path / "out")
+    assert code == 0
+    assert "of step 9: export.json, model.safetensors, optimizer_rows.safetensors" in out
+    assert "worker 0: snapshot of step 6\n" in out
+    assert "worker 2: snapshot of step 9, the dense part is its\n" in out
+    assert "rows: each as it was saved last, perhaps before that step" in out
+    assert "note: the newest snapshots are of different steps" in out
+    code, out, _ = cpr("export", job, tmp_path / "full", "--full")
+    assert code == 0
+    assert "of step 0: " in out
+    assert "rows: " not in out
