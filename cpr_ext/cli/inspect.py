@@ -110,10 +110,11 @@ def _show(summary: StoreSummary) -> None:
 
 def _show_job(job: JobSummary) -> None:
     held = [count(len(job.workers), "worker"), count(len(job.tables), "table")]
-    echo(f"{job.job}: {', '.join(held)}, {size(job.file_bytes)}\n")
+    echo(f"{job.job}: {', '.join(held)}, {size(job.file_bytes)}")
+    click.echo()
     steps = [w.summary.points[-1].step for w in job.workers if w.summary and w.summary.points]
     print_table(
-        ("worker", "shards", "size", "step", "samples", "behind", "full-recovery points"),
+        ("worker", "shards", "size", "step", "samples", "behind", "full-recovery points at"),
         [_worker_row(worker, max(steps, default=0)) for worker in job.workers],
     )
     click.echo()
@@ -149,11 +150,11 @@ def _worker_row(worker: WorkerSummary, newest: int) -> tuple[object, ...]:
     if not summary.points:
         return (*shown, "-", "-", "-", "-")
     point = summary.points[-1]
-    full = [str(p.step) for p in summary.points if p.is_full_recovery_point]
+    full = ", ".join(str(p.step) for p in summary.points if p.is_full_recovery_point)
     return (
         *shown,
         *(point.step, point.num_samples, newest - point.step),
-        f"of step {', '.join(full)}" if full else "-",
+        full or "-",
     )
 
 

@@ -56,8 +56,9 @@ def test_inspect_shows_every_worker_and_the_whole_tables(cpr, job):
     assert code == 0
     lines = [line.split() for line in out.splitlines()]
     assert out.startswith(f"{job}: 3 workers, 1 table, ")
+    assert lines[1] == []
     worker_1 = next(line for line in lines if line[:1] == ["1"])
-    assert " ".join(worker_1).endswith(" 6 48 3 of step 0")
+    assert " ".join(worker_1).endswith(" 6 48 3 0")
     assert "items 30 4 F32 3 sum F32 4 960 B" in [" ".join(line) for line in lines]
     assert "note: the newest snapshots are of different steps" in out
     assert max(map(len, out.splitlines())) < 120
