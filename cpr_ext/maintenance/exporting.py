@@ -27,7 +27,9 @@ from cpr_ext.maintenance.safetensors_stream import TensorSpec, write_safetensors
 from cpr_ext.maintenance.whole_tables import (
     Holding,
     Member,
+    TablePlan,
     WholeArray,
+    plan_of_one,
     plan_tables,
     whole_arrays,
 )
@@ -160,7 +162,13 @@ def _export(
     records = newest_records(readers, full=options.full)
     members = [Member(*m) for m in zip(job.workers, readers, records, strict=True)]
     parts = read_parts(members)
-    content = _collect(members, parts, options)
+    if job.is_one_store:
+        plan = plan_of_one(readers[0])
+    else:
+        plan = plan_tables(
+            [reader.tables for reader in readers], job.workers, rows_in_order=options.rows_in_order
+        )
+    content = _collect(members, parts, plan, keep_names=options.keep_names)
     source = newest(parts)
     sizes = [_spec(value) for value in [*content.model.values(), *content.rows.values()]]
     report = ExportReport(
@@ -175,9 +183,20 @@ def _export(
         step_of_rows=step_of_all(members),
         dense_from=source.member.worker,
         removed=tuple(content.removed),
-        notes=(*notes(parts), *content.notes),
+        notes=(*notes(parts), *_parts_alone(job, readers[0]), *content.notes),
     )
     return _write(target, content, report)
+
+
+def _parts_alone(job: JobStores, reader: StoreReader) -> list[str]:
+    """What to say of a store that is exported without those that hold the rest of its tables."""
+    cut = [t.name for t in reader.tables.values() if t.part is not None and not t.part.is_whole]
+    if not (job.is_one_store and cut):
+        return []
+    return [
+        f"it holds parts of tables, such as '{cut[0]}': for whole ones name the directory that "
+        "holds the stores of all workers"
+    ]
 
 
 def _exported(part: MemberPart) -> ExportedStore:
@@ -229,12 +248,13 @@ class _Content:
     notes: list[str]
 
 
-def _collect(members: Sequence[Member], parts: Sequence[MemberPart], options: _Options) -> _Content:
-    plan = plan_tables(
-        [member.reader.tables for member in members],
-        [member.worker for member in members],
-        rows_in_order=options.rows_in_order,
-    )
+def _collect(
+    members: Sequence[Member],
+    parts: Sequence[MemberPart],
+    plan: TablePlan,
+    *,
+    keep_names: bool,
+) -> _Content:
     _refuse([*plan.faults, *dense_faults(parts)])
     for name, number in plan.unplaced.items():
         raise StoreError(
@@ -263,7 +283,7 @@ def _collect(members: Sequence[Member], parts: Sequence[MemberPart], options: _O
         for key in keys:
             model[key] = next(array for array in arrays if array.name == WEIGHT)
             states[key] = [array for array in arrays if array.name != WEIGHT]
-    names = {} if options.keep_names else plain_names(model, source.wrapped)
+    names = {} if keep_names else plain_names(model, source.wrapped)
     rows: dict[str, _Value] = {
         f"{names.get(key, key)}.{array.name}": array
         for key, arrays in states.items()

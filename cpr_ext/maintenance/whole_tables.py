@@ -103,6 +103,16 @@ def plan_tables(
     return TablePlan(found, {name: len(numbers) for name, numbers in several.items()}, faults)
 
 
+def plan_of_one(reader: StoreReader) -> TablePlan:
+    """The tables of a store by itself: each as it is, though it may be a part of a larger one."""
+    found = {}
+    for name, table in reader.tables.items():
+        rows, dim = table.num_embeddings, table.embedding_dim
+        part = TablePart(name, (0, rows), (0, dim), rows, dim)
+        found[name] = [Holding(0, name, part, table.dtype)]
+    return TablePlan(found, {}, [])
+
+
 def _in_order(
     name: str, stores: Sequence[Mapping[str, StoredTable]], numbers: Sequence[int]
 ) -> list[Holding]:

@@ -168,6 +168,17 @@ def foreign(job, *, rank=1, **options):
     )
 
 
+def test_one_worker_alone_is_exported_as_what_it_is(job, tmp_path):
+    directory, workers = job
+    report = export(directory / "worker-00001-of-00003", tmp_path / "out")
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(exported["items.weight"], workers[1].model.items.weight)
+    (note,) = report.notes
+    assert "parts of tables, such as 'items[10:20, 0:4]'" in note
+    with pytest.raises(StoreError, match="no worker holds 80 of its values"):
+        export([directory / "worker-00001-of-00003"], tmp_path / "listed")
+
+
 def test_of_two_jobs_in_a_directory_one_is_chosen(job, tmp_path):
     shutil.copytree(job[0], tmp_path / "job")
     make_job(tmp_path / "job", steps=(1, 1))
