@@ -36,7 +36,7 @@ class DensePart:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
-        """What it holds, see :func:`cpr_ext.dense_tree.unpack_dense`; raises DamageError."""
+        """What it holds, see :func:`unpack_dense`; raises DamageError."""
         tree = unpack_dense(self.skeleton, self.tensors)
         if self.names:
             tree["model"] = {self.names.get(k, k): value for k, value in tree["model"].items()}
@@ -65,7 +65,7 @@ def capture_dense(
         },
         "optimizers": [_optimizer_tree(optimizer, tables) for optimizer in optimizers],
         "wrapped": wrapped_modules(model),
-        "rng": _rng_tree(),
+        "rng": generator_states(),
         "extra": extra,
     }
     skeleton, tensors = pack(tree, "dense")
@@ -127,7 +127,7 @@ def restore_dense(
                     optimizer, saved if strict else _fitting(optimizer, saved), tables
                 )
     if generators:
-        _restore_rng(tree["rng"])
+        restore_generators(tree["rng"])
     return tree["extra"]
 
 
@@ -249,7 +249,8 @@ def _restored_value(live: Any, saved: Any, parameter: torch.Tensor) -> Any:
     return saved.to(device, copy=True)
 
 
-def _rng_tree() -> dict[str, Any]:
+def generator_states() -> dict[str, Any]:
+    """Of torch, NumPy and Python, as :func:`restore_generators` takes them."""
     tree: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "numpy": np.random.get_state(),  # noqa: NPY002 - the generator users' code shares
@@ -260,7 +261,8 @@ def _rng_tree() -> dict[str, Any]:
     return tree
 
 
-def _restore_rng(tree: dict[str, Any]) -> None:
+def restore_generators(tree: dict[str, Any]) -> None:
+    """Put the states of random number generators back."""
     torch.set_rng_state(tree["torch"])
     np.random.set_state(tree["numpy"])  # noqa: NPY002
     random.setstate(tree["python"])

@@ -14,17 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpr_ext.errors import StoreError
+from cpr_ext.file_names import (
+    STORE_COPY_FILE,
+    STORE_FILE,
+    parse_shard_name,
+    parse_worker_name,
+    worker_name,
+)
 from cpr_ext.reading import exists, list_directory
 
-STORE_FILE = "STORE.json"
-STORE_COPY_FILE = "STORE.copy.json"
-_WORKER = re.compile(r"worker-(\d{5,})-of-(\d{5,})", re.ASCII)
-_SHARD = re.compile(r"shard-\d{5,}", re.ASCII)
+_MOST_MISSING = 10_000  # a name may tell any number
 
 
 def worker_directory(directory: str | os.PathLike[str], rank: int, world_size: int) -> Path:
     """The store of one worker, an ordinary one that every tool reads."""
-    return Path(directory) / f"worker-{rank:05d}-of-{world_size:05d}"
+    return Path(directory) / worker_name(rank, world_size)
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,9 @@ class JobStores:
     @property
     def workers(self) -> list[int | str]:
         """What messages call the stores: the rank that a name tells, else the name."""
-        ranks = [_WORKER.fullmatch(store.name) for store in self.stores]
+        names = [parse_worker_name(store.name) for store in self.stores]
         return [
-            int(rank[1]) if rank else store.name
-            for store, rank in zip(self.stores, ranks, strict=True)
+            name[0] if name else store.name for store, name in zip(self.stores, names, strict=True)
         ]
 
     def require_all(self) -> None:
@@ -88,7 +91,7 @@ def find_stores(
     if world_size is None and _is_store(entries):
         return JobStores(directory, (directory,), is_one_store=True)
     found = [entry for entry in entries if _is_directory(entry)]
-    named = {entry: match for entry in found if (match := _WORKER.fullmatch(entry.name))}
+    named = {entry: name for entry in found if (name := parse_worker_name(entry.name))}
     others = [e for e in found if e not in named and _is_store(list_directory(e))]
     if named:
         return _of_workers(directory, named, others, world_size)
@@ -103,18 +106,18 @@ def find_stores(
 
 def _of_workers(
     directory: Path,
-    named: dict[Path, re.Match[str]],
+    named: dict[Path, tuple[int, int]],
     others: list[Path],
     world_size: int | None,
 ) -> JobStores:
-    sizes = sorted({int(match[2]) for match in named.values()})
+    sizes = sorted({size for _, size in named.values()})
     if world_size is None and len(sizes) > 1:
         raise StoreError(
             f"'{directory}' holds jobs of {' and of '.join(map(str, sizes))} workers: choose one "
             "with --world-size (Python: world_size=)"
         )
     size = sizes[0] if world_size is None else world_size
-    ranks = {int(match[1]): entry for entry, match in named.items() if int(match[2]) == size}
+    ranks = {rank: entry for entry, (rank, of) in named.items() if of == size}
     if not ranks:
         raise StoreError(f"'{directory}' holds jobs of {sizes} workers, none of {size}")
     if size > len(named) + _MOST_MISSING:
@@ -122,20 +125,17 @@ def _of_workers(
     return JobStores(
         directory,
         tuple(ranks[rank] for rank in sorted(ranks)),
-        missing=tuple(
-            worker_directory("", rank, size).name for rank in range(size) if rank not in ranks
-        ),
+        missing=tuple(worker_name(rank, size) for rank in range(size) if rank not in ranks),
         others=tuple(entry.name for entry in others),
     )
-
-
-_MOST_MISSING = 10_000  # a name may tell any number
 
 
 def _is_store(entries: Sequence[Path]) -> bool:
     """True also for a damaged one, of which something is left."""
     names = {entry.name for entry in entries}
-    return bool(names & {STORE_FILE, STORE_COPY_FILE}) or any(map(_SHARD.fullmatch, names))
+    return bool(names & {STORE_FILE, STORE_COPY_FILE}) or any(
+        parse_shard_name(name) is not None for name in names
+    )
 
 
 def _is_directory(path: Path) -> bool:

@@ -54,9 +54,8 @@ def compact(
     """
     from cpr_ext import maintenance
     from cpr_ext.job_stores import find_stores
-    from cpr_ext.merging import MergeLimits
 
-    limits = MergeLimits(
+    limits = maintenance.MergeLimits(
         block_bytes=int(memory_mb * 1e6),
         bytes_per_second=None if mb_per_second is None else mb_per_second * 1e6,
     )

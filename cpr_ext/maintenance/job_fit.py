@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.dense_tree import Position, read_position
+from cpr_ext.dense_tree import read_position
 from cpr_ext.maintenance.whole_tables import Member
+from cpr_ext.position import Position
 from cpr_ext.recovery import read_dense
 
 _MOST_NAMED = 4

@@ -12,7 +12,7 @@ from typing import Any
 
 import cpr_ext
 from cpr_ext.errors import StoreError
-from cpr_ext.job_stores import STORE_FILE
+from cpr_ext.file_names import STORE_FILE
 from cpr_ext.maintenance import verify
 from python_tests.faults.journal import NOTHING, Promise, States, read_promise
 from python_tests.faults.model import Model, State, build, train_step
