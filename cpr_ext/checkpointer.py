@@ -448,7 +448,8 @@ class Checkpointer:
             from_store: the source if this store is still empty: another store, of any number of
                 shards, which is only read. A list: the stores of all processes of a job, each with
                 its parts of the tables; they are split like this model's tables, and the dense part
-                is the newest. Once this store holds a snapshot, it is ignored.
+                is the newest. Once this store holds a snapshot, it is ignored. Names may differ in
+                the additions of wrappers (``module.``, ``_orig_mod.``, ``_dmp_wrapped_module.``).
             strict: False restores the matching part of ``from_store``: a table that has grown keeps
                 its old rows; other tables and parameters that differ stay unchanged.
                 ``RecoveryReport.differences`` lists them.
