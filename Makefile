@@ -4,15 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 CXX := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h')
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Python compiles what it imports; compiling all that is installed takes a minute.
+INSTALL := $(PIP) install --no-compile -c constraints.txt
 export MPLBACKEND := Agg
 
-.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability sanitize clean
+.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability power-cut-test sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, 20 repeats (half an hour)"
 	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (15 minutes or more)"
+	@echo "make power-cut-test  real power cuts of an ext4 on a loop device, in its journal modes; needs root (10 minutes)"
 	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
 	@echo "make reliability  what is left after kills, flipped bits, torn captures, beside peers; docs/reliability.md"
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped; each repaired; readers beside a writer: 30 min"
@@ -58,6 +61,11 @@ crash-test: build
 	$(BIN)/python -m python_tests.faults read_side
 	$(BIN)/python -m python_tests.faults read_side --teeth 30
 
+# Needs root, loop devices and ext4; says why it is skipped where there are none.
+power-cut-test: build
+	$(BIN)/python -m python_tests.faults power_cut_test --cuts 50
+	$(BIN)/python -m python_tests.faults power_cut_test --teeth 10
+
 lint: build
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -101,17 +109,27 @@ sanitize: build
 build: $(VENV)/built
 
 # One environment; constraints.txt pins what the project is developed with (torch: the CPU build).
-$(VENV)/ready: pyproject.toml constraints.txt
+# Its parts by themselves, so that `make -j2` compiles while pip installs.
+$(VENV)/tools: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch
-	$(BIN)/python tools/requirements.py build train peers torchrec dev > $(VENV)/requirements.txt
-	$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
-	$(PIP) install -c constraints.txt --no-deps torchrec fbgemm-gpu-cpu
+	$(BIN)/python tools/requirements.py build > $(VENV)/tools.txt
+	$(INSTALL) -r $(VENV)/tools.txt
+	touch $@
+
+$(VENV)/ready: $(VENV)/tools
+	$(BIN)/python tools/requirements.py library train peers torchrec dev > $(VENV)/requirements.txt
+	$(INSTALL) -r $(VENV)/requirements.txt
+	$(INSTALL) --no-deps torchrec fbgemm-gpu-cpu
 	touch $@
 
 # CPR_EXT_EMULATED: the CUDA sources once more, to run on the CPU in tests.
-$(VENV)/built: $(VENV)/ready setup.py CMakeLists.txt cmake/cuda.cmake $(CXX)
-	CPR_EXT_WERROR=1 CPR_EXT_EMULATED=1 $(PIP) install --no-build-isolation --no-deps --editable .
+NATIVE := CPR_EXT_WERROR=1 CPR_EXT_EMULATED=1
+$(VENV)/native: $(VENV)/tools setup.py CMakeLists.txt cmake/cuda.cmake $(CXX)
+	$(NATIVE) $(BIN)/python setup.py -q build_ext --inplace
+	touch $@
+
+$(VENV)/built: $(VENV)/ready $(VENV)/native
+	$(NATIVE) $(PIP) install --no-build-isolation --no-deps --editable .
 	touch $@
 
 clean:

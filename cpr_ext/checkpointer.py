@@ -107,8 +107,7 @@ class Checkpointer:
             were not looked up. ``"always"`` overlaps small tables too, and raises where it cannot.
         num_shards: into how many row ranges to cut every table, each recovered on its own.
         tables: parameters or modules by name, instead of those found in ``model``; or a list of
-            ready-made ``cpr_ext.tables.Table``, which may be empty: then only the dense part is
-            saved.
+            ready-made ``cpr_ext.Table``, which may be empty: then only the dense part is saved.
         extra_state: called for each snapshot; what it returns (plain values and tensors) is saved
             with it and given back as ``RecoveryReport.extra_state``.
         rebase_after: take a base snapshot instead of a partial one once partial snapshots have
@@ -506,7 +505,7 @@ class Checkpointer:
                 lost, mode, from_store, strict=strict, on_damage=on_damage, up_to_step=up_to_step
             )
         report.seconds = time.perf_counter() - started
-        self._account.note_recovery(report, of_shards=shards is not None)
+        self._account.note_recovery(report.seconds, report.bytes_read, of_shards=shards is not None)
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
@@ -737,14 +736,18 @@ class Checkpointer:
 
     def _note_shards(self, report: RecoveryReport) -> None:
         """Some shards of the live model were restored."""
-        self._account.note_shards_recovered(report)
+        report.samples_lost = self._account.note_shards_recovered(
+            report.shards, report.row_updates_lost
+        )
         if report.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
             self._base_rule.forget_base()
 
     def _note_all(self, report: RecoveryReport, *, is_own_store: bool) -> None:
         """Everything was restored: training goes on from the position of the report."""
-        self._account.note_all_recovered(report, self._recoverer.position.samples_lost)
+        self._account.note_all_recovered(
+            report.step, report.num_samples, self._recoverer.position.samples_lost
+        )
         self._watch.forget()
         self._saver.forget_saved_rows()
         self._saver.restart_interval()

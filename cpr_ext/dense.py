@@ -30,7 +30,7 @@ class DensePart:
     tensors: dict[str, torch.Tensor]
 
     def tree(self) -> dict[str, Any]:
-        """What it holds, see :func:`cpr_ext.dense_tree.unpack_dense`; raises DamageError."""
+        """What it holds, see :func:`unpack_dense`; raises DamageError."""
         return unpack_dense(self.skeleton, self.tensors)
 
 
