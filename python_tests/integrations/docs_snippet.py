@@ -24,12 +24,14 @@ FIRST_WORDS = {
     "torchrec.md": "from cpr_ext.integrations.torchrec import make_checkpointer",
     "distributed.md": "from cpr_ext.distributed import recover_together",
 }
-# The snippet of distributed.md ends with the recovery.
+# The snippet of distributed.md ends with the recovery, and has no schedule.
 LOOP = """
 with ckpt:
     for batch in batches_from(report.step):
         train_step(model, optimizer, batch)
         ckpt.step(num_samples)
+        if batch % (2 + rank) == 0:
+            ckpt.save()
 """
 STEPS, LAST_STEPS = 40, 3
 
