@@ -31,6 +31,7 @@ from cpr_ext.files import (
 )
 from cpr_ext.locks import LOCK_FILE, DirectoryLock
 from cpr_ext.manifest import MAX_WRITABLE, Manifest, SegmentRecord
+from cpr_ext.reading import exists, list_directory
 from cpr_ext.retention import Retention, keep_points, plan_retention
 from cpr_ext.segment import DTYPE_NAMES
 from cpr_ext.signed_json import FREE_BYTES, REPAIR_HINT, TEMPORARY_SUFFIX, read_signed, write_signed
@@ -100,9 +101,9 @@ class Store:
     def _refuse_strangers(self) -> None:
         """Raise StoreError if this is no store, and no empty directory either."""
         own = {STORE_FILE, STORE_FILE + TEMPORARY_SUFFIX, LOCK_FILE}
-        strangers = sorted({path.name for path in self.directory.iterdir()} - own)
+        strangers = sorted({path.name for path in list_directory(self.directory)} - own)
         # Asked second: what another process makes here comes after its STORE.json.
-        if strangers and not os.path.lexists(self.directory / STORE_FILE):
+        if strangers and not exists(self.directory / STORE_FILE):
             raise StoreError(
                 f"'{self.directory}' is not a cpr_ext store (it has no {STORE_FILE}) but holds "
                 f"{strangers[0]!r}; choose an empty or a new directory"
