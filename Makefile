@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CXX := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h')
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Python compiles what it imports; compiling all that is installed takes a minute.
+INSTALL := $(PIP) install --no-compile -c constraints.txt
 export MPLBACKEND := Agg
 
 .PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability power-cut-test sanitize clean
@@ -107,17 +109,27 @@ sanitize: build
 build: $(VENV)/built
 
 # One environment; constraints.txt pins what the project is developed with (torch: the CPU build).
-$(VENV)/ready: pyproject.toml constraints.txt
+# Its parts by themselves, so that `make -j2` compiles while pip installs.
+$(VENV)/tools: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch
-	$(BIN)/python tools/requirements.py build train peers torchrec dev > $(VENV)/requirements.txt
-	$(PIP) install -c constraints.txt -r $(VENV)/requirements.txt
-	$(PIP) install -c constraints.txt --no-deps torchrec fbgemm-gpu-cpu
+	$(BIN)/python tools/requirements.py build > $(VENV)/tools.txt
+	$(INSTALL) -r $(VENV)/tools.txt
+	touch $@
+
+$(VENV)/ready: $(VENV)/tools
+	$(BIN)/python tools/requirements.py library train peers torchrec dev > $(VENV)/requirements.txt
+	$(INSTALL) -r $(VENV)/requirements.txt
+	$(INSTALL) --no-deps torchrec fbgemm-gpu-cpu
 	touch $@
 
 # CPR_EXT_EMULATED: the CUDA sources once more, to run on the CPU in tests.
-$(VENV)/built: $(VENV)/ready setup.py CMakeLists.txt cmake/cuda.cmake $(CXX)
-	CPR_EXT_WERROR=1 CPR_EXT_EMULATED=1 $(PIP) install --no-build-isolation --no-deps --editable .
+NATIVE := CPR_EXT_WERROR=1 CPR_EXT_EMULATED=1
+$(VENV)/native: $(VENV)/tools setup.py CMakeLists.txt cmake/cuda.cmake $(CXX)
+	$(NATIVE) $(BIN)/python setup.py -q build_ext --inplace
+	touch $@
+
+$(VENV)/built: $(VENV)/ready $(VENV)/native
+	$(NATIVE) $(PIP) install --no-build-isolation --no-deps --editable .
 	touch $@
 
 clean:

@@ -23,6 +23,11 @@ EMULATED = os.environ.get("CPR_EXT_EMULATED") == "1"
 class CMakeBuild(build_ext):
     """Hands the one extension to CMake and leaves placing the result to setuptools."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if self.inplace:  # pip would take a temporary folder, and compile all of it every time
+            self.build_temp = str(ROOT / "build" / "inplace")
+
     def build_extension(self, ext: Extension) -> None:
         if ext.name != "cpr_ext._C":
             return  # CMake has made it beside that one

@@ -69,7 +69,9 @@ def block(step: Callable[[], None], steps: int) -> float:
     return statistics.median(seconds_of(step) for _ in range(steps))
 
 
-def measure(run: Run, protected: Protected, batch_size: int, pairs: int) -> dict[str, Any]:
+def measure(
+    run: Run, protected: Protected, batch_size: int, steps: int, pairs: int
+) -> dict[str, Any]:
     run.use_batches_of(batch_size)
     counts = {
         id(module): torch.zeros(table.num_embeddings, dtype=torch.int32)
@@ -86,7 +88,7 @@ def measure(run: Run, protected: Protected, batch_size: int, pairs: int) -> dict
     for _ in range(pairs):
         for name in chance.sample(list(ways), len(ways)):
             with ways[name]() as step:
-                times[name].append(block(step, BLOCKS[batch_size]))
+                times[name].append(block(step, steps))
     ratios, simple = (
         [one / without for one, without in zip(times[name], times["untracked"], strict=True)]
         for name in ("tracked", "simple")
@@ -94,7 +96,7 @@ def measure(run: Run, protected: Protected, batch_size: int, pairs: int) -> dict
     return {
         "batch_size": batch_size,
         "pairs": pairs,
-        "steps_of_a_block": BLOCKS[batch_size],
+        "steps_of_a_block": steps,
         "step_seconds_with": statistics.median(times["tracked"]),
         "step_seconds_without": statistics.median(times["untracked"]),
         "step_seconds_counted_simply": statistics.median(times["simple"]),
@@ -110,12 +112,15 @@ def main() -> None:
         "--pairs", type=int, default=40, help="pairs of blocks, for each batch size"
     )
     options = parser.parse_args()
+    blocks = dict.fromkeys(BLOCKS, 2) if options.tiny else BLOCKS
     run = Run(tiny=options.tiny, batch_size=128)
     with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
         protected = Protected(run, Path(folder) / "store")
         protected.train_until_saved()  # the base; nothing more is asked for
         protected.let_go()
-        rows = [measure(run, protected, size, options.pairs) for size in BLOCKS]
+        rows = [
+            measure(run, protected, size, steps, options.pairs) for size, steps in blocks.items()
+        ]
         protected.close()
     for row in rows:
         print(

@@ -15,10 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.file_names import LOCK_FILE
 from cpr_ext.files import open_regular, storage_error
 from cpr_ext.forks import Creator, leave_to_parent_when_forked
-
-LOCK_FILE = "LOCK"
 
 # Between two looks at a lock whose holder has not written its number yet, or may give it back.
 _PAUSE_SECONDS = 0.03

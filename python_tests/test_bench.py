@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,22 +26,45 @@ def load(name: str) -> Any:
         sys.path.remove(str(BENCH))
 
 
+def kept_results() -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (BENCH / "results").iterdir()}
+
+
+@pytest.fixture
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """As ``run``, in this process, which has imported torch already."""
+
+    def call(name: str, *arguments: str) -> str:
+        kept = kept_results()
+        monkeypatch.syspath_prepend(str(BENCH))
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        load(name).main()
+        assert kept_results() == kept
+        return capsys.readouterr().out
+
+    return call
+
+
 def run(*command: str) -> str:
     """What a benchmark prints; nothing of it is kept."""
-    kept = {path: path.read_bytes() for path in (BENCH / "results").iterdir()}
+    kept = kept_results()
     result = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert {path: path.read_bytes() for path in (BENCH / "results").iterdir()} == kept
+    assert kept_results() == kept
     return result.stdout
 
 
 # --- they run ---
 
 
-def test_every_operation_runs_at_a_tiny_size_and_compares_with_a_peer(tmp_path: Path) -> None:
-    shown = run("bench/run.py", "--tiny", "--folder", str(tmp_path))
+def test_every_operation_runs_at_a_tiny_size_and_compares_with_a_peer(
+    run_here: Callable[..., str], tmp_path: Path
+) -> None:
+    shown = run_here("run", "--tiny", "--folder", str(tmp_path))
     groups = [group.splitlines() for group in shown.strip().split("\n\n")]
     names = {group[0].split()[0] for group in groups}
     assert {"count", "top", "gather", "scatter", "save", "recover", "checksum"} <= names
@@ -59,8 +83,10 @@ def test_what_saving_costs_training_is_measured_beside_peers(tmp_path: Path) -> 
     assert ratio == pytest.approx(samples_per_second / without, rel=0.5)
 
 
-def test_what_counting_costs_a_step_is_measured(tmp_path: Path) -> None:
-    shown = run("bench/tracking_overhead.py", "--tiny", "--pairs", "1", "--folder", str(tmp_path))
+def test_what_counting_costs_a_step_is_measured(
+    run_here: Callable[..., str], tmp_path: Path
+) -> None:
+    shown = run_here("tracking_overhead", "--tiny", "--pairs", "1", "--folder", str(tmp_path))
     assert [line.split()[1] for line in shown.splitlines()] == ["128", "2048"]
 
 
@@ -79,8 +105,10 @@ def test_a_save_of_everything_is_measured(name: str, tmp_path: Path) -> None:
     assert float(line.split()[-2]) > 0  # megabytes on disk
 
 
-def test_every_stage_is_measured_at_several_sizes(tmp_path: Path) -> None:
-    shown = run("bench/scaling.py", "--tiny", "--folder", str(tmp_path)).splitlines()
+def test_every_stage_is_measured_at_several_sizes(
+    run_here: Callable[..., str], tmp_path: Path
+) -> None:
+    shown = run_here("scaling", "--tiny", "--folder", str(tmp_path)).splitlines()
     assert {line.split()[0] for line in shown} == set(load("scaling").STAGES)
 
 

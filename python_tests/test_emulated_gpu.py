@@ -11,22 +11,27 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "file",
-    ["emulated_cases", "test_snapshot", "test_recovery", "test_failed_saves", "test_checkpointer"],
+    "files",
+    [
+        ["emulated_cases", "test_snapshot", "test_checkpointer"],
+        ["test_recovery", "test_failed_saves"],
+    ],
+    ids="-".join,
 )
-def test_promises_hold_for_tables_on_a_gpu(file):
+def test_promises_hold_for_tables_on_a_gpu(files):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "python_tests.emulated_gpu"),
-            *("-q", f"python_tests/{file}.py"),
+            *("-q", *(f"python_tests/{file}.py" for file in files)),
             *("-p", "no:cacheprovider", "-p", "no:xdist"),
         ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -48,14 +48,14 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
         env={
             **os.environ,
             "PATH": without_nvcc(),
-            "CMAKE_ARGS": "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF",
+            "CMAKE_ARGS": "-DCMAKE_CXX_FLAGS_RELEASE=-O0",
         },
     )
     (wheel,) = folder.glob("cpr_ext-*.whl")
     environment = folder / "venv"
-    venv.create(environment, with_pip=True)
+    venv.create(environment)
     python = environment / "bin" / "python"
-    run(python, "-m", "pip", "install", "--no-deps", wheel)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel)
     return python
 
 

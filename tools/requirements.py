@@ -1,4 +1,7 @@
-"""Print the requirements of pyproject.toml: the build's, and those of the extras named."""
+"""Print requirements of pyproject.toml.
+
+python tools/requirements.py build|library|EXTRA...
+"""
 
 import sys
 from pathlib import Path
@@ -6,9 +9,10 @@ from pathlib import Path
 import tomllib
 
 project = tomllib.loads(Path("pyproject.toml").read_text())
-extras = project["project"]["optional-dependencies"]
-requirements = list(project["project"]["dependencies"])
+named = {
+    "build": project["build-system"]["requires"],
+    "library": project["project"]["dependencies"],
+    **project["project"]["optional-dependencies"],
+}
 for name in sys.argv[1:]:
-    wanted = project["build-system"]["requires"] if name == "build" else extras[name]
-    requirements += [line for line in wanted if not line.startswith("cpr_ext[")]
-print("\n".join(requirements))
+    print(*(line for line in named[name] if not line.startswith("cpr_ext[")), sep="\n")

@@ -50,21 +50,22 @@ struct DeviceCopy {
   }
 };
 
-void gather(DeviceStager& stager, py::handle table, py::handle row_ids, py::handle out) {
+void gather_to_host(DeviceStager& stager, py::handle table, py::handle row_ids, py::handle out) {
   if (!view_tensor(out, "out").writable) throw UsageError("out is read-only");
   const DeviceCopy copy(stager, table, row_ids, out);
   py::gil_scoped_release release;
   stager.gather({copy.array}, copy.rows, copy.packed)->wait();
 }
 
-void scatter(DeviceStager& stager, py::handle packed, py::handle row_ids, py::handle table) {
+void scatter_from_host(DeviceStager& stager, py::handle packed, py::handle row_ids,
+                       py::handle table) {
   const DeviceCopy copy(stager, table, row_ids, packed);
   py::gil_scoped_release release;
   stager.scatter({copy.array}, copy.rows, copy.packed);
   stager.finish();
 }
 
-py::array_t<int64_t> top_rows_of(const py::object& scores, int64_t k, int device) {
+py::array_t<int64_t> device_top_rows_of(const py::object& scores, int64_t k, int device) {
   const TensorView view = view_contiguous(scores, "scores", 1, {DType::kUInt32}, device);
   RowIdVector row_ids;
   {
@@ -85,10 +86,11 @@ void register_stager(py::module_& module) {
       .def_property_readonly("device", &DeviceStager::device)
       .def_property_readonly("slot_bytes", &DeviceStager::buffer_bytes,
                              "As asked for, or less where the device's memory was short.")
-      .def("gather_rows", &gather, py::arg("table"), py::arg("row_ids"), py::arg("out"),
+      .def("gather_rows", &gather_to_host, py::arg("table"), py::arg("row_ids"), py::arg("out"),
            "Pack the rows row_ids (n,) int64 of table, on the device, into out (n, ...) in host\n"
            "memory; waits until they are there.")
-      .def("scatter_rows", &scatter, py::arg("packed"), py::arg("row_ids"), py::arg("table"),
+      .def("scatter_rows", &scatter_from_host, py::arg("packed"), py::arg("row_ids"),
+           py::arg("table"),
            "Write packed rows (n, ...) to the rows row_ids (n,) int64, distinct, of table; waits.");
 }
 
@@ -107,7 +109,7 @@ void register_device(py::module_& module) {
       "cudaStream_t as a number), the one that it trains on.");
   register_stager(module);
   register_device_tracking(module);
-  module.def("device_top_rows", &top_rows_of, py::arg("scores"), py::arg("k"), py::kw_only(),
+  module.def("device_top_rows", &device_top_rows_of, py::arg("scores"), py::arg("k"), py::kw_only(),
              py::arg("device"), "As top_rows, of scores (num_rows) uint32 on a CUDA device.");
 }
 

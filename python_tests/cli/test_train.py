@@ -1,4 +1,4 @@
-"""The command ``cpr train``, as a person uses it: in a process of its own."""
+"""The command ``cpr train``: in a process of its own where that matters, else in this one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,22 @@ import torch
 
 from python_tests.helpers import NEEDS_GPU, on_devices
 
+USAGE, OTHER = 2, 1  # exit codes
 QUICK = ["--quiet", "--steps", "60", "--every-steps", "20"]
 
 
-def cpr(*arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+Cpr = Callable[..., tuple[int, str, str]]  # exit code, stdout, stderr
+
+
+def cpr_process(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cpr_ext.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_a_run_reports_every_promised_figure(tmp_path: Path) -> None:
     report = tmp_path / "run.json"
     picture = tmp_path / "run.png"
-    run = cpr(
+    run = cpr_process(
         *("train", *QUICK, "--fail-at", "30:1+2", "--fail-at", "50:7"),
         *("--json", report, "--plot", picture),
     )
@@ -53,53 +58,55 @@ def test_a_run_reports_every_promised_figure(tmp_path: Path) -> None:
     assert f"{result['auc']:.4f}" in run.stdout
 
 
-def test_the_same_command_gives_the_same_figures() -> None:
-    first, second = (cpr("train", *QUICK, "--fail-at", "30:1").stdout for _ in range(2))
+def test_the_same_command_gives_the_same_figures(cpr: Cpr) -> None:
+    command = ("train", *QUICK, "--fail-at", "30:1")
+    first, second = cpr_process(*command).stdout, cpr(*command)[1]
     timed = ("training time", "held training up", "failure")
     for line, again in zip(first.splitlines(), second.splitlines(), strict=True):
         assert line.startswith(timed) or line == again
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_told_with_the_remedy() -> None:
-    run = cpr("train", *QUICK, "--device", "cuda:0")
-    assert run.returncode == 2
-    assert "device is 'cuda:0', but PyTorch" in run.stderr
-    assert "use device cpu" in run.stderr
+def test_a_device_that_is_not_there_is_told_with_the_remedy(cpr: Cpr) -> None:
+    status, _, error = cpr("train", *QUICK, "--device", "cuda:0")
+    assert status == USAGE
+    assert "device is 'cuda:0', but PyTorch" in error
+    assert "use device cpu" in error
 
 
-def test_what_is_no_device_is_refused_by_name() -> None:
-    run = cpr("train", *QUICK, "--device", "tpu")
-    assert run.returncode == 2
-    assert "device is 'tpu'; allowed: cpu, cuda, cuda:N" in run.stderr
+def test_what_is_no_device_is_refused_by_name(cpr: Cpr) -> None:
+    status, _, error = cpr("train", *QUICK, "--device", "tpu")
+    assert status == USAGE
+    assert "device is 'tpu'; allowed: cpu, cuda, cuda:N" in error
 
 
 @NEEDS_GPU
 def test_a_run_on_a_gpu_goes_on_on_the_cpu(tmp_path: Path) -> None:
     options = ("train", "--quiet", "--every-steps", "20", "--store", tmp_path / "s")
-    first = cpr(*options, "--steps", "60", "--device", "cuda", "--fail-at", "30:1+2")
+    first = cpr_process(*options, "--steps", "60", "--device", "cuda", "--fail-at", "30:1+2")
     assert first.returncode == 0, first.stderr
     report = tmp_path / "run.json"
-    second = cpr(*options, "--steps", "80", "--device", "cpu", "--json", report)
+    second = cpr_process(*options, "--steps", "80", "--device", "cpu", "--json", report)
     assert second.returncode == 0, second.stderr
     assert json.loads(report.read_text())["resumed_from_step"] == 60
 
 
 @pytest.mark.parametrize("priority", ["mfu", "ssu", "scar", "all"])
-def test_every_priority_recovers_lost_shards(priority: str, tmp_path: Path) -> None:
+def test_every_priority_recovers_lost_shards(cpr: Cpr, priority: str, tmp_path: Path) -> None:
     report = tmp_path / "run.json"
-    run = cpr("train", *QUICK, "--priority", priority, "--fail-at", "50:0", "--json", report)
-    assert run.returncode == 0, run.stderr
+    options = ("--priority", priority, "--fail-at", "50:0", "--json", report)
+    status, _, error = cpr("train", *QUICK, *options)
+    assert status == 0, error
     (failure,) = json.loads(report.read_text())["failures"]
     assert failure["rows_restored"] > failure["rows_stale"]
 
 
-def test_full_recovery_ends_where_a_run_without_failure_ends(tmp_path: Path) -> None:
+def test_full_recovery_ends_where_a_run_without_failure_ends(cpr: Cpr, tmp_path: Path) -> None:
     results = []
     for options in ([], ["--fail-at", "50:0+1+2", "--recovery", "full"]):
         report = tmp_path / "run.json"
-        run = cpr("train", *QUICK, "--priority", "all", "--json", report, *options)
-        assert run.returncode == 0, run.stderr
+        status, _, error = cpr("train", *QUICK, "--priority", "all", "--json", report, *options)
+        assert status == 0, error
         results.append(json.loads(report.read_text()))
     whole, failed = results
     assert failed["auc"] == whole["auc"]
@@ -107,18 +114,18 @@ def test_full_recovery_ends_where_a_run_without_failure_ends(tmp_path: Path) -> 
     assert failed["pls"] == 0
 
 
-def test_no_priority_saves_nothing(tmp_path: Path) -> None:
-    run = cpr("train", *QUICK, "--priority", "none", "--store", tmp_path / "store")
-    assert run.returncode == 0, run.stderr
-    assert "0 base, 0 partial" in run.stdout
+def test_no_priority_saves_nothing(cpr: Cpr, tmp_path: Path) -> None:
+    status, shown, error = cpr("train", *QUICK, "--priority", "none", "--store", tmp_path / "store")
+    assert status == 0, error
+    assert "0 base, 0 partial" in shown
     assert not (tmp_path / "store").exists()
 
 
-def test_a_finished_run_is_continued_with_more_steps(tmp_path: Path) -> None:
+def test_a_finished_run_is_continued_with_more_steps(cpr: Cpr, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    assert cpr("train", *QUICK, "--store", store).returncode == 0
-    again = cpr("train", "--quiet", "--steps", 90, "--store", store)
-    assert "90 steps, continued from step 60" in again.stdout
+    assert cpr("train", *QUICK, "--store", store)[0] == 0
+    _, again, _ = cpr("train", "--quiet", "--steps", 90, "--store", store)
+    assert "90 steps, continued from step 60" in again
 
 
 def committed_steps(manifest: Path) -> list[int]:
@@ -150,12 +157,9 @@ def test_a_run_killed_at_any_moment_is_continued_from_its_store(
         process.wait()
         committed = committed_steps(manifest)[-1]
         assert committed >= 1
-    run = cpr("train", "--quiet", "--steps", committed + 20, "--store", store)
+    run = cpr_process("train", "--quiet", "--steps", committed + 20, "--store", store)
     assert run.returncode == 0, run.stderr
     assert f"{committed + 20:,} steps, continued from step {committed:,}" in run.stdout
-
-
-USAGE, OTHER = 2, 1
 
 
 @pytest.mark.parametrize(
@@ -179,31 +183,49 @@ USAGE, OTHER = 2, 1
         (["--store", "/proc/nowhere"], OTHER, "/proc/nowhere"),
     ],
 )
-def test_bad_input_gets_one_clear_line(arguments: list[str], status: int, words: str) -> None:
-    run = cpr("train", "--quiet", *arguments)
+def test_bad_input_gets_one_clear_line(
+    cpr: Cpr, arguments: list[str], status: int, words: str
+) -> None:
+    found, _, error = cpr("train", "--quiet", *arguments)
+    assert found == status
+    assert words in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--fraction", "1.5"], USAGE, "fraction is 1.5; allowed: above 0, at most 1"),
+        (["--store", "/proc/nowhere"], OTHER, "/proc/nowhere"),
+    ],
+)
+def test_a_process_that_is_given_bad_input_says_so_and_ends(
+    arguments: list[str], status: int, words: str
+) -> None:
+    run = cpr_process("train", "--quiet", *arguments)
     assert run.returncode == status
     assert words in run.stderr
     assert "Traceback" not in run.stderr
 
 
-def test_a_directory_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_that_is_no_store_is_left_alone(cpr: Cpr, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    run = cpr("train", *QUICK, "--store", tmp_path)
-    assert run.returncode == OTHER
-    assert "is not a cpr_ext store" in run.stderr
+    status, _, error = cpr("train", *QUICK, "--store", tmp_path)
+    assert status == OTHER
+    assert "is not a cpr_ext store" in error
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_store_of_another_model_or_run_is_refused_and_kept(tmp_path: Path) -> None:
+def test_a_store_of_another_model_or_run_is_refused_and_kept(cpr: Cpr, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    assert cpr("train", *QUICK, "--store", store).returncode == 0
+    assert cpr("train", *QUICK, "--store", store)[0] == 0
     before = {path: path.read_bytes() for path in store.rglob("*.*") if path.is_file()}
-    other_shards = cpr("train", *QUICK, "--store", store, "--shards", 4)
-    assert other_shards.returncode == OTHER
-    assert "it has 8 shards, not 4" in other_shards.stderr
-    other_seed = cpr("train", *QUICK, "--store", store, "--seed", 5)
-    assert other_seed.returncode == USAGE
-    assert "seed was 0, now 5" in other_seed.stderr
+    status, _, error = cpr("train", *QUICK, "--store", store, "--shards", 4)
+    assert status == OTHER
+    assert "it has 8 shards, not 4" in error
+    status, _, error = cpr("train", *QUICK, "--store", store, "--seed", 5)
+    assert status == USAGE
+    assert "seed was 0, now 5" in error
     assert {path: path.read_bytes() for path in before} == before
 
 

@@ -33,11 +33,11 @@ from safetensors import safe_open
 import cpr_ext
 from cpr_ext.checking import refuse_damage
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.file_names import MANIFEST_FILE, STORE_COPY_FILE
 from cpr_ext.maintenance import verify
-from cpr_ext.manifest import MANIFEST_FILE, Manifest
+from cpr_ext.manifest import Manifest
 from cpr_ext.recovery import newest_readable_dense
 from cpr_ext.recovery_report import RecoveryReport
-from cpr_ext.store import STORE_COPY_FILE
 from cpr_ext.store_reader import StoreReader
 from python_tests.helpers import Trained, differences, flip, own_metadata, read_chunks
 
