@@ -7,8 +7,24 @@
 
 namespace cpr_ext {
 
-// Names as Python strings made once; they live as long as the process.
-inline PyObject* interned(const char* name) { return PyUnicode_InternFromString(name); }
+// As Python strings made once; they live as long as the process.
+struct AttributeNames {
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* grad = PyUnicode_InternFromString("grad");
+  PyObject* indices = PyUnicode_InternFromString("_indices");
+  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
+  PyObject* layout = PyUnicode_InternFromString("layout");
+  PyObject* nnz = PyUnicode_InternFromString("_nnz");
+  PyObject* numel = PyUnicode_InternFromString("numel");
+  PyObject* version = PyUnicode_InternFromString("_version");
+};
+
+inline const AttributeNames& names() {
+  static const AttributeNames* const names = new AttributeNames;
+  return *names;
+}
 
 inline pybind11::object attribute(pybind11::handle object, PyObject* name) {
   PyObject* value = PyObject_GetAttr(object.ptr(), name);

@@ -20,22 +20,6 @@ namespace cpr_ext {
 
 namespace {
 
-struct Names {
-  PyObject* grad = interned("grad");
-  PyObject* layout = interned("layout");
-  PyObject* is_cpu = interned("is_cpu");
-  PyObject* indices = interned("_indices");
-  PyObject* nnz = interned("_nnz");
-  PyObject* is_contiguous = interned("is_contiguous");
-  PyObject* data_ptr = interned("data_ptr");
-  PyObject* version = interned("_version");
-};
-
-const Names& names() {
-  static const Names* const names = new Names;
-  return *names;
-}
-
 // torch's layout objects are unique and live as long as torch: their addresses are compared.
 bool is_sparse_coo(py::handle tensor) {
   static PyObject* sparse_coo = nullptr;  // guarded by the GIL

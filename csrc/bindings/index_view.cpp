@@ -12,19 +12,6 @@ namespace cpr_ext {
 
 namespace {
 
-struct Names {
-  PyObject* dtype = interned("dtype");
-  PyObject* is_cpu = interned("is_cpu");
-  PyObject* is_contiguous = interned("is_contiguous");
-  PyObject* numel = interned("numel");
-  PyObject* data_ptr = interned("data_ptr");
-};
-
-const Names& names() {
-  static const Names* const names = new Names;
-  return *names;
-}
-
 [[noreturn]] void refuse(const std::string& table, const std::string& fault) {
   throw UsageError("table '" + table + "': the indices " + fault);
 }
