@@ -14,7 +14,7 @@ help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, 20 repeats (half an hour)"
-	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (15 minutes or more)"
+	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (half an hour or more)"
 	@echo "make power-cut-test  real power cuts of an ext4 on a loop device, in its journal modes; needs root (10 minutes)"
 	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
 	@echo "make reliability  what is left after kills, flipped bits, torn captures, beside peers; docs/reliability.md"
@@ -95,7 +95,8 @@ reliability: build
 
 damage-test: build
 	$(BIN)/python -m python_tests.faults.damage
-	$(BIN)/python -m python_tests.faults.repairing --every 20
+	$(BIN)/python -m python_tests.faults.repairing
+	$(BIN)/python -m python_tests.faults.repairing --usual --every 200
 	$(BIN)/python -m python_tests.faults.readers
 
 FUZZ_SECONDS ?= 600
