@@ -8,13 +8,14 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --no-compile -c constraints.txt
 export MPLBACKEND := Agg
 
-.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability sanitize clean
+.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability power-cut-test sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, 20 repeats (half an hour)"
 	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (15 minutes or more)"
+	@echo "make power-cut-test  real power cuts of an ext4 on a loop device, in its journal modes; needs root (10 minutes)"
 	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
 	@echo "make reliability  what is left after kills, flipped bits, torn captures, beside peers; docs/reliability.md"
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped; each repaired; readers beside a writer: 30 min"
@@ -61,6 +62,11 @@ crash-test: build
 	$(BIN)/python -m python_tests.faults teeth
 	$(BIN)/python -m python_tests.faults read_side
 	$(BIN)/python -m python_tests.faults read_side --teeth 30
+
+# Needs root, loop devices and ext4; says why it is skipped where there are none.
+power-cut-test: build
+	$(BIN)/python -m python_tests.faults power_cut_test --cuts 50
+	$(BIN)/python -m python_tests.faults power_cut_test --teeth 10
 
 lint: build
 	$(BIN)/ruff format --check .

@@ -16,21 +16,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cpr_ext.checkpointer import Checkpointer
     from cpr_ext.errors import CprError
-    from cpr_ext.priorities import AllRows, LargestChange, MostFrequentlyUsed, SubSampledUsed
+    from cpr_ext.priorities import (
+        AllRows,
+        LargestChange,
+        MostFrequentlyUsed,
+        Priority,
+        SubSampledUsed,
+    )
     from cpr_ext.recovery_report import RecoveryReport
-    from cpr_ext.schedules import EverySeconds, EverySteps
+    from cpr_ext.retention import Retention
+    from cpr_ext.schedules import Continuous, EverySeconds, EverySteps, Schedule
+    from cpr_ext.tables import Table
     from cpr_ext.target_pls import TargetPLS
 
 __all__ = [
     "AllRows",
     "Checkpointer",
+    "Continuous",
     "CprError",
     "EverySeconds",
     "EverySteps",
     "LargestChange",
     "MostFrequentlyUsed",
+    "Priority",
     "RecoveryReport",
+    "Retention",
+    "Schedule",
     "SubSampledUsed",
+    "Table",
     "TargetPLS",
 ]
 
@@ -41,13 +54,18 @@ __version__ = "0.1.0"
 _MODULES = {
     "AllRows": "priorities",
     "Checkpointer": "checkpointer",
+    "Continuous": "schedules",
     "CprError": "errors",
     "EverySeconds": "schedules",
     "EverySteps": "schedules",
     "LargestChange": "priorities",
     "MostFrequentlyUsed": "priorities",
+    "Priority": "priorities",
     "RecoveryReport": "recovery_report",
+    "Retention": "retention",
+    "Schedule": "schedules",
     "SubSampledUsed": "priorities",
+    "Table": "tables",
     "TargetPLS": "target_pls",
 }
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cpr_ext.errors import DamageError
-from cpr_ext.manifest import MANIFEST_FILE, Manifest, SegmentRecord
+from cpr_ext.file_names import MANIFEST_FILE
+from cpr_ext.manifest import Manifest, SegmentRecord
 from cpr_ext.reading import UnreadableError
 from cpr_ext.recovery import read_dense
 from cpr_ext.recovery_report import DamagedSegment

@@ -107,8 +107,7 @@ class Checkpointer:
             were not looked up. ``"always"`` overlaps small tables too, and raises where it cannot.
         num_shards: into how many row ranges to cut every table, each recovered on its own.
         tables: parameters or modules by name, instead of those found in ``model``; or a list of
-            ready-made ``cpr_ext.tables.Table``, which may be empty: then only the dense part is
-            saved.
+            ready-made ``cpr_ext.Table``, which may be empty: then only the dense part is saved.
         extra_state: called for each snapshot; what it returns (plain values and tensors) is saved
             with it and given back as ``RecoveryReport.extra_state``.
         rebase_after: take a base snapshot instead of a partial one once partial snapshots have
@@ -506,7 +505,7 @@ class Checkpointer:
                 lost, mode, from_store, strict=strict, on_damage=on_damage, up_to_step=up_to_step
             )
         report.seconds = time.perf_counter() - started
-        self._account.note_recovery(report, of_shards=shards is not None)
+        self._account.note_recovery(report.seconds, report.bytes_read, of_shards=shards is not None)
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
@@ -544,14 +543,21 @@ class Checkpointer:
             self._note_all(report, is_own_store=True)
         return report
 
-    def shared_part(self) -> DensePart:
+    def shared_part(self, recovered: RecoveryReport | None = None) -> DensePart:
         """What data-parallel workers have in common, as it is now, to hand to :meth:`take_over`.
 
         Parameters, optimizers (but those of tables alone), generators, position, extra state.
+
+        Args:
+            recovered: of a recovery behind which nothing was trained: the caller has not seen its
+                extra state yet, so that is handed on, not what the caller has.
         """
         self._require_open()
+        position = self._position()
+        if recovered is not None and (recovered.step > 0 or recovered.extra_state is not None):
+            position["extra_state"] = recovered.extra_state
         optimizers = shared_optimizers(self.optimizers, self.tables)
-        return capture_dense(self.model, optimizers, self.tables, self._position())
+        return capture_dense(self.model, optimizers, self.tables, position)
 
     def take_over(self, part: DensePart, *, generators: bool, samples_lost: int = 0) -> Any:
         """Go on from where another worker of the same job is; table rows stay as they are.
@@ -730,14 +736,18 @@ class Checkpointer:
 
     def _note_shards(self, report: RecoveryReport) -> None:
         """Some shards of the live model were restored."""
-        self._account.note_shards_recovered(report)
+        report.samples_lost = self._account.note_shards_recovered(
+            report.shards, report.row_updates_lost
+        )
         if report.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
             self._base_rule.forget_base()
 
     def _note_all(self, report: RecoveryReport, *, is_own_store: bool) -> None:
         """Everything was restored: training goes on from the position of the report."""
-        self._account.note_all_recovered(report, self._recoverer.position.samples_lost)
+        self._account.note_all_recovered(
+            report.step, report.num_samples, self._recoverer.position.samples_lost
+        )
         self._watch.forget()
         self._saver.forget_saved_rows()
         self._saver.restart_interval()

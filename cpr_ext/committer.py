@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from cpr_ext.at_exit import close_at_exit
-from cpr_ext.snapshot import Snapshot
 
 logger = logging.getLogger("cpr_ext")
 
@@ -26,9 +25,9 @@ class Committer:
         close_at_exit(self)  # first: an interrupt may come between the two
         self._thread.start()
 
-    def submit(self, snapshot: Snapshot) -> None:
-        """Hand a captured snapshot over; it keeps its error for whoever waits."""
-        self._queue.put(snapshot.commit)
+    def submit(self, change: Callable[[], None]) -> None:
+        """Hand over a change of manifests that keeps its own error for whoever waits."""
+        self._queue.put(change)
 
     def call(self, change: Callable[[], T]) -> Future[T]:
         """Hand a change of manifests over; its result or error is in the future."""

@@ -30,7 +30,7 @@ class DensePart:
     tensors: dict[str, torch.Tensor]
 
     def tree(self) -> dict[str, Any]:
-        """What it holds, see :func:`cpr_ext.dense_tree.unpack_dense`; raises DamageError."""
+        """What it holds, see :func:`unpack_dense`; raises DamageError."""
         return unpack_dense(self.skeleton, self.tensors)
 
 
@@ -51,7 +51,7 @@ def capture_dense(
             if id(value) in table_names
         },
         "optimizers": [_optimizer_tree(optimizer, tables) for optimizer in optimizers],
-        "rng": _rng_tree(),
+        "rng": generator_states(),
         "extra": extra,
     }
     skeleton, tensors = pack(tree, "dense")
@@ -113,7 +113,7 @@ def restore_dense(
                     optimizer, saved if strict else _fitting(optimizer, saved), tables
                 )
     if generators:
-        _restore_rng(tree["rng"])
+        restore_generators(tree["rng"])
     return tree["extra"]
 
 
@@ -235,7 +235,8 @@ def _restored_value(live: Any, saved: Any, parameter: torch.Tensor) -> Any:
     return saved.to(device, copy=True)
 
 
-def _rng_tree() -> dict[str, Any]:
+def generator_states() -> dict[str, Any]:
+    """Of torch, NumPy and Python, as :func:`restore_generators` takes them."""
     tree: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "numpy": np.random.get_state(),  # noqa: NPY002 - the generator users' code shares
@@ -246,7 +247,8 @@ def _rng_tree() -> dict[str, Any]:
     return tree
 
 
-def _restore_rng(tree: dict[str, Any]) -> None:
+def restore_generators(tree: dict[str, Any]) -> None:
+    """Put the states of random number generators back."""
     torch.set_rng_state(tree["torch"])
     np.random.set_state(tree["numpy"])  # noqa: NPY002
     random.setstate(tree["python"])

@@ -7,36 +7,17 @@ its optimizers and the random number generators must have the form that ``captur
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.manifest import MAX_SOUND
 from cpr_ext.packing import unpack
+from cpr_ext.position import MAX_SOUND, Position
 
 _MT_WORDS = 624
 _POSITION = {"step", "num_samples", "extra_state"}
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where training was when a dense part was captured.
-
-    Attributes:
-        step, num_samples: steps and samples done.
-        extra_state: the caller's.
-        rows_unsaved: rows that had changed since their newest saved state; None: not known.
-        samples_lost: samples whose effect failures had taken from lost shards until then.
-    """
-
-    step: int
-    num_samples: int
-    extra_state: Any
-    rows_unsaved: int | None = None
-    samples_lost: int = 0
 
 
 def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -35,10 +35,13 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV):
             raise DamageError(f"{path}: not a regular file, which is all a store holds") from error
         raise
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise DamageError(f"{path}: not a regular file, which is all a store holds")
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DamageError(f"{path}: not a regular file, which is all a store holds")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def create_anew(path: Path) -> int:

@@ -16,11 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cpr_ext.errors import DamageError
+from cpr_ext.file_names import STORE_FILE
 from cpr_ext.files import open_regular
 
 # How long the removal of a file waits for readers.
 WAIT_SECONDS = 600.0
-_FILE = "STORE.json"
 _TRIES = 20  # a writer that asks holds the lock for some microseconds
 
 
@@ -32,7 +32,7 @@ def reader_lease(store: Path) -> Iterator[None]:
     """
     descriptor = -1
     with suppress(OSError, DamageError):
-        descriptor = open_regular(store / _FILE)
+        descriptor = open_regular(store / STORE_FILE)
         _lock_shared(descriptor)
     try:
         yield
@@ -53,7 +53,7 @@ def _lock_shared(descriptor: int) -> None:
 def has_readers(store: Path) -> bool:
     """True if somebody holds a lease; False also if the system does not tell."""
     try:
-        descriptor = open_regular(store / _FILE)
+        descriptor = open_regular(store / STORE_FILE)
     except (OSError, DamageError):
         return False
     try:

@@ -15,10 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.file_names import LOCK_FILE
 from cpr_ext.files import open_regular, storage_error
 from cpr_ext.forks import Creator, leave_to_parent_when_forked
-
-LOCK_FILE = "LOCK"
 
 # Between two looks at a lock whose holder has not written its number yet, or may give it back.
 _PAUSE_SECONDS = 0.03
@@ -45,8 +44,7 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         self.path = directory / LOCK_FILE
         self._creator = Creator()
-        self._descriptor = _take(self.path)
-        self._status = os.fstat(self._descriptor)
+        self._descriptor, self._status = _take(self.path)
         # Not at exit: threads may still write then, and the system gives the lock back.
         self._finalizer = weakref.finalize(self, _close_quietly, self._descriptor)
         self._finalizer.atexit = False
@@ -97,20 +95,21 @@ def _close_quietly(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _take(path: Path) -> int:
-    """Lock the file at ``path`` and write this process's number into it; its descriptor."""
+def _take(path: Path) -> tuple[int, os.stat_result]:
+    """Lock the file at ``path``, write this process's number into it; its descriptor and status."""
     for _ in range(_TRIES):
         descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             _lock(path, descriptor)
             if _is_at(path, descriptor):
                 # A hard link's bytes are another file's, perhaps one outside the store.
-                if os.fstat(descriptor).st_nlink != 1:
+                status = os.fstat(descriptor)
+                if status.st_nlink != 1:
                     raise DamageError(f"{path}: a hard link to another file; remove this name")
                 number = f"{os.getpid()}\n".encode()
                 os.pwrite(descriptor, number, 0)
                 os.ftruncate(descriptor, len(number))
-                return descriptor
+                return descriptor, status
         except BaseException:
             _close_quietly(descriptor)
             raise

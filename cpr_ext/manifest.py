@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cpr_ext import leases
 from cpr_ext.errors import DamageError
+from cpr_ext.file_names import MANIFEST_FILE, TEMPORARY_SUFFIX, Kind, parse_segment_name
 from cpr_ext.files import require_directory, sync_directory
 from cpr_ext.locks import DirectoryLock
+from cpr_ext.position import is_count
 from cpr_ext.reading import list_directory, retrying
-from cpr_ext.signed_json import TEMPORARY_SUFFIX, read_versioned, write_signed
+from cpr_ext.signed_json import read_versioned, write_signed
 
 logger = logging.getLogger("cpr_ext")
 
 FORMAT_VERSION = 2
-MANIFEST_FILE = "MANIFEST.json"
-# Counts go on from what a manifest says, so each limit leaves room below the next: a store that
-# verifies can be written, and what was written can be read.
-MAX_COUNT = 2**62  # in a manifest that is read
-MAX_WRITABLE = 2**61  # in one that is opened for writing
-MAX_SOUND = 2**60  # in one that verifies
-
-Kind = Literal["base", "partial", "merged", "dense"]
-_SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|merged|dense)\.safetensors", re.ASCII)
-
-
-def segment_name(snapshot: int, kind: str) -> str:
-    """File name of a segment; names sort in the order of snapshots."""
-    return f"{snapshot:08d}-{kind}.safetensors"
-
-
-def parse_segment_name(name: str) -> tuple[int, str] | None:
-    """Inverse of :func:`segment_name`; None for any other name."""
-    match = _SEGMENT_NAME.fullmatch(name)
-    if match is None or name != segment_name(int(match[1]), match[2]):
-        return None
-    return int(match[1]), match[2]
 
 
 @dataclass(frozen=True)
@@ -87,11 +66,6 @@ _COUNTS = (
     *("snapshot", "first_step", "last_step", "num_samples"),
     *("file_bytes", "header_bytes", "header_crc32c"),
 )
-
-
-def is_count(value: Any) -> bool:
-    """True for an int from 0 to ``MAX_COUNT``."""
-    return type(value) is int and 0 <= value <= MAX_COUNT
 
 
 class Manifest:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cpr_ext.manifest import Kind, SegmentRecord, segment_name
+from cpr_ext.file_names import Kind, segment_name
+from cpr_ext.manifest import SegmentRecord
 
 
 @dataclass(frozen=True)

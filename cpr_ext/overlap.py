@@ -120,7 +120,6 @@ class Overlap:
         self.was_broken = False
         recorder.before_flush = self.pause
         watch.before_change = self.pause
-        watch.rows_change = self._keep
         watch.changed_outside = self._give_up
 
     @staticmethod
@@ -202,6 +201,8 @@ class Overlap:
                 self._check_sample()
             if not snapshot.has_rows_left:
                 self._snapshot = None
+        is_held = self._snapshot is not None and self._snapshot.is_held
+        self._watch.rows_change = self._keep if is_held else None
         self._is_open = False
 
     def _check_sample(self) -> None:

@@ -1,7 +1,8 @@
 """Recovery of a model in training: of lost shards, of everything, from another store.
 
-:mod:`cpr_ext.recovery` reads single shards and dense parts; here is what a recovery does with them,
-in which order, so that what is refused is refused before anything of the model has changed.
+:mod:`cpr_ext.recovery` reads single shards and dense parts; here is what a recovery does
+with them, in which order, so that what is refused is refused before anything of the model has
+changed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from torch import nn
 
 from cpr_ext.checking import refuse_damage
 from cpr_ext.dense import DensePart, dense_differences, restore_dense
-from cpr_ext.dense_tree import Position, read_position
+from cpr_ext.dense_tree import read_position
 from cpr_ext.errors import StoreError
-from cpr_ext.manifest import MAX_COUNT, SegmentRecord
+from cpr_ext.manifest import SegmentRecord
+from cpr_ext.position import MAX_COUNT, Position
 from cpr_ext.recovery import newest_readable_dense, no_dense_part, restore_shards
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.regrouping import PartsPlan, newest_of_all

@@ -17,7 +17,8 @@ from cpr_ext.aftermath import Source, account, needs_account
 from cpr_ext.dense import DensePart
 from cpr_ext.dense_tree import read_position
 from cpr_ext.errors import DamageError, StorageError, StoreError
-from cpr_ext.manifest import MAX_COUNT, Manifest, SegmentRecord
+from cpr_ext.manifest import Manifest, SegmentRecord
+from cpr_ext.position import MAX_COUNT
 from cpr_ext.reading import damage_of, native_read_errors
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.segment import ALIGNMENT, ArraySpec, Segment, native_table

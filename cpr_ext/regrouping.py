@@ -125,7 +125,7 @@ class _Piece:
 
 
 class _PartTarget:
-    """The live tables that take rows of one stored table; a :class:`cpr_ext.transplant.Target`."""
+    """The live tables that take rows of one stored table; a transplant's ``Target``."""
 
     def __init__(self, pieces: Sequence[_Piece]) -> None:
         self._pieces = pieces

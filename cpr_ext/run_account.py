@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cpr_ext.metrics import Metrics, MetricsWriter, ScalarWriter
-from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.run_costs import CostMeter
 from cpr_ext.schedules import Schedule
 
@@ -73,32 +74,38 @@ class RunAccount:
         self.metrics.samples_lost += num_samples
         self._spread_lost_samples()
 
-    def note_shards_recovered(self, report: RecoveryReport) -> None:
-        """Some shards of the live model were restored; adds to the report what that lost."""
-        for shard in report.shards:
-            report.samples_lost += self.num_samples - self._saved_samples[shard]
+    def note_shards_recovered(self, shards: Iterable[int], row_updates_lost: int | None) -> int:
+        """Some shards of the live model were restored.
+
+        Returns:
+            samples trained since each shard's last snapshot, summed: what that lost.
+        """
+        samples_lost = 0
+        for shard in shards:
+            samples_lost += self.num_samples - self._saved_samples[shard]
             # What was trained until now is lost once; a later failure must not count it again.
             self._saved_samples[shard] = self.num_samples
-        self.note_lost_samples(report.samples_lost)
-        if report.row_updates_lost is None or self.metrics.row_updates_lost is None:
+        self.note_lost_samples(samples_lost)
+        if row_updates_lost is None or self.metrics.row_updates_lost is None:
             self.metrics.row_updates_lost = None
         else:
-            self.metrics.row_updates_lost += report.row_updates_lost
+            self.metrics.row_updates_lost += row_updates_lost
+        return samples_lost
 
-    def note_all_recovered(self, report: RecoveryReport, samples_lost: int) -> None:
-        """Everything was restored: training resumes from the position of the report.
+    def note_all_recovered(self, step: int, num_samples: int, samples_lost: int) -> None:
+        """Everything was restored: training resumes from this position.
 
         Args:
             samples_lost: samples that failures had taken until that position.
         """
-        self.go_on_from(report.step, report.num_samples)
+        self.go_on_from(step, num_samples)
         self.metrics.samples_lost = samples_lost
         self._spread_lost_samples()
-        self._saved_samples = [report.num_samples] * self._num_shards
+        self._saved_samples = [num_samples] * self._num_shards
 
-    def note_recovery(self, report: RecoveryReport, *, of_shards: bool) -> None:
+    def note_recovery(self, seconds: float, bytes_read: int, *, of_shards: bool) -> None:
         """How long a recovery took and what it read."""
-        self._meter.note_recovery(report.seconds, report.bytes_read, of_shards=of_shards)
+        self._meter.note_recovery(seconds, bytes_read, of_shards=of_shards)
         self.tell()
 
     def tell(self) -> None:

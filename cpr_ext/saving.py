@@ -180,11 +180,13 @@ class Saver:
 
     def pause(self) -> None:
         """Returns once no other thread uses tables or trackers."""
-        if self._overlap is not None:
+        if self._overlap is not None and self.in_flight is not None:
             self._overlap.pause()
 
     def go_on(self) -> None:
         """What a step does for the snapshot in flight before training goes on."""
+        if self.in_flight is None:
+            return
         if self._is_overlapping:
             self.advance(rows=False)
             self._resume()
@@ -223,7 +225,7 @@ class Saver:
             snapshot.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
         snapshot.finish_if_captured(step, num_samples)
         if snapshot.is_captured:
-            self._committer.submit(snapshot)
+            self._committer.submit(snapshot.commit)
 
     def forget_saved_rows(self) -> None:
         """Rows were restored: what was saved of them is not what they are now."""

@@ -19,30 +19,13 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.devices import stager_of
+from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.errors import UsageError
 
 ALIGNMENT: int = native.ALIGNMENT
 FORMAT_VERSION = 1
 MAX_HEADER_BYTES = 64 << 20
 ROW_IDS = "row_ids"
-
-# safetensors' name of each torch dtype that can be stored.
-DTYPE_NAMES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 # Placeholders as wide as a value can get, so that the header's size is known in advance.
 _WIDEST_STEP = 2**63 - 1
@@ -51,11 +34,6 @@ NO_CHECKSUM = "00000000"  # in the place of a header's own, while it is computed
 
 # (table, first, count, step, checksums): see csrc/pipeline/segment_plan.h
 Chunk = tuple[int, int, int, int, list[int]]
-
-
-def list_dtypes() -> str:
-    """The dtypes that can be stored, for a message."""
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
 
 
 def align_up(size_bytes: int) -> int:

@@ -12,7 +12,8 @@ import torch
 from cpr_ext._native import native
 from cpr_ext.dense import DensePart
 from cpr_ext.errors import SnapshotError
-from cpr_ext.manifest import Kind, Manifest, SegmentRecord, segment_name
+from cpr_ext.file_names import Kind, segment_name
+from cpr_ext.manifest import Manifest, SegmentRecord
 from cpr_ext.segment import (
     Chunk,
     Committed,

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from cpr_ext._native import native
+from cpr_ext.dtypes import DTYPES
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.file_names import parse_segment_name
 from cpr_ext.files import open_regular, require_all_bytes
-from cpr_ext.manifest import SegmentRecord, is_count, parse_segment_name
+from cpr_ext.manifest import SegmentRecord
+from cpr_ext.position import is_count
 from cpr_ext.reading import retrying, retrying_segment
 from cpr_ext.segment import (
     ALIGNMENT,
-    DTYPES,
     FORMAT_VERSION,
     MAX_HEADER_BYTES,
     NO_CHECKSUM,

@@ -16,8 +16,9 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
+from cpr_ext.file_names import Kind, segment_name
 from cpr_ext.files import create_anew, remove_opened, storage_error
-from cpr_ext.manifest import Kind, SegmentRecord, segment_name
+from cpr_ext.manifest import SegmentRecord
 from cpr_ext.segment import ALIGNMENT, ROW_IDS, Chunk, Committed, SegmentLayout, TableSpec, align_up
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.file_names import TEMPORARY_SUFFIX
 from cpr_ext.files import create_anew, read_whole, storage_error, sync_directory
 from cpr_ext.reading import retrying
 
-TEMPORARY_SUFFIX = ".tmp"
 MAX_BYTES = 64 << 20
 REPAIR_HINT = ". `cpr repair` shows what can be rebuilt"
 # A larger one must come with files: it takes memory of many times its size to read.

@@ -22,23 +22,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.errors import DamageError, StorageError, StoreError
+from cpr_ext.file_names import (
+    DENSE_DIRECTORY,
+    LOCK_FILE,
+    STORE_COPY_FILE,
+    STORE_FILE,
+    TEMPORARY_SUFFIX,
+    shard_name,
+)
 from cpr_ext.files import (
     make_directory,
     require_directory,
     storage_error,
     sync_directory,
 )
-from cpr_ext.locks import LOCK_FILE, DirectoryLock
-from cpr_ext.manifest import MAX_WRITABLE, Manifest, SegmentRecord
+from cpr_ext.locks import DirectoryLock
+from cpr_ext.manifest import Manifest, SegmentRecord
+from cpr_ext.position import MAX_WRITABLE
 from cpr_ext.retention import Retention, keep_points, plan_retention
-from cpr_ext.segment import DTYPE_NAMES
-from cpr_ext.signed_json import FREE_BYTES, REPAIR_HINT, TEMPORARY_SUFFIX, read_signed, write_signed
+from cpr_ext.signed_json import FREE_BYTES, REPAIR_HINT, read_signed, write_signed
 from cpr_ext.tables import Table
 from cpr_ext.witness import refuse_outdated
-
-STORE_FILE = "STORE.json"
-STORE_COPY_FILE = "STORE.copy.json"
 
 logger = logging.getLogger("cpr_ext")
 
@@ -84,9 +90,9 @@ class Store:
             self._refuse_strangers()  # before anything is made here
             self._lock(self.directory)
             self._identify(describe_model(tables, num_shards))
-            self.dense = self._open_manifest(self.directory / "dense")
+            self.dense = self._open_manifest(self.directory / DENSE_DIRECTORY)
             self.shards = [
-                self._open_manifest(self.directory / f"shard-{shard:05d}")
+                self._open_manifest(self.directory / shard_name(shard))
                 for shard in range(num_shards)
             ]
             self._make_sound()

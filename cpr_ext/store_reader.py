@@ -7,7 +7,6 @@ until two readings of ``dense/MANIFEST.json`` agree, so it never mixes two snaps
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,14 +16,15 @@ from typing import Any, TypeVar
 
 import torch
 
+from cpr_ext.dtypes import DTYPES
 from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
+from cpr_ext.file_names import DENSE_DIRECTORY, STORE_FILE, parse_shard_name, shard_name
 from cpr_ext.leases import reader_lease
 from cpr_ext.manifest import Manifest, SegmentRecord
 from cpr_ext.reading import exists, list_directory
-from cpr_ext.segment import DTYPES, Segment
+from cpr_ext.segment import Segment
 from cpr_ext.segment_header import read_segment
 from cpr_ext.signed_json import read_signed
-from cpr_ext.store import STORE_FILE
 from cpr_ext.table_parts import TablePart
 from cpr_ext.tables import shard_row_range
 from cpr_ext.witness import is_torn
@@ -33,7 +33,6 @@ from cpr_ext.witness import is_torn
 _PAUSES_SECONDS = (*(0.0,) * 5, *(0.01,) * 10, *(0.1,) * 10)
 _MAX_ROWS = 2**48
 T = TypeVar("T")
-_SHARD_DIRECTORY = re.compile(r"shard-(\d{5,})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -78,14 +77,14 @@ class StoreReader:
             DamageError: a manifest is not what was committed, or older than another has seen.
         """
         require_shards(self.directory, self.num_shards)
+        dense = self.directory / DENSE_DIRECTORY
         for pause in _PAUSES_SECONDS:
-            self.dense = Manifest(self.directory / "dense")
+            self.dense = Manifest(dense)
             self.shards = [
                 Manifest(self.shard_directory(shard)) for shard in range(self.num_shards)
             ]
-            if _state(Manifest(self.directory / "dense")) == _state(self.dense) and not is_torn(
-                [self.dense, *self.shards]
-            ):
+            is_steady = _state(Manifest(dense)) == _state(self.dense)
+            if is_steady and not is_torn([self.dense, *self.shards]):
                 return
             time.sleep(pause)
         raise self.unsteady()
@@ -110,7 +109,7 @@ class StoreReader:
 
     def shard_directory(self, shard: int) -> Path:
         """The directory of a shard."""
-        return self.directory / f"shard-{shard:05d}"
+        return self.directory / shard_name(shard)
 
     def row_range(self, table: str, shard: int) -> tuple[int, int]:
         """Rows [begin, end) of a table that a shard holds; may be empty."""
@@ -231,8 +230,8 @@ def open_segment(manifest: Manifest, record: SegmentRecord) -> Segment:
             f"{record.file_bytes}"
         )
     said = tuple(segment.metadata.get(name) for name in ("kind", "snapshot", "shard"))
-    place = _SHARD_DIRECTORY.fullmatch(manifest.directory.name)
-    expected = (record.kind, record.snapshot, int(place[1]) if place else said[2])
+    shard = parse_shard_name(manifest.directory.name)
+    expected = (record.kind, record.snapshot, said[2] if shard is None else shard)
     is_dense = record.kind == "dense"
     if said != expected or any((t.shape is not None) != is_dense for t in segment.layout.tables):
         raise DamageError(
@@ -248,10 +247,10 @@ def require_shards(directory: Path, num_shards: int) -> None:
     ``num_shards`` is what a file says, and may be any number.
     """
     names = {entry.name for entry in list_directory(directory)}
-    missing = next((n for n in range(num_shards) if f"shard-{n:05d}" not in names), None)
+    missing = next((n for n in range(num_shards) if shard_name(n) not in names), None)
     if missing is not None:
         raise DamageError(
-            f"{directory / STORE_FILE} tells of {num_shards} shards, but shard-{missing:05d} is "
+            f"{directory / STORE_FILE} tells of {num_shards} shards, but {shard_name(missing)} is "
             "missing. If the making of the store was interrupted, open it for training once more; "
             "else put the directory back"
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from cpr_ext._native import native
 from cpr_ext.tables import Table
 
 # Steps in which every optimizer has shown whether it replaces the tensors of its state.
@@ -22,13 +23,14 @@ class TableVersions:
     def __init__(self, tables: Sequence[Table]) -> None:
         self._tables = tables
         self._trial_steps = _TRIAL_STEPS
+        self._may_count = True  # see accept_step
         self._are_replaced = False  # an optimizer makes new tensors for its state in its steps
         self.read()
 
     def read(self) -> None:
         """Take the tables as they are now, whatever tensors they consist of."""
         self._tensors: list[torch.Tensor] = []
-        self._versions: list[int] = []
+        self._versions = native.TensorVersions([], [], [])
         self._spans = [(0, 0)] * len(self._tables)
         self._pointers = [0] * len(self._tables)
         self.accept_tables(range(len(self._tables)))
@@ -37,9 +39,11 @@ class TableVersions:
         """Take some tables as they are now, whatever tensors they consist of."""
         tensors: list[torch.Tensor] = []
         versions: list[int] = []
+        of_tables: list[int] = []
+        known = self._versions.values()
         for index, table in enumerate(self._tables):
             begin, end = self._spans[index]
-            now, then = self._tensors[begin:end], self._versions[begin:end]
+            now, then = self._tensors[begin:end], known[begin:end]
             if index in indexes:
                 now = [table.weight, *_state_tensors(table)]
                 then = [tensor._version for tensor in now]
@@ -47,7 +51,9 @@ class TableVersions:
             self._spans[index] = (len(tensors), len(tensors) + len(now))
             tensors += now
             versions += then
-        self._tensors, self._versions = tensors, versions
+            of_tables += [index] * len(now)
+        self._tensors = tensors
+        self._versions = native.TensorVersions(tensors, of_tables, versions)
         self._note_sizes()
 
     def _note_sizes(self) -> None:
@@ -70,34 +76,59 @@ class TableVersions:
                 pairs = zip(before, self._tensors, strict=True)
                 self._are_replaced = self._are_replaced or any(a is not b for a, b in pairs)
         else:
-            self._versions = [tensor._version for tensor in self._tensors]
+            self._versions.accept()
+
+    def accept_step(self, owned: Collection[int], stepped: Collection[int]) -> None:
+        """Take the tables of an optimizer as they are after its step.
+
+        Args:
+            owned: the tables that it has.
+            stepped: those of them that have gradients. Of a tensor that was written as often in
+                each of some steps, the version is not read again but counted, which costs less.
+        """
+        if self._is_exact or self._has_other_state() or not self._may_count:
+            self.accept()
+            return
+        self._versions.accept_step(stepped)
+        if len(stepped) < len(owned):
+            self.accept_tables(set(owned).difference(stepped))
+
+    def read_always(self) -> None:
+        """Tables change in other ways than before: count no more, see :meth:`accept_step`."""
+        self._may_count = False
+        self.accept_tables(())
+
+    def seem_same(self) -> bool:
+        """As :meth:`are_same`, of tensors whose versions are read after each step."""
+        if self._is_exact:
+            return not self.differences()
+        return bool(self._versions.are_same(unsteady_only=True))
 
     def are_same(self) -> bool:
-        """Whether nothing seems to have changed; costs a microsecond or two for 26 tables.
+        """Whether nothing seems to have changed.
 
         A tensor of state that was replaced by another is seen by :meth:`differences` only, unless
         optimizers do so themselves.
         """
         if self._is_exact:
             return not self.differences()
-        if [tensor._version for tensor in self._tensors] != self._versions:
-            return False
-        return not self._has_other_state()
+        return self._versions.are_same() and not self._has_other_state()
 
     def differences(self) -> dict[int, str]:
         """What changed since last accepted, for messages, by the table's position."""
         found: dict[int, str] = {}
+        versions = self._versions.values()
         for index, table in enumerate(self._tables):
             first, last = self._spans[index]
             now = [table.weight, *_state_tensors(table)]
             then = self._tensors[first:last]
-            if table.weight._version != self._versions[first]:
+            if table.weight._version != versions[first]:
                 found[index] = "its weight was written in place"
             elif table.weight.data_ptr() != self._pointers[index]:
                 found[index] = "its weight has other memory"
             elif len(now) != len(then) or any(a is not b for a, b in zip(now, then, strict=True)):
                 found[index] = "its optimizer's state was replaced"
-            elif [tensor._version for tensor in now] != self._versions[first:last]:
+            elif [tensor._version for tensor in now] != versions[first:last]:
                 found[index] = "its optimizer's state was written in place"
         return found
 

@@ -38,6 +38,8 @@ _STRANGER = (
 
 
 _SETTLED_ROWS = 1 << 20  # at a time, so that their ids take little memory
+# Steps after which all versions are read, whether or not a snapshot needs it.
+_CHECK_EVERY_STEPS = 16
 
 
 class TableWatch:
@@ -55,7 +57,7 @@ class TableWatch:
         before_change: called on the training thread before rows change and before trackers are
             used; no other thread uses either once it returns.
         rows_change: called then with a table and the ids (n,) of the rows that are about to change,
-            some perhaps repeated.
+            some perhaps repeated. None, which ``before_change`` may choose, costs less.
         changed_outside: called with a table that something else than its optimizer has changed.
     """
 
@@ -75,10 +77,16 @@ class TableWatch:
         self._tables = tables
         self._pool = pool
         self._trackers = [native_trackers(trackers[table.name]) for table in tables]
+        self._counter = native.GradientCounter(
+            [table.weight for table in tables], self._trackers, pool
+        )
         self._by_weight = {id(table.weight): index for index, table in enumerate(tables)}
         self._optimizers = optimizers
         self._hooks: dict[int, tuple[Any, Any]] = {}  # before and after, by optimizer
         self._versions = TableVersions(tables)
+        self._unchecked_steps = 0  # since all versions were read
+        self._parameters: dict[int, tuple[Any, list[int]]] = {}  # see _owned
+        self._stepped: list[int] | None = None  # tables with gradients in this step, where known
         self._running: list[torch.optim.Optimizer] = []  # whose step() is being made
         self._changed: dict[int, list[tuple[int, int]]] = {}  # ranges of rows, by table
         self._unseen: set[int] = set()  # tables changed where no hook runs
@@ -154,6 +162,7 @@ class TableWatch:
 
     def check(self) -> None:
         """Look for changes outside of optimizers' steps; their tables count as changed."""
+        self._unchecked_steps = 0
         if not self._running and not self._versions.are_same():
             self._note_outside(self._versions.differences())
 
@@ -210,7 +219,9 @@ class TableWatch:
         self._note_outside({self._by_weight[id(table.weight)]: what})
 
     def _note_outside(self, differences: Mapping[int, str]) -> None:
-        self._versions.accept_tables(differences)
+        if differences:
+            self._versions.accept_tables(differences)
+            self._versions.read_always()
         for index, what in differences.items():
             table = self._tables[index]
             if index in self._expected:
@@ -224,13 +235,18 @@ class TableWatch:
                 warnings.warn(text, UntrackedChangeWarning, stacklevel=4)
 
     def _owned(self, optimizer: torch.optim.Optimizer) -> list[int]:
-        known = self._by_weight
-        return [
-            known[key]
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if (key := id(parameter)) in known
-        ]
+        """Positions of the tables that an optimizer has."""
+        known = self._parameters.get(id(optimizer))
+        if known is None or not known[0].are_same(optimizer.param_groups):
+            positions = [
+                self._by_weight[id(parameter)]
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if id(parameter) in self._by_weight
+            ]
+            known = native.ParameterLists(optimizer.param_groups), positions
+            self._parameters[id(optimizer)] = known
+        return known[1]
 
     def _before_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """See to it that other hooks of an optimizer come between this watch's two, or before."""
@@ -260,7 +276,7 @@ class TableWatch:
             # The gradient exists once the closure has run, which may be several times.
             self._held_seconds += time.perf_counter() - started
             return _with_closure(self._noting(closure, owned), args, kwargs)
-        self._note_gradients(owned)
+        self._stepped = self._note_gradients(owned)
         self._held_seconds += time.perf_counter() - started
         return None
 
@@ -271,11 +287,15 @@ class TableWatch:
             self.before_change()
         if any(running is optimizer for running in self._running):
             self._running.clear()  # its last step ended by an exception
+            self.check()
+        self._stepped = None
         if self._running:  # this step is part of another one, or that ended by an exception
             found = self._versions.differences()
             self._note_outside({index: found[index] for index in found if index in owned})
         else:
-            self.check()
+            self._unchecked_steps += 1
+            if self._unchecked_steps >= _CHECK_EVERY_STEPS or not self._versions.seem_same():
+                self.check()
         self._running.append(optimizer)
 
     def _note_drift(self, optimizer: torch.optim.Optimizer, owned: list[int]) -> None:
@@ -289,7 +309,7 @@ class TableWatch:
             known = self._drifting[id(optimizer)] = (settings, moved)
         self._drifted.update(known[1])
 
-    def _noting(self, closure: Callable[[], Any], owned: Sequence[int]) -> Callable[[], Any]:
+    def _noting(self, closure: Callable[[], Any], owned: list[int]) -> Callable[[], Any]:
         def run_and_note() -> Any:
             loss = closure()
             started = time.perf_counter()
@@ -299,8 +319,20 @@ class TableWatch:
 
         return run_and_note
 
-    def _note_gradients(self, owned: Sequence[int]) -> None:
-        indexes, rows = [], []
+    def _note_gradients(self, owned: list[int]) -> list[int]:
+        """Count the rows of the gradients; returns the positions of the tables that have one."""
+        if self.rows_change is not None:
+            return self._note_each_gradient(owned)
+        stepped: list[int]
+        num_rows, stepped, unread = self._counter.count(owned)
+        self.num_row_updates += num_rows
+        if unread:
+            self._note_each_gradient(unread)
+        return stepped
+
+    def _note_each_gradient(self, owned: Sequence[int]) -> list[int]:
+        indexes: list[int] = []
+        rows: list[torch.Tensor] = []
         for index in owned:
             weight = self._tables[index].weight
             gradient = weight.grad
@@ -315,6 +347,7 @@ class TableWatch:
                 self.rows_change(self._tables[index], row_ids)
         self._count(indexes, rows)
         self.num_row_updates += sum(row_ids.numel() for row_ids in rows)
+        return indexes
 
     def _count(self, indexes: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
         if self._devices:
@@ -338,8 +371,11 @@ class TableWatch:
             pass  # steps inside of this one that ended by exceptions
         if self._running:
             self._versions.accept_tables(self._owned(optimizer))
-        else:
+            self._stepped = None
+        elif self._stepped is None:
             self.accept()
+        else:
+            self._versions.accept_step(self._owned(optimizer), self._stepped)
         self._held_seconds += time.perf_counter() - started
 
 

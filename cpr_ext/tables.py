@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.errors import UsageError
-from cpr_ext.segment import DTYPE_NAMES, list_dtypes
 from cpr_ext.table_parts import TablePart
 
 WEIGHT = "weight"

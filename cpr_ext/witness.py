@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpr_ext.errors import DamageError
-from cpr_ext.manifest import MANIFEST_FILE, Manifest
+from cpr_ext.file_names import MANIFEST_FILE
+from cpr_ext.manifest import Manifest
 from cpr_ext.signed_json import REPAIR_HINT
 
 

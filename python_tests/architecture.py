@@ -39,9 +39,9 @@ EMULATOR_USERS = (DEVICE_HEADER, "bindings/bind_emulator.cpp")
 PYTHON_LAYERS: list[set[str]] = [
     {"_C"},  # the compiled module; only _native imports it
     {"errors"},
-    {"options", "log_text"},
+    {"options", "log_text", "dtypes", "position", "file_names"},
     {"_native", "at_exit", "files", "forks", "reading"},
-    {"signed_json", "devices", "locks", "leases"},
+    {"signed_json", "devices", "locks", "leases", "committer"},
     {"segment", "manifest"},
     {"packing", "retention", "merge_plan", "metrics", "witness", "table_parts"},
     {"dense_tree"},
@@ -53,7 +53,7 @@ PYTHON_LAYERS: list[set[str]] = [
     {"selection", "dense", "store_reader", "target_pls", "run_costs"},
     {"segment_capture", "merging", "run_account", "row_samples"},
     {"snapshot", "recovery"},
-    {"committer", "overlap", "transplant", "checking", "base_rule", "requested_snapshot"},
+    {"overlap", "transplant", "checking", "base_rule", "requested_snapshot"},
     {"regrouping"},
     {"compactor", "recovering"},
     {"saving"},

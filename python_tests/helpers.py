@@ -50,9 +50,9 @@ STILL_OPTIMIZERS = ["sgd", "adagrad", "sparse_adam", "rowwise_adagrad"]
 
 
 class SmallModel(nn.Module):
-    """A few tables and a linear layer."""
+    """A few tables and a linear layer, or none."""
 
-    def __init__(self, tables, *, dtype=torch.float32, sparse=True, seed=0):
+    def __init__(self, tables, *, dtype=torch.float32, sparse=True, seed=0, has_dense=True):
         super().__init__()
         self.tables = nn.ModuleDict(
             {
@@ -60,25 +60,29 @@ class SmallModel(nn.Module):
                 for name, (rows, dim) in tables.items()
             }
         )
-        self.linear = nn.Linear(4, 2)
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.linear = nn.Linear(4, 2) if has_dense else None
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64) if has_dense else None)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
 
     def forward(self, indices, dense):
-        self.seen += 1
         rows = [self.tables[name](ids).float() for name, ids in indices.items()]
         # Bounded gradients, whose squares float16 can hold: nothing diverges.
         loss = sum(0.1 * values.sin().sum() for values in rows)
+        if self.linear is None:
+            return loss
+        self.seen += 1
         return loss + self.linear(dense).square().mean()
 
 
-def build(tables, optimizer="adagrad", dtype=torch.float32, seed=0):
+def build(tables, optimizer="adagrad", dtype=torch.float32, seed=0, has_dense=True):
     """A SmallModel and the optimizers of its tables and of the rest."""
     make, sparse = TABLE_OPTIMIZERS[optimizer]
-    model = SmallModel(tables, dtype=dtype, sparse=sparse, seed=seed)
+    model = SmallModel(tables, dtype=dtype, sparse=sparse, seed=seed, has_dense=has_dense)
+    if model.linear is None:
+        return model, [make(model.tables.parameters())]
     return model, [make(model.tables.parameters()), torch.optim.Adam(model.linear.parameters())]
 
 
@@ -116,10 +120,18 @@ class Trained:
     """A model in training with its checkpointer; the same seed trains the same steps."""
 
     def __init__(
-        self, directory, tables=None, *, optimizer="adagrad", seed=0, lookups=8, **options
+        self,
+        directory,
+        tables=None,
+        *,
+        optimizer="adagrad",
+        seed=0,
+        lookups=8,
+        has_dense=True,
+        **options,
     ):
         self.tables = tables or {"big": (200, 4), "small": (3, 2)}
-        self.model, self.optimizers = build(self.tables, optimizer, seed=seed)
+        self.model, self.optimizers = build(self.tables, optimizer, seed=seed, has_dense=has_dense)
         self.lookups = lookups
         self.checkpointer = cpr_ext.Checkpointer(self.model, self.optimizers, directory, **options)
         torch.manual_seed(seed)

@@ -9,7 +9,8 @@ from cpr_ext.cli import app as cli
 from cpr_ext.cli.output import printable
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.maintenance import compact, inspect, verify
-from cpr_ext.manifest import MAX_COUNT, MAX_SOUND, MAX_WRITABLE, Manifest
+from cpr_ext.manifest import Manifest
+from cpr_ext.position import MAX_COUNT, MAX_SOUND, MAX_WRITABLE
 from cpr_ext.signed_json import FREE_BYTES, read_signed, write_signed
 from python_tests.faults.hostile import set_json
 from python_tests.helpers import Trained

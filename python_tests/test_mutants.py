@@ -52,7 +52,7 @@ def test_every_place_on_the_device_is_changed_and_none_on_the_host(mutate):
 
 
 def test_the_kernels_have_mutants_and_tests(mutate):
-    files = [path.relative_to(ROOT) for path in ROOT.glob("csrc/*/device_*.cu")]
+    files = [path.relative_to(ROOT) for path in ROOT.glob("csrc/**/*.cu")]
     found = {file: mutate.mutants((ROOT / file).read_text().splitlines()) for file in files}
     assert sum(map(len, found.values())) > 100
     for file in files:

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.packing import pack, unpack
-from cpr_ext.segment import DTYPE_NAMES
 from python_tests.helpers import assert_same, same_bits
 
 NUMPY_DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]

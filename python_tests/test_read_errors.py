@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -251,3 +252,30 @@ def test_no_tool_calls_it_damage(store, tmp_path, monkeypatch, tool, kind):
             assert not tries, "it succeeded without what it could not read"
     assert contents(store) == before
     assert kind != "dense" or bool(tries) == needs_dense
+
+
+def num_open():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("tool", ["verify", "compact"])
+def test_a_look_at_an_opened_file_that_fails_leaves_it_neither_open_nor_locked(
+    store, monkeypatch, tool
+):
+    look, opened = os.fstat, num_open()
+    for number in range(100):
+        looks = iter(range(10**9))
+
+        def refuse(descriptor, number=number, looks=looks):
+            if next(looks) == number:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return look(descriptor)
+
+        with monkeypatch.context() as patch, suppress(StorageError):
+            patch.setattr(os, "fstat", refuse)
+            getattr(maintenance, tool)(store)
+        assert num_open() == opened, f"left open by look {number}"
+        if next(looks) <= number:
+            break
+    assert 10 < number < 99, "not every look was refused once"
+    maintenance.compact(store)

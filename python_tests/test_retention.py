@@ -3,7 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.errors import StoreError, UsageError
-from cpr_ext.manifest import SegmentRecord, segment_name
+from cpr_ext.file_names import segment_name
+from cpr_ext.manifest import SegmentRecord
 from cpr_ext.merge_plan import plan_merges, recovery_points
 from cpr_ext.retention import Retention, plan_retention
 from cpr_ext.store_reader import StoreReader

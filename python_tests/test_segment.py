@@ -15,11 +15,11 @@ from safetensors import safe_open
 from safetensors import torch as safetensors_torch
 
 from cpr_ext._native import native
+from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.errors import DamageError, StoreError, UsageError
 from cpr_ext.manifest import Manifest
 from cpr_ext.segment import (
     ALIGNMENT,
-    DTYPE_NAMES,
     Committed,
     SegmentLayout,
     TableSpec,

@@ -15,13 +15,8 @@ from hypothesis import strategies as st
 import cpr_ext
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError, StoreError
-from cpr_ext.manifest import (
-    MANIFEST_FILE,
-    Manifest,
-    SegmentRecord,
-    parse_segment_name,
-    segment_name,
-)
+from cpr_ext.file_names import MANIFEST_FILE, parse_segment_name, segment_name
+from cpr_ext.manifest import Manifest, SegmentRecord
 from cpr_ext.signed_json import read_signed, write_signed
 from cpr_ext.store import Store
 from cpr_ext.tables import Table

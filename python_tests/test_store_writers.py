@@ -13,8 +13,9 @@ import torch
 
 from cpr_ext import locks
 from cpr_ext.errors import CprError, DamageError, StorageError, StoreError
+from cpr_ext.file_names import segment_name
 from cpr_ext.locks import DirectoryLock
-from cpr_ext.manifest import SegmentRecord, segment_name
+from cpr_ext.manifest import SegmentRecord
 from cpr_ext.store import Store
 from cpr_ext.tables import Table
 from python_tests.helpers import run_python

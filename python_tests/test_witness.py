@@ -7,8 +7,9 @@ import pytest
 
 import cpr_ext
 from cpr_ext.errors import DamageError, StorageError
+from cpr_ext.file_names import MANIFEST_FILE
 from cpr_ext.maintenance import compact, inspect, verify
-from cpr_ext.manifest import MANIFEST_FILE, Manifest
+from cpr_ext.manifest import Manifest
 from cpr_ext.store import Store
 from cpr_ext.store_reader import StoreReader
 from cpr_ext.witness import find_outdated

@@ -76,7 +76,7 @@ def mutants(source: list[str]) -> list[tuple[int, str]]:
 
 def tests_of(file: str) -> list[str]:
     """Where the room of a source has its tests."""
-    room = Path(file).parent.name
+    room = Path(file).parts[1]
     return [f"python_tests/csrc/{each}" for each in (room, *ALSO_TESTED.get(room, []))]
 
 
@@ -142,7 +142,7 @@ class EmulatedModule:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/*/*.cu"))
+    files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cu"))
     parser.add_argument("files", nargs="*", default=files, metavar="FILE.cu")
     parser.add_argument("--count", type=int, default=10, help="mutants of each file, drawn")
     parser.add_argument("--seed", type=int, default=0)

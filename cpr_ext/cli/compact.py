@@ -28,9 +28,8 @@ def compact(store: str, mb_per_second: float | None, memory_mb: float, as_json: 
     Every recovery point stays: the newest snapshot, and full-recovery points.
     """
     from cpr_ext import maintenance
-    from cpr_ext.merging import MergeLimits
 
-    limits = MergeLimits(
+    limits = maintenance.MergeLimits(
         block_bytes=int(memory_mb * 1e6),
         bytes_per_second=None if mb_per_second is None else mb_per_second * 1e6,
     )

@@ -1,10 +1,9 @@
 """DistributedDataParallel in workers that outlive each other: found, checked, and reset.
 
 A reducer learns its layout: after its first backward pass it regroups parameters into buckets in
-the order in which gradients became ready. A replacement knows nothing of that order, so that after
-a loss every worker makes its reducer anew. All of torch's private names for that are in this file.
-
-Tried with torch 2.13; another version is refused by name if it lacks one of them.
+the order in which gradients became ready. A replacement knows nothing of that order, and where a
+gradient lies in its bucket decides in which order workers' values are added. So at the start and
+after a loss every worker makes its reducer anew, with a layout that it keeps for all steps.
 """
 
 from __future__ import annotations
@@ -15,16 +14,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel
 
+from cpr_ext.distributed.torch_private import (
+    has_final_buckets,
+    hooks_of,
+    logged,
+    make_reducer,
+    managed,
+    require_known_reducer,
+)
 from cpr_ext.errors import UsageError
 from cpr_ext.tables import Table
 
-_NEEDED = (
-    *("_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_ddp_init_helper"),
-    "_comm_hooks",
-)
 # Modules and optimizers that keep a part of the dense state, or a state that no other worker has.
 _REFUSED = {
     "FullyShardedDataParallel": "each worker holds a part of the dense parameters",
@@ -64,6 +66,7 @@ def refuse_unsupported(model: nn.Module, optimizers: Iterable[torch.optim.Optimi
                     "Use DistributedDataParallel, or restart all workers together"
                 )
     for name, ddp in find_ddp(model).items():
+        require_known_reducer(ddp)
         if (reason := _why_refused(ddp)) is not None:
             raise UsageError(
                 f"DistributedDataParallel '{name}' cannot be reset after a loss: {reason}"
@@ -71,33 +74,33 @@ def refuse_unsupported(model: nn.Module, optimizers: Iterable[torch.optim.Optimi
 
 
 def reset(model: nn.Module) -> None:
-    """Make all reducers of ``model`` as they are before the first step; gradients are dropped.
+    """Make all reducers of ``model`` anew; gradients are dropped. Every worker calls it.
 
-    Exchanges nothing. After it, reducers of workers of any age have the same layout.
+    After it, reducers of workers of any age have the same layout, and keep it: the same gradients
+    are added in the same order in every step.
 
     Raises:
         UsageError: as :func:`refuse_unsupported`.
     """
     refuse_unsupported(model, ())
     for ddp in find_ddp(model).values():
-        _reset(ddp)
+        make_reducer(ddp)
 
 
 def layout_of(ddp: DistributedDataParallel) -> dict[str, Any]:
     """What must be the same in every worker for their gradients to be exchanged right; JSON."""
-    learned = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     return {
         "parameters": [
-            [name, str(parameter.dtype), list(parameter.shape)] for name, parameter in _managed(ddp)
+            [name, str(parameter.dtype), list(parameter.shape)] for name, parameter in managed(ddp)
         ],
         "world_size": ddp.process_group.size(),
         "bucket_bytes": ddp.bucket_bytes_cap,
         "static_graph": ddp.static_graph,
         "find_unused_parameters": ddp.find_unused_parameters,
         "broadcast_buffers": bool(ddp.broadcast_buffers),
-        "hook": str(learned.get("comm_hook", "")),
-        "has_learned": bool(ddp._has_rebuilt_buckets),
-        "learned_buckets": str(learned.get("rebuilt_per_bucket_param_indices", "")),
+        "hook": logged(ddp, "comm_hook"),
+        "has_final_buckets": has_final_buckets(ddp),
+        "buckets": logged(ddp, "rebuilt_per_bucket_param_indices"),
     }
 
 
@@ -110,7 +113,7 @@ def replicated_tables(model: nn.Module, tables: Sequence[Table]) -> list[Table]:
         id(parameter)
         for ddp in find_ddp(model).values()
         if ddp.process_group.size() > 1
-        for _, parameter in _managed(ddp)
+        for _, parameter in managed(ddp)
     }
     return [table for table in tables if id(table.weight) in reduced]
 
@@ -144,12 +147,6 @@ def _all_modules(prefix: str, module: nn.Module, seen: set[int]) -> Iterator[tup
                     yield from _all_modules(f"{name}.{attribute}.{number}".strip("."), item, seen)
 
 
-def _managed(ddp: DistributedDataParallel) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, parameter in ddp.module.named_parameters():
-        if parameter.requires_grad and name not in ddp.parameters_to_ignore:
-            yield name, parameter
-
-
 def _why_refused(ddp: DistributedDataParallel) -> str | None:
     if getattr(ddp, "_use_python_reducer", False):
         return 'torch._dynamo.config.optimize_ddp is "python_reducer"; use "ddp_optimizer"'
@@ -157,16 +154,13 @@ def _why_refused(ddp: DistributedDataParallel) -> str | None:
         return "mixed_precision= keeps low-precision copies; use torch.autocast"
     if getattr(ddp, "_delay_all_reduce_params", None):
         return "delay_all_reduce_named_params= keeps a buffer of gradients; leave it out"
-    missing = [name for name in _NEEDED if not hasattr(ddp, name)]
-    if missing or not hasattr(ddp.reducer, "_remove_autograd_hooks"):
-        return f"torch {torch.__version__} lacks {missing or '_remove_autograd_hooks'}; tried: 2.13"
-    for name, parameter in _managed(ddp):
+    for name, parameter in managed(ddp):
         if hasattr(parameter, "_in_backward_optimizers"):
             return (
                 f"parameter '{name}' has its optimizer in backward, where a loss leaves part of a "
                 "step done; give it to an optimizer that steps after backward"
             )
-    for hook, state in _hooks_of(ddp):
+    for hook, state in hooks_of(ddp):
         if _FUSED_HOOK in hook.__qualname__:
             return "_register_fused_optim() steps in backward; use an ordinary optimizer"
         owner = getattr(hook, "__self__", None)
@@ -180,39 +174,7 @@ def _why_refused(ddp: DistributedDataParallel) -> str | None:
     return None
 
 
-def _hooks_of(ddp: DistributedDataParallel) -> list[tuple[Any, Any]]:
-    return list(ddp._comm_hooks)
-
-
 def _is_plain(state: Any) -> bool:
     if isinstance(state, tuple):
         return all(map(_is_plain, state))
     return state is None or isinstance(state, bool | int | float | str | dist.ProcessGroup)
-
-
-def _reset(ddp: DistributedDataParallel) -> None:
-    builtin = _builtin_hook(ddp)
-    ddp.reducer._remove_autograd_hooks()
-    parameters, are_sparse = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
-    for parameter in parameters:
-        parameter.grad = None  # it may be a view of an old bucket
-    names = ddp._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
-    was_static, ddp.static_graph = ddp.static_graph, False
-    ddp._ddp_init_helper(parameters, are_sparse, names, was_static)  # type: ignore[no-untyped-call]
-    if was_static:
-        ddp._set_static_graph()  # type: ignore[no-untyped-call]
-    ddp._has_rebuilt_buckets = False
-    # A loss inside no_sync() leaves False: then this worker alone would not broadcast buffers.
-    ddp.require_forward_param_sync = True
-    hooks, ddp._comm_hooks = _hooks_of(ddp), []
-    for hook, state in hooks:
-        ddp.register_comm_hook(state, hook)
-    if builtin is not None:
-        ddp._register_builtin_comm_hook(builtin)  # type: ignore[no-untyped-call]
-
-
-def _builtin_hook(ddp: DistributedDataParallel) -> Any:
-    """The hook of torch's own in C++, which only the logger knows of; None without one."""
-    named = str(ddp._get_ddp_logging_data().get("comm_hook", ""))  # type: ignore[no-untyped-call]
-    kinds = (BuiltinCommHookType.ALLREDUCE, BuiltinCommHookType.FP16_COMPRESS)
-    return next((kind for kind in kinds if not _hooks_of(ddp) and str(kind) == named), None)

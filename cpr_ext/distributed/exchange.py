@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from cpr_ext.dense import DensePart
-from cpr_ext.segment import DTYPE_NAMES, DTYPES
+from cpr_ext.dtypes import DTYPE_NAMES, DTYPES
 
 
 def tell_all(group: dist.ProcessGroup, said: Any) -> list[Any]:

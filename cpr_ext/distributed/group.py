@@ -15,14 +15,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
-    HashStore,
-    PrefixStore,
-    Store,
-    _create_work_from_future,
-)
-from torch._compile import _disable_dynamo
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
+from cpr_ext.distributed import torch_private
 from cpr_ext.distributed.notes import within
 from cpr_ext.errors import PeerLostError, UsageError
 
@@ -137,20 +132,15 @@ class ReformableGroup(dist.ProcessGroup):
 
     def _connect(self, this_round: Round) -> dist.ProcessGroup:
         store = PrefixStore(f"group/{self._name}", this_round.store)
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = this_round.connect_time_out
-        options._devices = [
-            dist.ProcessGroupGloo.create_default_device()
-            if this_round.address is None
-            else dist.ProcessGroupGloo.create_device(hostname=this_round.address)
-        ]
         seconds = this_round.connect_time_out.total_seconds()
         try:
             # What it asks of a store whose host hangs has no end of its own.
-            gloo = within(
+            inner, gloo = within(
                 seconds + 1.0,
                 "the rendezvous",
-                lambda: dist.ProcessGroupGloo(store, self._rank, self._world_size, options),
+                lambda: torch_private.make_group(
+                    store, self._rank, self._world_size, seconds, this_round.address
+                ),
             )
         except RuntimeError as error:
             self._was_lost = True
@@ -158,10 +148,7 @@ class ReformableGroup(dist.ProcessGroup):
                 f"worker {self._rank} could not connect to all {self._world_size} within "
                 f"{seconds:g} s: {error}"
             ) from error
-        gloo._set_default_timeout(this_round.time_out)
-        inner = dist.ProcessGroup(store, self._rank, self._world_size)
-        inner._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        torch_private.set_time_out(gloo, this_round.time_out)
         return inner
 
 
@@ -172,7 +159,7 @@ def _delegate(operation: str) -> Callable[..., Any]:
     call.__name__ = operation
     call.__doc__ = f"``{operation}`` of the inner group."
     # Compiled modules call it between their graphs; its state is nothing for a graph.
-    return _disable_dynamo(call)
+    return torch_private.outside_graphs(call)
 
 
 for _operation in _COLLECTIVES:
@@ -183,13 +170,15 @@ def init_group(rank: int, world_size: int) -> ReformableGroup:
     """Make the default process group of ``torch.distributed`` one that can be formed again.
 
     Raises:
-        UsageError: there is a default process group already.
+        UsageError: there is a default process group already, or torch is one that lacks what this
+            takes.
     """
     if dist.is_initialized():
         raise UsageError(
             "torch.distributed is initialised already; a Worker does that itself, so leave "
             "init_process_group() out of the script"
         )
+    torch_private.require_known_torch()
     _made.clear()
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
@@ -265,4 +254,4 @@ def _answer_alone(operation: str, args: tuple[Any, ...]) -> Any:
             )
     done: torch.futures.Future[None] = torch.futures.Future()
     done.set_result(None)
-    return _create_work_from_future(done)
+    return torch_private.completed_work(done)

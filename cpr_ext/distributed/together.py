@@ -136,7 +136,7 @@ def _common_point(
 def _take_over(
     group: dist.ProcessGroup, checkpointer: Checkpointer, report: RecoveryReport, *, source: int
 ) -> None:
-    own = checkpointer.shared_part() if dist.get_rank(group) == source else None
+    own = checkpointer.shared_part(report) if dist.get_rank(group) == source else None
     part = broadcast_part(group, source, own)
     position = read_position(part.tree())
     lost = max(0, position.num_samples - report.num_samples)

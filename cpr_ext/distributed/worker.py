@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from cpr_ext.checkpointer import Checkpointer
+from cpr_ext.dense import generator_states, restore_generators
 from cpr_ext.dense_tree import read_position
 from cpr_ext.distributed import data_parallel
 from cpr_ext.distributed.account import LossAccount
@@ -106,6 +107,7 @@ class Worker:
         self._rendezvous = Rendezvous(identity, self._time_outs)
         self._is_live = False
         self._saved_step = -1
+        self._has_tried = False  # a step, since the job was made; it may have been interrupted
         self._check_every_steps = check_every_steps
         # Until it first meets others, whose account it begins with.
         self._account: LossAccount | None = None
@@ -183,6 +185,7 @@ class Worker:
         num_steps: int,
         finish_notes: list[str],
     ) -> Job:
+        begun_with = generator_states()
         job = make_job()
         fruitless, furthest = 0, -1
         while True:
@@ -190,15 +193,17 @@ class Worker:
                 with self._minding_peers(job):
                     self._join(job)
                     agreement = self._agree(job)
-                    if not agreement.begins_anew or job.step == 0:
+                    is_as_made = job.step == 0 and not self._has_tried
+                    if is_as_made or not agreement.begins_anew:
                         self._recover(job, agreement)
                         self._train(job, train_step, num_steps)
                         self._finish(job, finish_notes)
                         break
                 # Building is done alone; then all join again, this time with nothing to lose.
                 job.group.dissolve()
-                self._is_live = False
+                self._is_live = self._has_tried = False
                 job.release()
+                restore_generators(begun_with)
                 job = make_job()
             except PeerLostError as error:
                 fruitless = 0 if job.step > furthest else fruitless + 1
@@ -281,19 +286,21 @@ class Worker:
         # Reading may take longer than a step: a worker that does it does not hang.
         wait_for_all(job.group, timedelta(seconds=self._time_outs.join_seconds))
         data_parallel.reset(job.model)
-        is_source = agreement.source == self.identity.rank
-        part = broadcast_part(
-            job.group, agreement.source, checkpointer.shared_part() if is_source else None
-        )
+        part = None
+        if agreement.source == self.identity.rank:
+            part = checkpointer.shared_part(None if self._is_live else report)
+        part = broadcast_part(job.group, agreement.source, part)
         own = (report.num_samples, report.bytes_read, report.rows_restored, report.seconds)
         held, *told = zip(*tell_all(job.group, own), strict=True)
         account = account.add(held, read_position(part.tree()).num_samples)
         lost_samples = account.beyond(self._account)
-        # Of survivors each keeps its own generators, and so do all if there are none.
-        is_replacement = not self._is_live and agreement.source not in agreement.lost
+        # Of survivors each keeps its own generators. So do all if there are none, or all went back.
+        has_gone_back = agreement.recovery == "full" or agreement.source in agreement.lost
         # Until here a loss leaves this worker as it was; from here on it has recovered.
         job.extra_state = checkpointer.take_over(
-            part, generators=is_replacement, samples_lost=lost_samples[self.identity.rank]
+            part,
+            generators=not (self._is_live or has_gone_back),
+            samples_lost=lost_samples[self.identity.rank],
         )
         self._is_live, self._account = True, account
         self.recoveries.append(
@@ -324,6 +331,7 @@ class Worker:
                 require_same(job.group, job.model, job.checkpointer, buffers=False)
             if is_done:
                 break
+            self._has_tried = True
             num_samples = train_step(job, job.step)
             job.checkpointer.step(1 if num_samples is None else num_samples)
             self._tell("step", job)

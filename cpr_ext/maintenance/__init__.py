@@ -7,11 +7,13 @@ from cpr_ext.maintenance.repair import RepairReport, repair
 from cpr_ext.maintenance.row_reading import read_rows
 from cpr_ext.maintenance.self_check import SelfCheck, self_check
 from cpr_ext.maintenance.verification import Damage, VerifyReport, verify
+from cpr_ext.merging import MergeLimits
 
 __all__ = [
     "CompactReport",
     "Damage",
     "ExportReport",
+    "MergeLimits",
     "RepairReport",
     "SelfCheck",
     "StoreSummary",

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from cpr_ext.errors import UsageError
 from cpr_ext.maintenance.locking import locked
-from cpr_ext.manifest import MAX_WRITABLE, Manifest
+from cpr_ext.manifest import Manifest
 from cpr_ext.merge_plan import plan_merges, recovery_points
 from cpr_ext.merging import MergeLimits, commit_merged, write_merged
+from cpr_ext.position import MAX_WRITABLE
 from cpr_ext.segment_stream import Pace
 from cpr_ext.store_reader import StoreReader
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.maintenance.row_reading import shard_rows
 from cpr_ext.manifest import SegmentRecord
-from cpr_ext.segment import DTYPE_NAMES
 from cpr_ext.shard_rows import ShardRows
 from cpr_ext.store_reader import StoreReader, read_committed
 

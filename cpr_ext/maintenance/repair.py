@@ -17,14 +17,21 @@ from pathlib import Path
 
 from cpr_ext.checking import expect
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.file_names import (
+    DENSE_DIRECTORY,
+    LOCK_FILE,
+    MANIFEST_FILE,
+    STORE_COPY_FILE,
+    STORE_FILE,
+    TEMPORARY_SUFFIX,
+    shard_name,
+)
 from cpr_ext.files import require_directory, storage_error, sync_directory
-from cpr_ext.locks import LOCK_FILE
 from cpr_ext.maintenance.locking import locked
 from cpr_ext.maintenance.salvage import Rewrite, ShardPlan, plan_shard, write_salvaged
 from cpr_ext.maintenance.survey import Directory, Held, read_manifests, survey
-from cpr_ext.manifest import MANIFEST_FILE, SegmentRecord
+from cpr_ext.manifest import SegmentRecord
 from cpr_ext.reading import exists, retrying
-from cpr_ext.store import STORE_COPY_FILE, STORE_FILE
 from cpr_ext.store_reader import StoredTable, read_identity
 from cpr_ext.tables import shard_row_range
 
@@ -115,8 +122,8 @@ class _Repair:
         self._store = store
         self._num_shards, self._tables, self._good_identity = self._identify()
         self.directories = [
-            store / "dense",
-            *(store / f"shard-{shard:05d}" for shard in range(self._num_shards)),
+            store / DENSE_DIRECTORY,
+            *(store / shard_name(shard) for shard in range(self._num_shards)),
         ]
         for directory in self.directories:
             _require_real(directory)
@@ -304,7 +311,7 @@ class _Repair:
         other = STORE_COPY_FILE if self._good_identity == STORE_FILE else STORE_FILE
         if not any(other in action for action in self.report.actions):
             return
-        new = self._store / f"{other}.tmp"
+        new = self._store / (other + TEMPORARY_SUFFIX)
         shutil.copyfile(self._store / self._good_identity, new)
         with new.open("rb") as file:
             os.fsync(file.fileno())

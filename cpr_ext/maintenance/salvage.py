@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+from cpr_ext.file_names import Kind, segment_name
 from cpr_ext.maintenance.survey import Held
-from cpr_ext.manifest import Kind, SegmentRecord, segment_name
+from cpr_ext.manifest import SegmentRecord
 from cpr_ext.merging import MergeLimits, copy_table
 from cpr_ext.segment import TableSpec
 from cpr_ext.segment_stream import Pace, SegmentStream

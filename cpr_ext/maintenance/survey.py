@@ -14,7 +14,9 @@ import torch
 
 from cpr_ext.checking import Expected, check_dense, check_rows
 from cpr_ext.errors import DamageError
-from cpr_ext.manifest import MANIFEST_FILE, MAX_SOUND, Manifest, SegmentRecord, parse_segment_name
+from cpr_ext.file_names import MANIFEST_FILE, parse_segment_name
+from cpr_ext.manifest import Manifest, SegmentRecord
+from cpr_ext.position import MAX_SOUND
 from cpr_ext.reading import list_directory
 from cpr_ext.segment_header import read_own_record
 from cpr_ext.segment_rows import SegmentRows

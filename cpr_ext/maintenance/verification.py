@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,15 +10,23 @@ from pathlib import Path
 
 from cpr_ext.checking import Expected, check_dense, check_rows, expect, lacks_base
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.file_names import (
+    DENSE_DIRECTORY,
+    MANIFEST_FILE,
+    STORE_COPY_FILE,
+    STORE_FILE,
+    TEMPORARY_SUFFIX,
+    parse_segment_name,
+    parse_shard_name,
+    shard_name,
+)
 from cpr_ext.leases import reader_lease
-from cpr_ext.manifest import MANIFEST_FILE, MAX_SOUND, Manifest, SegmentRecord, parse_segment_name
+from cpr_ext.manifest import Manifest, SegmentRecord
+from cpr_ext.position import MAX_SOUND
 from cpr_ext.reading import exists, list_directory, retrying
-from cpr_ext.signed_json import TEMPORARY_SUFFIX
-from cpr_ext.store import STORE_COPY_FILE, STORE_FILE
 from cpr_ext.store_reader import StoredTable, read_identity, require_shards
 from cpr_ext.witness import find_outdated
 
-_SHARD_DIRECTORY = re.compile(r"shard-(\d{5,})", re.ASCII)
 Progress = Callable[[int, int], None]
 # Readings of the manifests until two are alike; a writer that is faster is not waited for.
 _VIEWS = 100
@@ -88,7 +95,7 @@ class _Verification:
 
     def _run(self) -> VerifyReport:
         num_shards = self._identity()
-        names = ["dense", *(f"shard-{shard:05d}" for shard in range(num_shards))]
+        names = [DENSE_DIRECTORY, *map(shard_name, range(num_shards))]
         dense, *shards = self._view([self._store / name for name in names])
         found = [manifest for manifest in [dense, *shards] if manifest is not None]
         for outdated in find_outdated(found):
@@ -117,9 +124,9 @@ class _Verification:
         """Number of shards: from STORE.json, or if that is damaged from the directories."""
         path = self._store / STORE_FILE
         numbers = [
-            int(match[1])
+            shard
             for entry in list_directory(self._store)
-            if (match := _SHARD_DIRECTORY.fullmatch(entry.name))
+            if (shard := parse_shard_name(entry.name)) is not None
         ]
         try:
             shards, self._tables = read_identity(self._store)

@@ -13,6 +13,7 @@ import numpy as np
 
 from cpr_ext.errors import DataError, UsageError
 from cpr_ext.policy.failure_models import FloatArray
+from cpr_ext.policy.scipy_stats import stats
 
 _YES = ("1", "true", "yes", "y")
 _NO = ("0", "false", "no", "n")
@@ -65,8 +66,6 @@ class FailureLog:
         """
         if not self.num_failures:
             return float(self.hours.sum()) / -math.log(1 - confidence)
-        from cpr_ext.policy.fitting import stats
-
         quantile = stats().chi2.ppf(confidence, 2 * self.num_failures + 2)
         return float(2 * self.hours.sum() / quantile)
 

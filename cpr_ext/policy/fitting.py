@@ -20,6 +20,7 @@ from cpr_ext.policy.failure_models import (
     FloatArray,
     GammaFailures,
 )
+from cpr_ext.policy.scipy_stats import stats
 
 ModelName = Literal["auto", "exponential", "gamma", "empirical"]
 _LEAST_FOR_GAMMA = 3  # failures; fewer do not tell two parameters
@@ -231,16 +232,3 @@ def _fit_empirical(log: FailureLog, confidence: float, seed: int) -> FailureFit:
         math.nan,
         notes,
     )
-
-
-def stats() -> Any:
-    """scipy.stats, imported when it is needed.
-
-    Raises:
-        UsageError: scipy is missing.
-    """
-    try:
-        from scipy import stats as module
-    except ModuleNotFoundError as error:
-        raise UsageError("fitting needs scipy: pip install 'cpr_ext[train]'") from error
-    return module

@@ -31,6 +31,7 @@ void observe(RowTracker& tracker, const py::object& indices) {
   const Lookup lookup = view_indices(indices, tracker.name(), tracker.device());
   py::gil_scoped_release release;
   tracker.check(lookup);
+  tracker.settle();
   tracker.observe(lookup);
 }
 
@@ -117,7 +118,13 @@ void count_lookups_of(const py::sequence& trackers, const py::sequence& indices,
     lookups[i] = view_indices(alive[2 * i + 1], targets[i]->name(), targets[i]->device());
   }
   py::gil_scoped_release release;
+  for (const RowTracker* target : targets) target->settle();
   count_lookups(targets, lookups, pool.get());
+}
+
+void settle(const RowTracker& tracker) {
+  py::gil_scoped_release release;
+  tracker.settle();
 }
 
 const TakenRows& settled(TakenRows& taken) {
@@ -232,11 +239,14 @@ void register_tracking(py::module_& module) {
           "counts",
           [](const py::object& self) {
             const auto& counter = self.cast<const AccessCounter&>();
+            settle(counter);
             py::array_t<uint32_t> view(counter.num_rows(), counter.counts(), self);
             view.attr("flags").attr("writeable") = false;
             return view;
           },
-          "(num_rows) uint32: a read-only view of the live counts, keeping the counter alive.");
+          "(num_rows) uint32: a read-only view of the live counts, keeping the counter alive. "
+          "Those\n"
+          "of later batches appear in it once a call has waited for them.");
   py::class_<RowSampler, RowTracker>(
       module, "RowSampler",
       "SSU: a bounded sample of the lookups; two bits per row and eight bytes per sampled row.")
@@ -249,7 +259,10 @@ void register_tracking(py::module_& module) {
            py::arg("period") = SamplerOptions{}.period, py::arg("seed") = SamplerOptions{}.seed)
       .def_property_readonly("capacity",
                              [](const RowSampler& sampler) { return sampler.options().capacity; })
-      .def_property_readonly("num_sampled", &RowSampler::num_sampled);
+      .def_property_readonly("num_sampled", [](const RowSampler& sampler) {
+        settle(sampler);
+        return sampler.num_sampled();
+      });
   py::class_<ChangeMeter, RowTracker>(
       module, "ChangeMeter",
       "SCAR: L2 change of each dirty row since last taken; holds one more copy of the weight.")

@@ -2,6 +2,7 @@
 
 #include <pybind11/numpy.h>
 
+#include "bindings/attributes.h"
 #include "bindings/tensor_view.h"
 #include "core/error.h"
 
@@ -10,38 +11,6 @@ namespace py = pybind11;
 namespace cpr_ext {
 
 namespace {
-
-// Attribute names as Python strings made once; they live as long as the process.
-struct Names {
-  PyObject* dtype = PyUnicode_InternFromString("dtype");
-  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
-  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
-  PyObject* numel = PyUnicode_InternFromString("numel");
-  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
-};
-
-const Names& names() {
-  static const Names* const names = new Names;
-  return *names;
-}
-
-py::object attribute(py::handle object, PyObject* name) {
-  PyObject* value = PyObject_GetAttr(object.ptr(), name);
-  if (value == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(value);
-}
-
-py::object call(py::handle object, PyObject* method) {
-  PyObject* value = PyObject_CallMethodNoArgs(object.ptr(), method);
-  if (value == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(value);
-}
-
-int64_t to_int64(const py::object& number) {
-  const int64_t value = PyLong_AsLongLong(number.ptr());
-  if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return value;
-}
 
 [[noreturn]] void refuse(const std::string& table, const std::string& fault) {
   throw UsageError("table '" + table + "': the indices " + fault);

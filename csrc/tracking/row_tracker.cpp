@@ -73,28 +73,33 @@ void RowTracker::check(const Lookup& lookup) const {
 
 int64_t RowTracker::num_dirty(RowRange range) const {
   check_range(range);
+  settle();
   return count_dirty(range);
 }
 
 bool RowTracker::is_clean(RowRange range) const {
   check_range(range);
+  settle();
   return has_no_dirty(range);
 }
 
 RowIdVector RowTracker::dirty_rows(RowRange range) const {
   check_range(range);
+  settle();
   return list_dirty(range);
 }
 
 RowIdVector RowTracker::select(RowRange range, int64_t k, const WeightView* weight,
                                ThreadPool* pool) const {
   check_range(range);
+  settle();
   return select_best(range, std::max<int64_t>(0, k), weight, pool);
 }
 
 std::unique_ptr<PendingRows> RowTracker::begin_select(RowRange range, int64_t k,
                                                       const WeightView* weight) const {
   check_range(range);
+  settle();
   return begin_select_best(range, std::max<int64_t>(0, k), weight);
 }
 
@@ -107,11 +112,13 @@ TakenRows RowTracker::take(RowIds row_ids, const WeightView* weight, ThreadPool*
     }
   }
   check({row_ids.data, DType::kInt64, row_ids.size});
+  settle();
   return clear_rows(row_ids, weight, pool);
 }
 
 TakenRows RowTracker::take_range(RowRange range, const WeightView* weight, ThreadPool* pool) {
   check_range(range);
+  settle();
   return clear_range(range, weight, pool);
 }
 
@@ -124,6 +131,7 @@ void RowTracker::put_back(TakenRows& taken) {
                      taken.tracker + "' and cannot be put back into the " + kind() + " of table '" +
                      name_ + "'");
   }
+  settle();
   restore(taken);
   taken = nothing_taken();
 }

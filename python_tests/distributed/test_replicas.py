@@ -54,6 +54,11 @@ def test_replicas_of_several_buckets_are_equal_after_every_kind_of_death(make_cl
     require_equal_replicas(cluster)
 
 
+def test_four_workers_are_equal_after_deaths(make_cluster):
+    cluster = run(make_cluster, 2, ("backward", "optimizer"), world_size=4, layers=SEVERAL_BUCKETS)
+    require_equal_replicas(cluster)
+
+
 def test_replicas_are_equal_after_a_death_while_others_recover(make_cluster):
     cluster = run(make_cluster, 1, ("backward", "recovering"), world_size=2, layers=SEVERAL_BUCKETS)
     require_equal_replicas(cluster)

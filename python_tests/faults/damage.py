@@ -22,7 +22,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,18 +33,41 @@ from safetensors import safe_open
 import cpr_ext
 from cpr_ext.checking import refuse_damage
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.file_names import MANIFEST_FILE, STORE_COPY_FILE
 from cpr_ext.maintenance import verify
-from cpr_ext.manifest import MANIFEST_FILE, Manifest
+from cpr_ext.manifest import Manifest
 from cpr_ext.recovery import newest_readable_dense
 from cpr_ext.recovery_report import RecoveryReport
-from cpr_ext.store import STORE_COPY_FILE
 from cpr_ext.store_reader import StoreReader
 from python_tests.helpers import Trained, differences, flip, own_metadata, read_chunks
 
-TABLES = {"a": (14, 2), "b": (5, 3)}
-NUM_SHARDS = 2
 SENTINEL = -77.0
 HEADER = -1  # the piece that tells of all others
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the store is of.
+
+    Attributes:
+        tables: rows and columns by name.
+        num_partials: snapshots behind the base.
+        fraction: of the rows that each of them saves, less than have changed.
+        optimizer: of the tables, with or without a state per row.
+        has_dense: False: the dense part is the generators' state only.
+    """
+
+    tables: Mapping[str, tuple[int, int]]
+    num_shards: int
+    num_partials: int
+    fraction: float = 0.5
+    optimizer: str = "adagrad"
+    has_dense: bool = True
+
+
+USUAL = Shape({"a": (14, 2), "b": (5, 3)}, num_shards=2, num_partials=2)
+# Every kind of file, in as few bytes as there can be.
+SMALLEST = Shape({"a": (5, 3)}, 1, 1, fraction=0.2, optimizer="sgd", has_dense=False)
 
 
 @dataclass(frozen=True)
@@ -84,12 +107,13 @@ class Cost:
 class Scene:
     """A small store and all that is known of it.
 
-    Two shards of a base and two partial snapshots; one dense part is a full-recovery point, the
-    newest is none.
+    Each shard has a base and partial snapshots; one dense part is a full-recovery point, the newest
+    is none.
     """
 
-    def __init__(self, place: Path, seed: int = 0) -> None:
+    def __init__(self, place: Path, seed: int = 0, shape: Shape = USUAL) -> None:
         self.store = place / "store"
+        self.shape = shape
         self.versions: dict[str, list[bytes]] = {}
         commit = Manifest.commit
 
@@ -101,11 +125,11 @@ class Scene:
 
         Manifest.commit = keep  # type: ignore[method-assign]
         try:
-            run = open_run(self.store, seed)
+            run = open_run(self.store, seed, shape)
             run.train(1)
             run.checkpointer.wait()
             self.first_state = run.rows()
-            for _ in range(2):
+            for _ in range(shape.num_partials):
                 run.train(2)
                 run.checkpointer.save()
                 run.checkpointer.wait()
@@ -118,7 +142,7 @@ class Scene:
             if path.is_file()
         }
         self.segments: list[Segment] = []
-        for shard in range(NUM_SHARDS):
+        for shard in range(shape.num_shards):
             for record in Manifest(self.store / f"shard-{shard:05d}").segments:
                 path = self.store / f"shard-{shard:05d}" / record.file
                 name = str(path.relative_to(self.store))
@@ -166,9 +190,10 @@ class Scene:
     def cost(self, shards: list[int], hit: dict[str, set[int]], snapshot: int = 10**9) -> Cost:
         """What it costs that these pieces are damaged, row by row."""
         cost = Cost()
-        for table, (num_rows, _) in TABLES.items():
+        num_shards = self.shape.num_shards
+        for table, (num_rows, _) in self.shape.tables.items():
             for shard in shards:
-                begin, end = shard * num_rows // NUM_SHARDS, (shard + 1) * num_rows // NUM_SHARDS
+                begin, end = shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards
                 live = [s for s in self.segments if s.shard == shard and s.snapshot <= snapshot]
                 self._cost_of(f"tables.{table}", range(begin, end), live, hit, cost)
         names = {s.name for s in self.segments if s.shard in shards and s.snapshot <= snapshot}
@@ -239,16 +264,18 @@ def _pieces(path: Path, size: int) -> Iterator[Piece]:
     yield from found
 
 
-def open_run(store: Path, seed: int = 0) -> Trained:
+def open_run(store: Path, seed: int = 0, shape: Shape = USUAL) -> Trained:
     """The run that makes the store, or one that finds it."""
     return Trained(
         store,
-        TABLES,
+        dict(shape.tables),
+        optimizer=shape.optimizer,
+        has_dense=shape.has_dense,
         seed=seed,
         lookups=4,
-        num_shards=NUM_SHARDS,
+        num_shards=shape.num_shards,
         schedule=cpr_ext.EverySteps(10**9),
-        priority=cpr_ext.MostFrequentlyUsed(0.5),
+        priority=cpr_ext.MostFrequentlyUsed(shape.fraction),
         rebase_after=None,
         slot_bytes=1 << 16,
         num_threads=1,
@@ -257,9 +284,9 @@ def open_run(store: Path, seed: int = 0) -> Trained:
 
 
 @contextmanager
-def opened(store: Path, seed: int = 9) -> Iterator[Trained]:
+def opened(store: Path, seed: int = 9, shape: Shape = USUAL) -> Iterator[Trained]:
     """A fresh process on the store; its files stay as they are when it ends."""
-    run = open_run(store, seed)
+    run = open_run(store, seed, shape)
     try:
         yield run
     finally:
@@ -299,7 +326,9 @@ def fill(run: Trained, value: float = SENTINEL) -> None:
                 array.fill_(value)
 
 
-def fault_of(run: Trained, report, cost: Cost, shards: list[int], store: Path) -> str | None:
+def fault_of(
+    run: Trained, report, cost: Cost, shards: list[int], store: Path, shape: Shape = USUAL
+) -> str | None:
     """What differs between a recovery and what it must be; None if nothing."""
     damaged = {str(d.path.relative_to(store)) for d in report.damaged_segments}
     if not cost.damaged <= damaged:
@@ -314,8 +343,8 @@ def fault_of(run: Trained, report, cost: Cost, shards: list[int], store: Path) -
         return f"rows_stale is {report.rows_stale}, though {stale} rows are older"
     lost = sum(len(rows) for rows in cost.missing.values())
     total = sum(
-        (shard + 1) * rows // NUM_SHARDS - shard * rows // NUM_SHARDS
-        for rows, _ in TABLES.values()
+        (shard + 1) * rows // shape.num_shards - shard * rows // shape.num_shards
+        for rows, _ in shape.tables.values()
         for shard in shards
     )
     told = (older, missing, report.rows_missing, report.rows_in_doubt)
@@ -327,8 +356,8 @@ def fault_of(run: Trained, report, cost: Cost, shards: list[int], store: Path) -
     for table in run.checkpointer.tables:
         for name, live in table.arrays().items():
             for shard in shards:
-                n = table.num_embeddings
-                for row in range(shard * n // NUM_SHARDS, (shard + 1) * n // NUM_SHARDS):
+                n, of = table.num_embeddings, shape.num_shards
+                for row in range(shard * n // of, (shard + 1) * n // of):
                     wanted = cost.rows.get((table.name, name, row))
                     if wanted is None:
                         continue
@@ -403,7 +432,7 @@ class Flipper:
     def _dense_fault(self, path: Path) -> str | None:
         store = self.run.store
         try:
-            refuse_damage(store.dense, {}, {}, NUM_SHARDS)
+            refuse_damage(store.dense, {}, {}, USUAL.num_shards)
             return "it was not found"
         except DamageError as error:
             if str(path) not in str(error):
@@ -530,7 +559,7 @@ def _case_fault(scene: Scene, case: Case, store: Path, mode: str) -> str | None:
             record = _newest_good_dense(scene, case)
             if report.step != record.last_step:
                 return f"step {report.step}, not {record.last_step}"
-            shards = list(range(NUM_SHARDS))
+            shards = list(range(USUAL.num_shards))
             hit = scene.hit_by(case.changed)
             for name in case.changed:
                 if name.endswith(MANIFEST_FILE):  # that of other segments

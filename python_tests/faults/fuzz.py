@@ -6,7 +6,8 @@
 A child process tries cases, under a memory limit and with an alarm for each; this one watches it,
 so that a crash, a hang and an exit are findings as well, and the child is started anew. A case is
 found to be at fault if something else than an error of this library's comes out, if memory grows
-beyond what the little store justifies, if it takes too long, or if it touches what lies outside.
+by more than twice the store's bytes and 64 MB, if it takes too long, or if it touches what lies
+outside.
 Cases with an outcome not seen before are kept beside the findings; --keep adds them to the corpus.
 """
 
@@ -26,13 +27,13 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from python_tests.faults.damage import Scene
-from python_tests.faults.hostile import draw_case, try_case
+from python_tests.faults.hostile import draw_case, size_bytes, try_case
+from python_tests.faults.memory_meter import MOST_BYTES, MemoryMeter, allowed_bytes
 
 CORPUS = Path(__file__).parent / "corpus"
-MEMORY_BYTES = 512 << 20
 CASE_SECONDS = 30
 UNDER_SANITIZER = bool(os.environ.get("CPR_EXT_SANITIZER"))
 
@@ -42,20 +43,14 @@ class CaseTimeoutError(Exception):
 
 
 def limit_memory() -> None:
-    """No more than MEMORY_BYTES above what the process has now.
+    """No more addresses than MOST_BYTES above what the process has now.
 
-    A sanitizer reserves terabytes of addresses; there its own limit on allocations stands in,
-    and the peak of memory in use is looked at after each case.
+    A sanitizer reserves terabytes of addresses; there its own limit on allocations stands in.
     """
     if not UNDER_SANITIZER:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + MEMORY_BYTES
+        limit = pages * resource.getpagesize() + MOST_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-
-
-def peak_bytes() -> int:
-    """Most memory that this process has had in use."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def run_child(seed: str, seconds: float, journal: Path, known: set[str]) -> None:
@@ -72,37 +67,48 @@ def run_child(seed: str, seconds: float, journal: Path, known: set[str]) -> None
         scene = Scene(Path(place) / "scene")
         try_case(scene, [], Path(place) / "store")  # imports and pools are made before the limit
         limit_memory()
-        peak = peak_bytes()
+        meter = MemoryMeter()
         number = 0
         while time.monotonic() < end:
             draw = random.Random(f"{seed}-{number}")
             number += 1
             case = draw_case(scene, draw)
             print(json.dumps({"begin": case}), file=out, flush=True)
+            allowed = allowed_bytes(size_bytes(scene, case, Path(place) / "store"))
             signal.alarm(CASE_SECONDS)
+            meter.begin()
             try:
                 outcomes = try_case(scene, case, Path(place) / "store", draw)
-                grown = peak_bytes() - peak
-                assert grown < MEMORY_BYTES, f"memory in use grew by {grown >> 20} MiB"
+                grown = meter.grown_bytes()
+                assert grown <= allowed, f"{grown} bytes were taken, {allowed} are allowed"
             except Exception:
                 fault = traceback.format_exc()
                 print(json.dumps({"fault": fault, "case": case}), file=out, flush=True)
-                peak = max(peak, peak_bytes())
                 continue
             finally:
                 signal.alarm(0)
             new = sorted(set(map(" ".join, outcomes)) - known)
             known.update(new)
-            done: dict[str, Any] = {"done": len(outcomes)}
+            done: dict[str, Any] = {"done": len(outcomes), "grown": grown}
             if new:
                 done.update(case=case, new=new)
             print(json.dumps(done), file=out, flush=True)
 
 
-def watch(seed: int, seconds: float, out: Path) -> tuple[int, int, list[dict], list[dict]]:
-    """Run children until the time is over: cases, calls, findings, cases with new outcomes."""
+class Watched(NamedTuple):
+    """What the children told."""
+
+    cases: int
+    calls: int
+    most_bytes: int  # taken by a case
+    findings: list[dict]
+    interesting: list[dict]  # cases with new outcomes
+
+
+def watch(seed: int, seconds: float, out: Path) -> Watched:
+    """Run children until the time is over."""
     end = time.monotonic() + seconds
-    cases = calls = 0
+    cases = calls = most_bytes = 0
     findings: list[dict] = []
     interesting: list[dict] = []
     known: set[str] = set()
@@ -128,6 +134,7 @@ def watch(seed: int, seconds: float, out: Path) -> tuple[int, int, list[dict], l
                 continue
             begun = None
             calls += entry.get("done", 0)
+            most_bytes = max(most_bytes, entry.get("grown", 0))
             if "fault" in entry:
                 findings.append(entry)
             elif "case" in entry and set(entry["new"]) - known:
@@ -138,7 +145,7 @@ def watch(seed: int, seconds: float, out: Path) -> tuple[int, int, list[dict], l
             findings.append({"fault": told, "case": begun})
         if status != 0 and begun is None:
             break  # it does not even start
-    return cases, calls, findings, interesting
+    return Watched(cases, calls, most_bytes, findings, interesting)
 
 
 def _interpreter_flags() -> list[str]:
@@ -181,20 +188,21 @@ def main() -> int:
     for old in options.out.glob("*.json*"):
         old.unlink()
     started = time.monotonic()
-    cases, calls, findings, interesting = watch(int(options.seed), options.seconds, options.out)
-    for number, finding in enumerate(findings):
+    told = watch(int(options.seed), options.seconds, options.out)
+    for number, finding in enumerate(told.findings):
         path = options.out / f"finding-{number}.json"
         path.write_text(json.dumps(finding, indent=1))
         print(f"{path}: {finding['fault'].strip().splitlines()[-1][:200]}")
-    for number, kept in enumerate(interesting):
+    for number, kept in enumerate(told.interesting):
         place = CORPUS if options.keep else options.out
         (place / f"fuzz-{options.seed}-{number:04d}.json").write_text(json.dumps(kept) + "\n")
     how = f"under the {os.environ['CPR_EXT_SANITIZER']} sanitizer" if UNDER_SANITIZER else ""
     print(
-        f"{cases} hostile stores, {calls} calls, {len(findings)} findings, "
-        f"{len(interesting)} with an outcome of their own; {time.monotonic() - started:.0f} s {how}"
+        f"{told.cases} hostile stores, {told.calls} calls, {len(told.findings)} findings, "
+        f"{len(told.interesting)} with an outcome of their own, at most "
+        f"{told.most_bytes >> 20} MiB for one; {time.monotonic() - started:.0f} s {how}"
     )
-    return 1 if findings or not cases else 0
+    return 1 if told.findings or not told.cases else 0
 
 
 if __name__ == "__main__":

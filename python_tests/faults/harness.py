@@ -101,10 +101,18 @@ class Harness:
         self._prepare = prepare
         self._checked: set[bytes] = set()
         torch.set_num_threads(1)
-        _warm_up()
+        warm_up()
 
-    def record(self) -> Recorded:
-        """Run the scenario once, without a fault, and write its calls down."""
+    def record(self, keep: Path | None = None) -> Recorded:
+        """Run the scenario once, without a fault, and write its calls down.
+
+        Args:
+            keep: a directory where the record is left, or found if it lies there already.
+        """
+        kept = keep / "recorded" if keep is not None else None
+        if kept is not None and kept.exists():
+            journal = kept / "journal"
+            return Recorded(journal, read_log(journal), read_lines(journal))
         place = self.directory / "recorded"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
@@ -114,6 +122,11 @@ class Harness:
             raise AssertionError(f"the scenario fails without any fault: {ended.error}")
         log = read_log(place / "journal")
         _require_all_seen(log, place / "root")
+        if kept is not None:
+            half = kept.with_suffix(".half")
+            shutil.rmtree(half, ignore_errors=True)
+            shutil.copytree(place / "journal", half / "journal")
+            half.rename(kept)
         return Recorded(place / "journal", log, lines)
 
     def note_checked(self, keys: Iterable[bytes]) -> None:
@@ -254,7 +267,7 @@ def _check_after(lines: Sequence[str]) -> list[str]:
     return found + [f"never saved: {e}" for e in captured if tuple(e[1:3]) not in saved]
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """What every child needs is imported and done once."""
     importlib.import_module("cpr_ext.checkpointer")
     model, optimizers = build(0)

@@ -104,6 +104,13 @@ def apply(target: Target, operations: list[Operation]) -> None:
             OPERATIONS[operation["op"]](target.store, **arguments)
 
 
+def size_bytes(scene: Scene, operations: list[Operation], place: Path) -> int:
+    """How long the files of the store are, together, once it is changed so."""
+    target = Target(scene, place)
+    apply(target, operations)
+    return sum(p.lstat().st_size for p in target.store.rglob("*") if _is_regular(p))
+
+
 def set_json(store: Path, file: str, path: list, value: Any) -> None:
     """Put a value into STORE.json or a manifest, and sign it."""
     document = json.loads((store / file).read_bytes())

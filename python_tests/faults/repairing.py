@@ -1,7 +1,11 @@
 """Every byte of a small store flipped, then ``cpr repair``: the newest provable state is there.
 
-python -m python_tests.faults.repairing             all of it, hours
-python -m python_tests.faults.repairing --every 20  each 20th byte; part of make damage-test
+python -m python_tests.faults.repairing                    part of make damage-test
+python -m python_tests.faults.repairing --usual --every 20  of a store with more files
+python -m python_tests.faults.repairing --resume build/repairs --seconds 150   until it is 0
+
+Every byte is repaired. What a repair has made is verified, recovered and compared with the
+reference unless the same store, byte for byte, came out of the same kind of damage before.
 """
 
 from __future__ import annotations
@@ -12,13 +16,19 @@ import multiprocessing
 import sys
 import tempfile
 import time
+from collections.abc import Hashable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
 
 from cpr_ext.errors import DamageError
+from cpr_ext.file_names import LOCK_FILE
 from cpr_ext.maintenance import repair, verify
-from cpr_ext.store import LOCK_FILE
 from python_tests.faults.damage import (
-    NUM_SHARDS,
+    SMALLEST,
+    USUAL,
     Cost,
     Scene,
     Tally,
@@ -26,6 +36,9 @@ from python_tests.faults.damage import (
     fill,
     opened,
 )
+from python_tests.faults.harness import fast_directory
+from python_tests.faults.notes import NOT_OVER, Clock, Notes, add_options, open_notes, still_to_do
+from python_tests.faults.power_cut import fingerprint
 
 
 def check_repair(scene: Scene, store: Path, changed: dict[str, bytes | None], tally: Tally) -> None:
@@ -44,13 +57,13 @@ def _fault(scene: Scene, store: Path, changed: dict[str, bytes | None]) -> str |
         (store / name).unlink() if data is None else (store / name).write_bytes(data)
     hit = scene.hit_by(changed)
     dense = [r for r in scene.dense if f"dense/{r.file}" not in changed]
-    cost = scene.cost(list(range(NUM_SHARDS)), hit, dense[-1].snapshot)
+    cost = scene.cost(list(range(scene.shape.num_shards)), hit, dense[-1].snapshot)
     before = _contents(store)
     dry = repair(store)
     if _contents(store) != before:
         return "a dry run changed something"
     if dry.lost or cost.missing:
-        return _lost_fault(store, dry, cost, before)
+        return _lost_fault(scene, store, dry, cost, before)
     report = repair(store, apply=True)
     if report.is_sound != all(name.endswith(LOCK_FILE) for name in changed):
         return f"damaged: {report.damaged}"
@@ -66,16 +79,17 @@ def _fault(scene: Scene, store: Path, changed: dict[str, bytes | None]) -> str |
 
 
 def _state_fault(scene: Scene, store: Path, cost: Cost, step: int) -> str | None:
-    with opened(store) as run:
+    with opened(store, shape=scene.shape) as run:
         fill(run)
         report = run.checkpointer.recover(on_damage="raise")
         if report.step != step:
             return f"step {report.step}, not {step}"
         plain = Cost(rows=cost.rows)
-        return fault_of(run, report, plain, list(range(NUM_SHARDS)), store)
+        shards = list(range(scene.shape.num_shards))
+        return fault_of(run, report, plain, shards, store, scene.shape)
 
 
-def _lost_fault(store: Path, dry, cost: Cost, before: dict[str, bytes]) -> str | None:
+def _lost_fault(scene: Scene, store: Path, dry, cost: Cost, before: dict[str, bytes]) -> str | None:
     if not dry.lost:
         return f"rows are lost, and it says {dry}"
     if not cost.missing:
@@ -84,7 +98,7 @@ def _lost_fault(store: Path, dry, cost: Cost, before: dict[str, bytes]) -> str |
     if report.is_applied or _contents(store) != before:
         return "it changed what it cannot repair"
     try:
-        with opened(store) as run:
+        with opened(store, shape=scene.shape) as run:
             run.checkpointer.recover()  # takes what is sound
     except DamageError as error:
         return f"recovery does not fall back: {error}"
@@ -103,35 +117,141 @@ def flipped(scene: Scene, name: str, position: int) -> dict[str, bytes | None]:
     return {name: bytes(data)}
 
 
-def _part(arguments: tuple[int, int, int]) -> Tally:
-    part, parts, every = arguments
+class Flips:
+    """Repairs one flipped byte after the other.
+
+    Attributes:
+        num_compared: of how many all was looked at.
+    """
+
+    def __init__(self, scene: Scene, place: Path) -> None:
+        self.num_compared = 0
+        self._scene = scene
+        self._place = place
+        self._right: set[Hashable] = set()  # what was compared and found right
+
+    def repair(self, name: str, position: int, tally: Tally) -> None:
+        """Flip a bit of this byte, and repair."""
+        changed = flipped(self._scene, name, position)
+        try:
+            made = self._made_of(name, changed)
+        except Exception as error:
+            tally.note(f"{name}[{position}]", f"{type(error).__name__}: {error}")
+            return
+        if made is not None and made in self._right:
+            tally.note(f"{name}[{position}]", None)
+            return
+        self.num_compared += 1
+        num_faults = len(tally.faults)
+        check_repair(self._scene, self._place, changed, tally)
+        if made is not None and len(tally.faults) == num_faults:
+            self._right.add(made)
+
+    def _made_of(self, name: str, changed: dict[str, bytes | None]) -> Hashable | None:
+        """All that tells this repair from others; None if it must be compared in any case."""
+        store = self._scene.copy(self._place)
+        data = changed[name]
+        assert data is not None
+        (store / name).write_bytes(data)
+        report = repair(store, apply=True)
+        if not report.is_applied:
+            return None
+        backup = Path(report.backup)
+        kept = (backup / name).read_bytes()
+        assert kept == data, f"{name} is not kept as it was in {backup}"
+        left = {
+            path: content
+            for path, content in _contents(store).items()
+            if not path.startswith(backup.name)
+        }
+        told = (report.step, *report.actions, None, *report.older)
+        return name, told, repr(self._scene.hit_by(changed)), fingerprint(left)
+
+
+class Piece(NamedTuple):
+    """Some bytes of a file of the store, so many apart."""
+
+    name: str
+    begin: int
+    end: int
+    every: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.begin}"
+
+
+def pieces(scene: Scene, every: int) -> Iterator[Piece]:
+    """All bytes of the store."""
+    step = every * 1024
+    for name, data in scene.files.items():
+        for begin in range(0, len(data), step):
+            yield Piece(name, begin, min(begin + step, len(data)), every)
+
+
+_flips: Flips  # of this process
+
+
+def _begin(place: Path, is_usual: bool) -> Scene:
+    global _flips
     logging.disable(logging.WARNING)
-    tally = Tally()
-    with tempfile.TemporaryDirectory() as place:
-        scene = Scene(Path(place) / "scene")
-        numbers = [(n, p) for n, data in scene.files.items() for p in range(0, len(data), every)]
-        for name, position in numbers[part::parts]:
-            check_repair(scene, Path(place) / "copy", flipped(scene, name, position), tally)
-    return tally
+    torch.set_num_threads(1)
+    here = Path(tempfile.mkdtemp(dir=place))
+    scene = Scene(here / "scene", shape=USUAL if is_usual else SMALLEST)
+    _flips = Flips(scene, here / "copy")
+    return scene
+
+
+def _repair_piece(piece: Piece) -> tuple[Piece, dict[str, Any]]:
+    tally, compared = Tally(), _flips.num_compared
+    for position in range(piece.begin, piece.end, piece.every):
+        _flips.repair(piece.name, position, tally)
+    told = {"tried": tally.tried, "compared": _flips.num_compared - compared}
+    return piece, {**told, "harmless": tally.harmless, "faults": tally.faults}
 
 
 def main() -> int:
     """Print the counts; 1 if a repair did not do what it must."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--usual", action="store_true", help="the store of the other damages")
     parser.add_argument("--every", type=int, default=1, help="flip each N-th byte only")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    add_options(parser)
     options = parser.parse_args()
     started = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        parts = pool.map(_part, [(n, options.jobs, options.every) for n in range(options.jobs)])
-    total = Tally()
-    for tally in parts:
-        total.add(tally)
-    for fault in total.faults[:20]:
+    notes, clock = open_notes(options.resume, "repairing"), Clock(options.seconds)
+    with tempfile.TemporaryDirectory(dir=fast_directory(), prefix="cpr-repairs-") as directory:
+        beginning = (Path(directory), options.usual)
+        todo = pieces(_begin(*beginning), options.every)
+        left = clock.until_over(still_to_do(todo, notes, str))
+        if options.jobs == 1:
+            for piece, told in map(_repair_piece, left):
+                notes.add(str(piece), told)
+        else:
+            context = multiprocessing.get_context("spawn")
+            with context.Pool(options.jobs, _begin, beginning) as pool:
+                while some := list(islice(left, 8 * options.jobs)):
+                    for piece, told in pool.imap_unordered(_repair_piece, some):
+                        notes.add(str(piece), told)
+    return _print(notes, clock, time.monotonic() - started)
+
+
+def _print(notes: Notes, clock: Clock, seconds: float) -> int:
+    told = notes.told.values()
+    faults = [fault for each in told for fault in each["faults"]]
+    tried, compared, harmless = (
+        sum(each[key] for each in told) for key in ("tried", "compared", "harmless")
+    )
+    for fault in faults[:20]:
         print("FAULT", fault)
-    seconds = time.monotonic() - started
-    print(f"{total.tried} bytes flipped, {len(total.faults)} repaired wrongly; {seconds:.0f} s")
-    return 1 if total.faults else 0
+    print(
+        f"{tried} bytes flipped, {len(faults)} repaired wrongly; {compared} compared with the "
+        f"reference, the others made the same; {harmless} in LOCK; {seconds:.0f} s"
+    )
+    if clock.is_over:
+        print("not over: stopped before all was tried")
+    return 1 if faults or not tried else NOT_OVER if clock.is_over else 0
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Sabotage:
         yield from fault_tries(harness, recorded, self.kinds, self.concerns)
 
 
-def _no_sync(*suffixes: str) -> Callable[[Interposer], None]:
+def no_sync(*suffixes: str) -> Callable[[Interposer], None]:
     def remove(interposer: Interposer) -> None:
         for suffix in suffixes:
             interposer.swallow("fsync", suffix)
@@ -106,9 +106,9 @@ def _is_of_merge(call: Call) -> bool:
 _DIRECTORIES = ("dense", *(f"shard-{shard:05d}" for shard in range(max(STORES.values()))))
 
 SABOTAGES = [
-    Sabotage("no sync of the manifest", _no_sync("MANIFEST.json.tmp")),
-    Sabotage("no sync of segments", _no_sync(".safetensors")),
-    Sabotage("no sync of directories", _no_sync(*_DIRECTORIES)),
+    Sabotage("no sync of the manifest", no_sync("MANIFEST.json.tmp")),
+    Sabotage("no sync of segments", no_sync(".safetensors")),
+    Sabotage("no sync of directories", no_sync(*_DIRECTORIES)),
     Sabotage(
         "no sync of the directory before the manifest",
         _no_directory_sync_before_manifest,

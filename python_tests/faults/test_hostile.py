@@ -16,7 +16,15 @@ from cpr_ext.maintenance import export
 from cpr_ext.store_reader import StoreReader
 from python_tests.faults.damage import Scene, opened
 from python_tests.faults.fuzz import CORPUS, CaseTimeoutError
-from python_tests.faults.hostile import OPERATIONS, Target, apply, draw_case, try_case
+from python_tests.faults.hostile import (
+    OPERATIONS,
+    Target,
+    apply,
+    draw_case,
+    size_bytes,
+    try_case,
+)
+from python_tests.faults.memory_meter import MOST_BYTES, MemoryMeter, allowed_bytes
 
 CASES = sorted(CORPUS.glob("*.json"))
 SECONDS = 20
@@ -161,3 +169,22 @@ def test_the_store_itself_may_be_reached_through_a_link(scene, tmp_path):
     assert StoreReader(tmp_path / "here").dense.segments
     with opened(tmp_path / "here") as run:
         assert run.checkpointer.recover().step == scene.dense[-1].last_step
+
+
+def test_memory_that_no_little_store_justifies_is_seen_also_when_it_is_given_back():
+    meter = MemoryMeter()
+    for _ in range(2):
+        meter.begin()
+        taken = bytearray(96 << 20)
+        del taken
+        assert allowed_bytes(10**6) < 96 << 20 <= meter.grown_bytes() + (1 << 20)
+    meter.begin()
+    assert meter.grown_bytes() < 16 << 20
+
+
+def test_what_memory_a_store_justifies_is_counted_from_its_files(scene, tmp_path):
+    size = sum(map(len, scene.files.values()))
+    assert size_bytes(scene, [], tmp_path / "store") == size
+    longer = [{"op": "resize", "file": "dense/00000001-dense.safetensors", "size": 2**40}]
+    assert size_bytes(scene, longer, tmp_path / "store") > 2**40
+    assert allowed_bytes(2**40) == MOST_BYTES

@@ -79,14 +79,18 @@ def run_plain(directory, rank, world_size, life, steps, refuses):
     if refuses:
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with cpr_ext.Checkpointer(model, optimizer, f"{directory}/store-{rank}") as checkpointer:
+    epoch = {"epoch": 0, "rank": rank}
+    with cpr_ext.Checkpointer(
+        model, optimizer, f"{directory}/store-{rank}", extra_state=lambda: epoch
+    ) as checkpointer:
         report = recover_together(checkpointer)
         (Path(directory) / f"{rank}-{life}.json").write_text(
-            json.dumps([report.step, report.samples_lost])
+            json.dumps([report.step, report.samples_lost, report.extra_state])
         )
-        for _ in range(steps):
+        for step in range(report.step, report.step + steps):
             model(torch.tensor([[1, 2]])).sum().backward()
             optimizer.step()
+            epoch["epoch"] = step + 1
             checkpointer.step()
         checkpointer.save("base").wait_until_done()
     dist.destroy_process_group()

@@ -1,5 +1,6 @@
 """A damaged store is made sound again: the newest state that is provable, nothing invented."""
 
+import importlib
 import json
 import random
 
@@ -8,12 +9,14 @@ import pytest
 import cpr_ext
 from cpr_ext.cli.app import app
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.maintenance import repair, verify
+from cpr_ext.maintenance import repair, survey, verify
 from cpr_ext.manifest import Manifest
-from python_tests.faults.damage import Scene, Tally, opened
-from python_tests.faults.repairing import check_repair, flipped
+from python_tests.faults.damage import SMALLEST, Scene, Tally, opened
+from python_tests.faults.repairing import Flips, check_repair, flipped
 from python_tests.helpers import Trained, assert_same, flip
 
+# ``cpr_ext.maintenance.repair`` is the function.
+repair_module = importlib.import_module("cpr_ext.maintenance.repair")
 NUM_FLIPS = 60
 SEED = 20261122
 
@@ -147,3 +150,49 @@ def cli():
     from click.testing import CliRunner
 
     return CliRunner()
+
+
+@pytest.fixture(scope="module")
+def smallest(tmp_path_factory):
+    return Scene(tmp_path_factory.mktemp("smallest"), shape=SMALLEST)
+
+
+def test_the_smallest_store_has_every_kind_of_file(smallest):
+    names = [name.rpartition("/")[2].lstrip("0123456789-") for name in smallest.files]
+    kinds = {"base.safetensors", "partial.safetensors", "dense.safetensors", "LOCK"}
+    assert set(names) == kinds | {"MANIFEST.json", "STORE.json", "STORE.copy.json"}
+    assert len(smallest.dense) == 2
+
+
+def test_flips_that_are_repaired_alike_are_compared_once(smallest, tmp_path):
+    flips, tally = Flips(smallest, tmp_path / "store"), Tally()
+    rows = next(s for s in smallest.segments if s.kind == "partial").pieces[1]
+    name = "shard-00000/00000002-partial.safetensors"
+    for position in range(rows.begin, rows.begin + 5):
+        flips.repair(name, position, tally)
+    assert (tally.tried, tally.faults, flips.num_compared) == (5, [], 1)
+
+
+def test_a_repair_that_believes_rows_is_found(smallest, tmp_path, monkeypatch):
+    flips, tally = Flips(smallest, tmp_path / "store"), Tally()
+    monkeypatch.setattr(survey, "check_rows", lambda *_, **__: None)
+    rows = next(s for s in smallest.segments if s.kind == "partial").pieces[1]
+    flips.repair("shard-00000/00000002-partial.safetensors", rows.begin, tally)
+    assert len(tally.faults) == 1
+
+
+def test_a_repair_that_goes_wrong_behind_equal_ones_is_found(smallest, tmp_path, monkeypatch):
+    flips, tally = Flips(smallest, tmp_path / "store"), Tally()
+    name = "dense/MANIFEST.json"
+    for position in (5, 6):
+        flips.repair(name, position, tally)
+    assert tally.faults == []
+
+    def forget(work):
+        apply(work)
+        (work._store / name).write_bytes(b"")
+
+    apply = repair_module._Repair.apply
+    monkeypatch.setattr(repair_module._Repair, "apply", forget)
+    flips.repair(name, 7, tally)
+    assert len(tally.faults) == 1

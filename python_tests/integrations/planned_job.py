@@ -1,4 +1,4 @@
-"""A worker of a job whose tables a plan puts on one host each, cut by rows over its workers.
+"""A worker of a job whose tables are cut by a plan: that of ``Settings.options``, over ``hosts``.
 
 One small table is on every worker: TorchRec replicates it in a data-parallel module of its own.
 """
@@ -9,22 +9,24 @@ import torch
 
 from cpr_ext.distributed.comparison import checksum
 from cpr_ext.integrations.torchrec import make_checkpointer, sharding_env
+from python_tests.distributed.mlp_job import die, die_at_the_next_rename
 from python_tests.distributed.sharded_job import ShardedJob
 from python_tests.integrations.sharded_models import SAMPLES, PooledDlrm, make_batch, sharded
 
-HOSTS, REPLICATED = 2, "d"
+REPLICATED = "d"
 
 
 def imported():
     """Returns at once; whoever forks a process for it has this module, and TorchRec."""
 
 
-class TableRowWiseJob(ShardedJob):
+class PlannedJob(ShardedJob):
     def build(self, group):
+        plan, hosts = self.settings.options["plan"], self.settings.options.get("hosts", 1)
         # As torchrun and `cpr launch` set it on each of so many machines.
-        os.environ["LOCAL_WORLD_SIZE"] = str(group.size() // HOSTS)
+        os.environ["LOCAL_WORLD_SIZE"] = str(group.size() // hosts)
         self.model, optimizers = sharded(
-            "table_row_wise", "rowwise_adagrad", model=PooledDlrm(), hosts=HOSTS,
+            plan, "rowwise_adagrad", model=PooledDlrm(), hosts=hosts,
             env=sharding_env(group), replicated=(REPLICATED,),
         )  # fmt: skip
         return self.model, optimizers
@@ -40,8 +42,24 @@ class TableRowWiseJob(ShardedJob):
         return self.watched(make_checkpointer, model, optimizers, directory)
 
     def train_step(self, job, step):
+        where = self.suicide[0] if self.suicide and self.suicide[1] == step else None
+        if where == "committing":
+            die_at_the_next_rename()
+            job.checkpointer.save("base")
+            job.checkpointer.wait()
         inputs, _ = make_batch(step, job.rank)
         job.optimizers.zero_grad()
+        if where in ("forward", "backward"):
+            linear = next(m for m in job.model.modules() if isinstance(m, torch.nn.Linear))
+            linear.register_forward_hook(lambda *arguments: self.die_at(where, arguments[2]))
         job.model(*inputs).backward()
+        if where == "reduced":
+            die()
         job.optimizers.step()
         return SAMPLES * job.world_size
+
+    def die_at(self, where, values):
+        """In forward behind the lookups, or in backward before the rows' gradients are sent."""
+        if where == "forward":
+            die()
+        values.register_hook(lambda gradient: die())

@@ -1,0 +1,43 @@
+"""The names of all files and directories of a store: only this module makes or reads them."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+STORE_FILE = "STORE.json"
+STORE_COPY_FILE = "STORE.copy.json"
+MANIFEST_FILE = "MANIFEST.json"
+LOCK_FILE = "LOCK"
+DENSE_DIRECTORY = "dense"
+TEMPORARY_SUFFIX = ".tmp"  # of a file that is about to replace another
+
+Kind = Literal["base", "partial", "merged", "dense"]
+_SHARD_NAME = re.compile(r"shard-(\d{5,})", re.ASCII)
+_SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|merged|dense)\.safetensors", re.ASCII)
+
+
+def segment_name(snapshot: int, kind: str) -> str:
+    """File name of a segment; names sort in the order of snapshots."""
+    return f"{snapshot:08d}-{kind}.safetensors"
+
+
+def parse_segment_name(name: str) -> tuple[int, str] | None:
+    """Inverse of :func:`segment_name`; None for any other name."""
+    match = _SEGMENT_NAME.fullmatch(name)
+    if match is None or name != segment_name(int(match[1]), match[2]):
+        return None
+    return int(match[1]), match[2]
+
+
+def shard_name(shard: int) -> str:
+    """Directory name of a shard; ``shard`` counts from 0."""
+    return f"shard-{shard:05d}"
+
+
+def parse_shard_name(name: str) -> int | None:
+    """Inverse of :func:`shard_name`; None for any other name."""
+    match = _SHARD_NAME.fullmatch(name)
+    if match is None or name != shard_name(int(match[1])):
+        return None
+    return int(match[1])

@@ -1,0 +1,35 @@
+"""Where training is, and how far a store can count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# Counts continue from what a manifest says, so each limit leaves room below the next: a store that
+# verifies can be written, and what was written can be read.
+MAX_COUNT = 2**62  # in a manifest that is read
+MAX_WRITABLE = 2**61  # in one that is opened for writing
+MAX_SOUND = 2**60  # in one that verifies
+
+
+def is_count(value: Any) -> bool:
+    """True for an int from 0 to ``MAX_COUNT``."""
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where training was when a dense part was captured.
+
+    Attributes:
+        step, num_samples: steps and samples done.
+        extra_state: the caller's.
+        rows_unsaved: rows that had changed since their newest saved state; None: not known.
+        samples_lost: samples whose effect failures had taken from lost shards until then.
+    """
+
+    step: int
+    num_samples: int
+    extra_state: Any
+    rows_unsaved: int | None = None
+    samples_lost: int = 0

@@ -1,0 +1,184 @@
+"""Rows of gradients are counted on another thread; no call of a tracker shows that."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpr_ext import _C
+from cpr_ext.errors import RowIndexError
+
+ROWS = 5000
+POOL = _C.ThreadPool(num_threads=2)
+
+
+def weight(num_rows=ROWS):
+    return torch.nn.Parameter(torch.zeros(num_rows, 2))
+
+
+def set_gradient(parameter, row_ids):
+    values = torch.ones(len(row_ids), 2)
+    indices = torch.as_tensor(row_ids).view(1, -1)
+    parameter.grad = torch.sparse_coo_tensor(indices, values, parameter.shape)
+    return parameter.grad
+
+
+def counters(number, num_rows=ROWS):
+    return [_C.AccessCounter(name=f"t{i}", num_rows=num_rows) for i in range(number)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    # around the sizes at which counting is done in place
+    steps=st.lists(
+        st.lists(st.sampled_from([0, 1, 200, 511, 512, 5000]), min_size=3, max_size=3),
+        min_size=1,
+        max_size=6,
+    ),
+    seed=st.integers(0, 99),
+    pool=st.sampled_from([None, POOL]),
+)
+def test_every_call_waits_for_what_was_counted(steps, seed, pool):
+    random = np.random.default_rng(seed)
+    weights = [weight() for _ in range(3)]
+    trackers = counters(3)
+    beside = [_C.DirtyRows(name=f"t{i}", num_rows=ROWS) for i in range(3)]
+    counter = _C.GradientCounter(weights, list(zip(beside, trackers, strict=True)), pool)
+    expected = np.zeros((3, ROWS), dtype=np.int64)
+    taken = None
+    for sizes in steps:
+        for table, size in enumerate(sizes):
+            row_ids = random.integers(0, ROWS, size)
+            set_gradient(weights[table], row_ids)
+            np.add.at(expected[table], row_ids, 1)
+        assert counter.count([0, 1, 2]) == (sum(sizes), [0, 1, 2], [])
+        match random.integers(0, 5):
+            case 0:
+                np.testing.assert_array_equal(trackers[1].counts(), expected[1])
+            case 1:
+                for table in range(3):
+                    dirty = np.flatnonzero(expected[table])
+                    np.testing.assert_array_equal(beside[table].dirty_rows(), dirty)
+                    assert trackers[table].num_dirty() == len(dirty)
+                    assert beside[table].is_clean(0, ROWS) == (len(dirty) == 0)
+            case 2:
+                best = np.lexsort((np.arange(ROWS), -expected[2]))[:7]
+                best = np.sort(best[expected[2][best] > 0])
+                np.testing.assert_array_equal(trackers[2].select(0, ROWS, 7), best)
+            case 3 if taken is None:
+                kinds = trackers[0], beside[0]
+                taken = [each.take_range(0, ROWS) for each in kinds], expected[0].copy()
+                expected[0] = 0
+            case 4 if taken is not None:
+                for each, rows in zip(kinds, taken[0], strict=True):
+                    each.put_back(rows)
+                expected[0] += taken[1]
+                taken = None
+    for table in range(3):
+        np.testing.assert_array_equal(trackers[table].counts(), expected[table])
+
+
+def test_gradients_may_be_overwritten_at_once():
+    parameter, (tracker,) = weight(), counters(1)
+    counter = _C.GradientCounter([parameter], [[tracker]])
+    buffer = torch.zeros(4000, dtype=torch.int64)
+    expected = np.zeros(ROWS, dtype=np.int64)
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        row_ids = random.integers(0, ROWS, len(buffer))
+        np.add.at(expected, row_ids, 1)
+        buffer.copy_(torch.from_numpy(row_ids))
+        gradient = set_gradient(parameter, buffer)
+        counter.count([0])
+        gradient._indices().fill_(1)
+        buffer.fill_(2)
+        parameter.grad = None
+    np.testing.assert_array_equal(tracker.counts(), expected)
+
+
+def test_a_row_outside_the_table_is_refused_and_nothing_is_counted():
+    weights, trackers = [weight(), weight()], counters(2)
+    counter = _C.GradientCounter(weights, [[tracker] for tracker in trackers])
+    set_gradient(weights[0], [1] * 1000)
+    set_gradient(weights[1], [2] * 999)
+    weights[1].grad._indices()[0, 700] = ROWS
+    with pytest.raises(RowIndexError, match=f"table 't1': index {ROWS} at position 700"):
+        counter.count([0, 1])
+    assert trackers[0].num_dirty() == trackers[1].num_dirty() == 0
+    counter.count([0])
+    assert trackers[0].counts()[1] == 1000
+
+
+def test_gradients_that_are_not_read_here_are_named():
+    sparse = weight()
+    set_gradient(sparse, [3])
+    dense, without, strided, halves = (weight() for _ in range(4))
+    dense.grad = torch.ones(ROWS, 2)
+    indices = torch.tensor([[4, 0], [5, 0]]).t()[:1]  # every second number
+    strided.grad = torch.sparse_coo_tensor(indices, torch.ones(2, 2), strided.shape)
+    # Two sparse dimensions: rows and columns.
+    halves.grad = torch.sparse_coo_tensor(torch.tensor([[7, 8], [0, 1]]), torch.ones(2), (ROWS, 2))
+    weights, trackers = [sparse, dense, without, strided, halves], counters(5)
+    counter = _C.GradientCounter(weights, [[tracker] for tracker in trackers])
+    num_rows, stepped, unread = counter.count(range(5))
+    assert stepped == [0, 1, 3, 4]
+    assert set(unread) <= {1, 3}
+    assert 1 in unread
+    assert trackers[0].dirty_rows().tolist() == [3]
+    assert trackers[4].dirty_rows().tolist() == [7, 8]
+    if 3 not in unread:  # this PyTorch has made them contiguous
+        assert trackers[3].dirty_rows().tolist() == [4, 5]
+    assert num_rows == 3 + 2 * (3 not in unread)
+
+
+def test_a_forked_child_waits_for_nothing():
+    parameter, (tracker,) = weight(), counters(1)
+    counter = _C.GradientCounter([parameter], [[tracker]])
+    set_gradient(parameter, [1] * 2000)
+    counter.count([0])
+    child = os.fork()
+    if child == 0:
+        tracker.num_dirty()
+        counter.wait()
+        counter.count([0])
+        del counter, tracker
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert tracker.counts()[1] == 2000
+
+
+def test_a_tracker_outlives_its_counter():
+    parameter, (tracker,) = weight(), counters(1)
+    counter = _C.GradientCounter([parameter], [[tracker]])
+    set_gradient(parameter, [1] * 2000)
+    counter.count([0])
+    del counter
+    assert tracker.counts()[1] == 2000
+    again = _C.GradientCounter([parameter], [[tracker]])
+    again.count([0])
+    assert tracker.num_dirty() == 1
+    assert tracker.counts()[1] == 4000
+
+
+def test_calls_in_place_come_after_those_on_the_thread():
+    """A sampler's state depends on the order of its lookups."""
+    parameter = weight()
+    random = np.random.default_rng(3)
+    samplers = [
+        _C.RowSampler(name="s", num_rows=ROWS, capacity=50, period=3, seed=5) for _ in range(2)
+    ]
+    counter = _C.GradientCounter([parameter], [[samplers[0]]])
+    for _ in range(20):
+        row_ids = random.integers(0, ROWS, 3000)
+        set_gradient(parameter, row_ids)
+        counter.count([0])
+        samplers[1].observe(row_ids)
+        more = random.integers(0, ROWS, 10)
+        for sampler in samplers:
+            sampler.observe(more)
+        assert samplers[0].num_sampled == samplers[1].num_sampled
+    chosen = [sampler.select(0, ROWS, 30).tolist() for sampler in samplers]
+    assert chosen[0] == chosen[1]
