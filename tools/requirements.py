@@ -1,6 +1,6 @@
 """Print requirements of pyproject.toml.
 
-    python tools/requirements.py build|library|EXTRA...
+python tools/requirements.py build|library|EXTRA...
 """
 
 import sys
