@@ -14,7 +14,7 @@ help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, 20 repeats (half an hour)"
-	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (15 minutes or more)"
+	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (half an hour or more)"
 	@echo "make power-cut-test  real power cuts of an ext4 on a loop device, in its journal modes; needs root (10 minutes)"
 	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
 	@echo "make reliability  what is left after kills, flipped bits, torn captures, beside peers; docs/reliability.md"
@@ -28,10 +28,12 @@ help:
 demo: build
 	$(BIN)/python examples/demo.py
 
-# A test file stays in one process; more than a few share a small machine's memory badly. In order of
-# their names: files of few tests take long here, and would come last.
+# A test file stays in one process; more than a few share a small machine's memory badly. One more than
+# there are cores: tests of processes wait much. In order of their names: files of few tests take long
+# here, and would come last.
+TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-distributed: build
 	$(BIN)/python -m pytest python_tests/distributed -m long
@@ -95,7 +97,8 @@ reliability: build
 
 damage-test: build
 	$(BIN)/python -m python_tests.faults.damage
-	$(BIN)/python -m python_tests.faults.repairing --every 20
+	$(BIN)/python -m python_tests.faults.repairing
+	$(BIN)/python -m python_tests.faults.repairing --usual --every 200
 	$(BIN)/python -m python_tests.faults.readers
 
 FUZZ_SECONDS ?= 600

@@ -38,6 +38,7 @@ from cpr_ext.files import (
 from cpr_ext.locks import DirectoryLock
 from cpr_ext.manifest import Manifest, SegmentRecord
 from cpr_ext.position import MAX_WRITABLE
+from cpr_ext.reading import exists, list_directory
 from cpr_ext.retention import Retention, keep_points, plan_retention
 from cpr_ext.signed_json import FREE_BYTES, REPAIR_HINT, read_signed, write_signed
 from cpr_ext.tables import Table
@@ -103,9 +104,9 @@ class Store:
     def _refuse_strangers(self) -> None:
         """Raise StoreError if this is no store, and no empty directory either."""
         own = {STORE_FILE, STORE_FILE + TEMPORARY_SUFFIX, LOCK_FILE}
-        strangers = sorted({path.name for path in self.directory.iterdir()} - own)
+        strangers = sorted({path.name for path in list_directory(self.directory)} - own)
         # Asked second: what another process makes here comes after its STORE.json.
-        if strangers and not os.path.lexists(self.directory / STORE_FILE):
+        if strangers and not exists(self.directory / STORE_FILE):
             raise StoreError(
                 f"'{self.directory}' is not a cpr_ext store (it has no {STORE_FILE}) but holds "
                 f"{strangers[0]!r}; choose an empty or a new directory"

@@ -279,3 +279,23 @@ def test_a_look_at_an_opened_file_that_fails_leaves_it_neither_open_nor_locked(
             break
     assert 10 < number < 99, "not every look was refused once"
     maintenance.compact(store)
+
+
+@pytest.mark.parametrize("times", [1, 10**9])
+def test_a_store_is_not_called_none_because_the_system_does_not_tell(store, monkeypatch, times):
+    look, tries = os.lstat, []
+
+    def refuse(path, *arguments, **options):
+        if os.fspath(path) == str(store / "STORE.json") and len(tries) < times:
+            tries.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return look(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", refuse)
+        if times == 1:
+            open_run(store).die()
+        else:
+            with pytest.raises(StorageError, match=r"cannot read .*STORE\.json"):
+                open_run(store)
+    assert tries

@@ -51,6 +51,15 @@ def require_same(
         _refuse(group, differences(tell_all(group, facts)), checkpointer.step_count)
 
 
+def require_one_layout(group: dist.ProcessGroup, model: nn.Module) -> None:
+    """Compare what DistributedDataParallel modules are given, before their reducers exchange data.
+
+    Raises:
+        WorkersDifferError: names the module and what differs.
+    """
+    _refuse(group, differences(tell_all(group, _layout_facts(model, is_learned=False))), None)
+
+
 def require_one_plan(group: dist.ProcessGroup, tables: Sequence[Table]) -> None:
     """Compare how all members cut the tables.
 
@@ -78,10 +87,7 @@ def facts_of(model: nn.Module, checkpointer: Checkpointer, *, buffers: bool) -> 
         shared_optimizers(checkpointer.optimizers, checkpointer.tables)
     ):
         facts |= _optimizer_facts(number, optimizer, tables, names)
-    for name, ddp in find_ddp(model).items():
-        for key, value in layout_of(ddp).items():
-            facts[f"DistributedDataParallel '{name}': {key}"] = json.dumps(value)
-    return facts
+    return facts | _layout_facts(model, is_learned=True)
 
 
 def checksum(values: torch.Tensor) -> str:
@@ -111,6 +117,15 @@ def _plan(tables: Sequence[Table]) -> dict[str, list[Any]]:
     return {
         table.name: list(describe_table(table.embedding_dim, table.weight.dtype, table.part))
         for table in tables
+    }
+
+
+def _layout_facts(model: nn.Module, *, is_learned: bool) -> Facts:
+    """``is_learned``: also what a reducer knows and its arguments do not say."""
+    return {
+        f"DistributedDataParallel '{name}': {key}": json.dumps(value)
+        for name, ddp in find_ddp(model).items()
+        for key, value in layout_of(ddp, is_learned=is_learned).items()
     }
 
 

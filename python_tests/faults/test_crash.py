@@ -64,3 +64,13 @@ def test_a_reader_that_takes_failing_reads_for_damage_is_found(library):
     done = run_preloaded(library, *arguments, "--seed", str(_SEED))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("found") == 3
+
+
+def test_a_commit_costs_four_syncs_per_directory_and_no_more(library):
+    # Of two shards and the dense part: a segment, its entry, the manifest, its entry.
+    done = run_preloaded(library, "-m", "python_tests.faults.commit_calls", "--shards", "2")
+    told = dict(line.split(": ") for line in done.stdout.splitlines())
+    for name in ("base", "partial 0", "partial 1", "partial 2"):
+        calls = dict(reversed(each.split()) for each in told[name].split(", "))
+        assert (calls["fsync"], calls["rename"]) == ("12", "3"), done.stdout
+    assert told["close"] == ""
