@@ -28,10 +28,12 @@ help:
 demo: build
 	$(BIN)/python examples/demo.py
 
-# A test file stays in one process; more than a few share a small machine's memory badly. In order of
-# their names: files of few tests take long here, and would come last.
+# A test file stays in one process; more than a few share a small machine's memory badly. One more than
+# there are cores: tests of processes wait much. In order of their names: files of few tests take long
+# here, and would come last.
+TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-distributed: build
 	$(BIN)/python -m pytest python_tests/distributed -m long

@@ -446,6 +446,8 @@ class Checkpointer:
                 of shards, which is only read. A list: the stores of all processes of a job, each
                 with its parts of the tables; they are cut anew as this model's tables are, and the
                 dense part is the newest. Once this store holds a snapshot it is not looked at.
+                Names may differ in what wrappers add (``module.``, ``_orig_mod.``,
+                ``_dmp_wrapped_module.``).
             strict: False takes from ``from_store`` what matches: a table that has grown keeps its
                 old rows; other tables and parameters that differ stay as they are.
                 ``RecoveryReport.differences`` lists them.

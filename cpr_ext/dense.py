@@ -7,8 +7,8 @@ generators, the position in training and the caller's extra state.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,31 @@ from cpr_ext.dense_tree import is_extra_state, unpack_dense
 from cpr_ext.errors import NanError, StoreError
 from cpr_ext.packing import pack
 from cpr_ext.tables import Table, is_row_state
+from cpr_ext.wrapper_names import match_names, wrapped_modules
 
 
 @dataclass(frozen=True)
 class DensePart:
-    """A captured dense part: a JSON-able skeleton and copies of its tensors, on the CPU."""
+    """A captured dense part: a JSON-able skeleton and copies of its tensors, on the CPU.
+
+    Attributes:
+        names: what the tree calls a parameter, by its stored name, where that is another.
+    """
 
     skeleton: Any
     tensors: dict[str, torch.Tensor]
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
         """What it holds, see :func:`unpack_dense`; raises DamageError."""
-        return unpack_dense(self.skeleton, self.tensors)
+        tree = unpack_dense(self.skeleton, self.tensors)
+        if self.names:
+            tree["model"] = {self.names.get(k, k): value for k, value in tree["model"].items()}
+        return tree
+
+    def named_as_in(self, model: nn.Module, tables: Sequence[Table]) -> DensePart:
+        """The same with a live model's names for parameters that only wrappers call otherwise."""
+        return replace(self, names=match_names(self.tree()["model"], _dense_values(model, tables)))
 
 
 def capture_dense(
@@ -51,6 +64,7 @@ def capture_dense(
             if id(value) in table_names
         },
         "optimizers": [_optimizer_tree(optimizer, tables) for optimizer in optimizers],
+        "wrapped": wrapped_modules(model),
         "rng": generator_states(),
         "extra": extra,
     }

@@ -26,7 +26,8 @@ def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, A
     Returns:
         ``model`` (state_dict name -> tensor, or what a module's ``get_extra_state()`` gave),
         ``table_keys`` (state_dict name -> table), ``optimizers`` (each ``type``, ``groups``,
-        ``states``), ``rng``, ``extra`` (see :func:`read_position`, which checks it).
+        ``states``), ``rng``, ``extra`` (see :func:`read_position`, which checks it); ``wrapped``
+        (paths of modules that wrappers hold) since 0.2.
 
     Raises:
         DamageError: it is not such a tree.
@@ -74,6 +75,8 @@ def _check(tree: Any) -> None:
         _require(good, f"parameter {name!r} is no tensor")
     table_keys = tree["table_keys"]
     _require(_has_names(table_keys) and _all(str, table_keys.values()), "its table_keys")
+    wrapped = tree.get("wrapped", [])
+    _require(isinstance(wrapped, list) and _all(str, wrapped), "its wrapped modules")
     _require(_all(dict, optimizers), "its optimizers")
     for optimizer in optimizers:
         groups, states = optimizer["groups"], optimizer["states"]

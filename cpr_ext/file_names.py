@@ -1,4 +1,4 @@
-"""The names of all files and directories of a store: only this module makes or reads them."""
+"""The names of all that lies in a store or beside it: only this module makes or reads them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ TEMPORARY_SUFFIX = ".tmp"  # of a file that is about to replace another
 
 Kind = Literal["base", "partial", "merged", "dense"]
 _SHARD_NAME = re.compile(r"shard-(\d{5,})", re.ASCII)
+_WORKER_NAME = re.compile(r"worker-(\d{5,})-of-(\d{5,})", re.ASCII)
 _SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|merged|dense)\.safetensors", re.ASCII)
 
 
@@ -41,3 +42,16 @@ def parse_shard_name(name: str) -> int | None:
     if match is None or name != shard_name(int(match[1])):
         return None
     return int(match[1])
+
+
+def worker_name(rank: int, world_size: int) -> str:
+    """Directory name of the store of one worker; ``rank`` counts from 0."""
+    return f"worker-{rank:05d}-of-{world_size:05d}"
+
+
+def parse_worker_name(name: str) -> tuple[int, int] | None:
+    """Inverse of :func:`worker_name`; None for any other name."""
+    match = _WORKER_NAME.fullmatch(name)
+    if match is None or name != worker_name(int(match[1]), int(match[2])):
+        return None
+    return int(match[1]), int(match[2])

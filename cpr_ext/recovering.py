@@ -163,12 +163,12 @@ class Recoverer:
             _refuse_damage_in(reader)
         report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
         record, part = newest_undamaged(reader, full=mode == "full", report=report)
+        part = part.named_as_in(self._model, self._tables)
         match = match_tables(reader, self._tables)
+        live = {name: self._by_name[own_name] for name, own_name in match.names.items()}
         differences = [
             *match.differences,
-            *row_state_differences(
-                reader, record.snapshot, {name: self._by_name[name] for name in match.names}
-            ),
+            *row_state_differences(reader, record.snapshot, live),
             *dense_differences(part, self._model, self._optimizers, self._tables),
         ]
         if strict:
@@ -178,8 +178,8 @@ class Recoverer:
         report.differences = differences
         is_complete = record.is_complete and not differences
         self._restore_dense(part, report, strict=strict, rows_stale=0 if is_complete else None)
-        ranges = {name: (0, reader.table(name).num_embeddings) for name in match.names}
-        targets = {name: TableTarget(self._by_name[name]) for name in match.names}
+        ranges = {name: (0, reader.table(name).num_embeddings) for name in live}
+        targets = {name: TableTarget(table) for name, table in live.items()}
         transplant_rows(reader, record.snapshot, targets, ranges, report, direct_io=self._direct_io)
         self._forget_ambiguous(report)
         self._begin_anew()
@@ -204,6 +204,7 @@ class Recoverer:
                 _refuse_damage_in(reader)
         report = RecoveryReport(shards=tuple(range(self._store.num_shards)))
         stores, part = newest_of_all(readers, full=mode == "full", report=report)
+        part = part.named_as_in(self._model, self._tables)
         plan = PartsPlan(stores, self._tables)
         differences = [
             *plan.differences,
@@ -230,8 +231,8 @@ class Recoverer:
                 return
         raise StoreError(
             f"'{reader.directory}' and the model have nothing in common, so nothing was recovered: "
-            f"{'; '.join(differences[:4])}... Wrappers add to names (module., _orig_mod.): wrap "
-            "the model as it was when the store was written"
+            f"{'; '.join(differences[:4])}... Name a store of this model, or build the model that "
+            "the store was made with"
         )
 
     def _forget_ambiguous(self, report: RecoveryReport) -> None:

@@ -8,13 +8,14 @@ Adagrad would have summed up for the whole row; that is a difference, which ``st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from cpr_ext.dense import DensePart
 from cpr_ext.errors import StoreError
+from cpr_ext.manifest import SegmentRecord
 from cpr_ext.recovery import read_dense
 from cpr_ext.recovery_report import RecoveryReport
 from cpr_ext.segment import ArraySpec
@@ -22,6 +23,7 @@ from cpr_ext.store_reader import StoredTable, StoreReader
 from cpr_ext.table_parts import TablePart
 from cpr_ext.tables import Table
 from cpr_ext.transplant import newest_undamaged, stored_arrays, transplant_rows
+from cpr_ext.wrapper_names import match_names
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,24 @@ def newest_of_all(
         DamageError: no undamaged dense part is left in a store.
     """
     if full:
-        return _newest_common_point(readers)
+        records = newest_records(readers, full=True)
+        stores = [StoreAt(r, at.snapshot) for r, at in zip(readers, records, strict=True)]
+        return stores, read_dense(readers[0].dense, records[0])
     found = [newest_undamaged(reader, full=False, report=report) for reader in readers]
     stores = [StoreAt(r, record.snapshot) for r, (record, _) in zip(readers, found, strict=True)]
     _, part = max(found, key=lambda item: item[0].last_step)
     return stores, part
 
 
-def _newest_common_point(readers: Sequence[StoreReader]) -> tuple[list[StoreAt], DensePart]:
+def newest_records(readers: Sequence[StoreReader], *, full: bool) -> list[SegmentRecord]:
+    """Of each store its newest snapshot; ``full``: the newest full-recovery point of one step.
+
+    Raises:
+        StoreError: a store holds no such snapshot, or there is no such step.
+    """
+    newest = [reader.newest(full=full) for reader in readers]
+    if not full:
+        return newest
     points = [
         {r.last_step: r for r in reader.dense.segments if r.is_complete} for reader in readers
     ]
@@ -60,9 +72,7 @@ def _newest_common_point(readers: Sequence[StoreReader]) -> tuple[list[StoreAt],
     if not steps:
         names = ", ".join(f"'{reader.directory}'" for reader in readers)
         raise StoreError(f"{names}: no step at which every one of them has a full-recovery point")
-    step = max(steps)
-    stores = [StoreAt(r, p[step].snapshot) for r, p in zip(readers, points, strict=True)]
-    return stores, read_dense(readers[0].dense, points[0][step])
+    return [of_store[max(steps)] for of_store in points]
 
 
 @dataclass(frozen=True)
@@ -167,10 +177,12 @@ class PartsPlan:
         of_table: dict[str, list[_Piece]] = {table.name: [] for table in tables}
         found: dict[str, None] = {}
         joined: dict[tuple[str, str], torch.Tensor] = {}
+        held = {part_of_stored(t).table for s in stores for t in s.reader.tables.values()}
+        names = match_names(held, {part.table for _, part in live})
         for store in stores:
             pieces: dict[str, list[_Piece]] = {}
             for stored in store.reader.tables.values():
-                for piece in _pieces(stored, live, found):
+                for piece in _pieces(stored, live, names, found):
                     pieces.setdefault(stored.name, []).append(piece)
                     of_table[piece.table.name].append(piece)
             self._pieces.append(pieces)
@@ -208,10 +220,19 @@ def part_of(name: str, shape: Sequence[int], part: TablePart | None) -> TablePar
     return part or TablePart(name, (0, num_rows), (0, dim), num_rows, dim)
 
 
+def part_of_stored(stored: StoredTable) -> TablePart:
+    """The same of a table of a store."""
+    return part_of(stored.name, (stored.num_embeddings, stored.embedding_dim), stored.part)
+
+
 def _pieces(
-    stored: StoredTable, live: Sequence[tuple[Table, TablePart]], found: dict[str, None]
+    stored: StoredTable,
+    live: Sequence[tuple[Table, TablePart]],
+    names: Mapping[str, str],
+    found: dict[str, None],
 ) -> Iterator[_Piece]:
-    held = part_of(stored.name, (stored.num_embeddings, stored.embedding_dim), stored.part)
+    held = part_of_stored(stored)
+    held = replace(held, table=names.get(held.table, held.table))
     for table, wanted in live:
         common = held.overlap(wanted)
         if common is None:

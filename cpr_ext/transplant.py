@@ -24,6 +24,7 @@ from cpr_ext.segment_rows import SegmentRows
 from cpr_ext.shard_rows import ShardRows
 from cpr_ext.store_reader import StoreReader, open_segment
 from cpr_ext.tables import Table
+from cpr_ext.wrapper_names import match_names
 
 BLOCK_BYTES = 16 << 20
 Ranges = Mapping[str, tuple[int, int]]
@@ -35,24 +36,26 @@ class TableMatch:
 
     Attributes:
         names: of tables whose rows can be taken: dim and dtype fit, and the model's has at least
-            as many rows.
+            as many rows. The live name by the store's, which wrappers may have made another.
         differences: every one there is, one sentence each; empty: the tables are the same.
     """
 
-    names: tuple[str, ...]
+    names: Mapping[str, str]
     differences: tuple[str, ...]
 
 
 def match_tables(reader: StoreReader, tables: Sequence[Table]) -> TableMatch:
     """Compare the tables of a store with those of a model."""
     live = {table.name: table for table in tables}
-    names, differences = [], []
-    for name in sorted(reader.tables.keys() | live.keys()):
-        if name not in live or name not in reader.tables:
-            where = "model" if name not in live else "store"
+    matched = match_names(reader.tables, live)
+    names: dict[str, str] = {}
+    differences = []
+    for name in sorted(reader.tables.keys() | (live.keys() - matched.values())):
+        if name not in matched:
+            where = "model" if name in reader.tables else "store"
             differences.append(f"table '{name}' is not in the {where}")
             continue
-        old, new = reader.tables[name], live[name]
+        old, new = reader.tables[name], live[matched[name]]
         pairs = (
             ("num_embeddings", old.num_embeddings, new.num_embeddings),
             ("embedding_dim", old.embedding_dim, new.embedding_dim),
@@ -62,8 +65,8 @@ def match_tables(reader: StoreReader, tables: Sequence[Table]) -> TableMatch:
         differences += [f"table '{name}' has {what} {a}, the model {b}" for what, a, b in found]
         same_rows = (old.embedding_dim, old.dtype) == (new.embedding_dim, new.weight.dtype)
         if same_rows and old.num_embeddings <= new.num_embeddings:
-            names.append(name)
-    return TableMatch(tuple(names), tuple(differences))
+            names[name] = new.name
+    return TableMatch(names, tuple(differences))
 
 
 class Target(Protocol):

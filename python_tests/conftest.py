@@ -5,6 +5,7 @@ cpr_ext under test stays the installed one or that on PYTHONPATH (such as a sani
 Profiles are chosen by CPR_EXT_HYPOTHESIS=dev|ci|sanitize (dev if unset).
 """
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -28,6 +29,12 @@ def pytest_report_header() -> str:
     from cpr_ext._native import native
 
     return f"native core: {native.__file__}"
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: let no garbage collection walk through all of torch again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

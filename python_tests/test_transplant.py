@@ -238,19 +238,17 @@ def test_options_that_do_not_go_together_are_refused(stores, tmp_path):
 
 @pytest.mark.parametrize("many", [False, True], ids=["one store", "a list of stores"])
 def test_a_store_with_nothing_of_the_model_is_refused_though_not_strict(tmp_path, many):
-    """As of a model that was wrapped, by DistributedDataParallel or torch.compile, and is not."""
-
     def checkpointer(model, name):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return cpr_ext.Checkpointer(model, optimizer, tmp_path / name)
 
     model = torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4), torch.nn.Linear(4, 1))
-    wrapped = torch.nn.ModuleDict({"module": copy.deepcopy(model)})
-    with checkpointer(wrapped, "wrapped") as saved:
+    other = torch.nn.ModuleDict({"inner": copy.deepcopy(model)})
+    with checkpointer(other, "other") as saved:
         saved.save("base").wait_until_done()
-    store = tmp_path / "wrapped"
+    store = tmp_path / "other"
     with checkpointer(model, "new") as new:
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        with pytest.raises(StoreError, match=r"have nothing in common.*Wrappers add"):
+        with pytest.raises(StoreError, match=r"have nothing in common.*Name a store of this model"):
             new.recover(from_store=[store] if many else store, strict=False)
         assert_same(dict(model.state_dict()), before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -14,20 +15,40 @@ from cpr_ext.cli.output import (
     print_table,
     size,
     store_argument,
+    world_size_option,
 )
 
 if TYPE_CHECKING:
-    from cpr_ext.maintenance import StoreSummary, TableDetails
+    from cpr_ext.maintenance import JobSummary, StoreSummary, TableDetails, WorkerSummary
 
 
 @click.command()
 @store_argument
+@world_size_option
 @click.option("--table", metavar="NAME", help="How old the rows of one table are.")
 @json_option
-def inspect(store: str, table: str | None, as_json: bool) -> None:
-    """Show the snapshots, shards, tables and sizes of STORE."""
-    from cpr_ext import maintenance
+def inspect(store: str, world_size: int | None, table: str | None, as_json: bool) -> None:
+    """Show the snapshots, shards, tables and sizes of STORE.
 
+    STORE may be the directory that holds the stores of all workers of a job. Then a line for each
+    shows where it stands, and the tables are those that they hold together; exit 1 if a store is
+    missing or damaged, or they are not of one job.
+    """
+    from cpr_ext import maintenance
+    from cpr_ext.errors import UsageError
+    from cpr_ext.job_stores import find_stores
+
+    found = find_stores(store, world_size=world_size)
+    if not found.is_one_store:
+        if table is not None:
+            raise UsageError(
+                f"--table is of one store; name it: {found.stores[0]}, or another of '{store}'"
+            )
+        job = maintenance.inspect_job(store, world_size=world_size)
+        print_json(job, is_sound=job.is_sound) if as_json else _show_job(job)
+        if not job.is_sound:
+            sys.exit(1)
+        return
     if table is not None:
         details = maintenance.inspect_table(store, table)
         print_json(details) if as_json else _show_table(details)
@@ -84,6 +105,56 @@ def _show(summary: StoreSummary) -> None:
             )
             for table in summary.tables
         ],
+    )
+
+
+def _show_job(job: JobSummary) -> None:
+    held = [count(len(job.workers), "worker"), count(len(job.tables), "table")]
+    echo(f"{job.job}: {', '.join(held)}, {size(job.file_bytes)}")
+    click.echo()
+    steps = [w.summary.points[-1].step for w in job.workers if w.summary and w.summary.points]
+    print_table(
+        ("worker", "shards", "size", "step", "samples", "behind", "full-recovery points at"),
+        [_worker_row(worker, max(steps, default=0)) for worker in job.workers],
+    )
+    click.echo()
+    if job.tables:
+        print_table(
+            ("table", "rows", "dim", "dtype", "parts", "row state", "size"),
+            [
+                (
+                    table.name,
+                    table.num_embeddings,
+                    table.embedding_dim,
+                    table.dtype,
+                    table.parts if table.is_placed else f"{table.parts}?",
+                    ", ".join(table.row_states) or "-",
+                    size(table.size_bytes),
+                )
+                for table in job.tables
+            ],
+        )
+    for worker in job.workers:
+        if worker.summary is None:
+            echo(f"damaged: {worker.damage}")
+    for fault in job.faults:
+        echo(f"wrong: {fault}")
+    for note in job.notes:
+        echo(f"note: {note}")
+
+
+def _worker_row(worker: WorkerSummary, newest: int) -> tuple[object, ...]:
+    if (summary := worker.summary) is None:
+        return (worker.worker, *("-",) * 4, "-", "damaged")
+    shown = (worker.worker, summary.num_shards, size(summary.file_bytes))
+    if not summary.points:
+        return (*shown, "-", "-", "-", "-")
+    point = summary.points[-1]
+    full = ", ".join(str(p.step) for p in summary.points if p.is_full_recovery_point)
+    return (
+        *shown,
+        *(point.step, point.num_samples, newest - point.step),
+        full or "-",
     )
 
 

@@ -13,8 +13,15 @@ from tqdm import tqdm
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from cpr_ext.maintenance import JobReport
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 store_argument = click.argument("store", type=click.Path(file_okay=False))
+world_size_option = click.option(
+    "--world-size",
+    type=click.IntRange(min=1),
+    help="If the directory holds jobs of several sizes: the one of so many workers.",
+)
 
 
 def print_json(result: DataclassInstance, **more: Any) -> None:
@@ -36,6 +43,14 @@ def printable(text: str, *, keep: str = "") -> str:
 def echo(text: str) -> None:
     """Print a line in which names of a store occur."""
     click.echo(printable(text))
+
+
+def show_left_alone(job: JobReport[Any]) -> None:
+    """Print which stores of a job nothing was done to, and why."""
+    for refused in job.refused:
+        echo(f"left as it is: {refused.path}: {refused.reason}")
+    for name in job.missing:
+        echo(f"missing: {name}")
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

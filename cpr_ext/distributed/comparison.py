@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from cpr_ext.dense_tree import is_extra_state
 from cpr_ext.distributed.data_parallel import find_ddp, layout_of
 from cpr_ext.distributed.exchange import tell_all
 from cpr_ext.errors import PeerLostError, WorkersDifferError
-from cpr_ext.table_parts import TablePart
+from cpr_ext.table_plans import describe_table, plan_faults
 from cpr_ext.tables import Table
 
 Facts = dict[str, str]
@@ -50,6 +49,15 @@ def require_same(
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
     if len(set(tell_all(group, digest))) > 1:
         _refuse(group, differences(tell_all(group, facts)), checkpointer.step_count)
+
+
+def require_one_layout(group: dist.ProcessGroup, model: nn.Module) -> None:
+    """Compare what DistributedDataParallel modules are given, before their reducers exchange data.
+
+    Raises:
+        WorkersDifferError: names the module and what differs.
+    """
+    _refuse(group, differences(tell_all(group, _layout_facts(model, is_learned=False))), None)
 
 
 def require_one_plan(group: dist.ProcessGroup, tables: Sequence[Table]) -> None:
@@ -79,10 +87,7 @@ def facts_of(model: nn.Module, checkpointer: Checkpointer, *, buffers: bool) -> 
         shared_optimizers(checkpointer.optimizers, checkpointer.tables)
     ):
         facts |= _optimizer_facts(number, optimizer, tables, names)
-    for name, ddp in find_ddp(model).items():
-        for key, value in layout_of(ddp).items():
-            facts[f"DistributedDataParallel '{name}': {key}"] = json.dumps(value)
-    return facts
+    return facts | _layout_facts(model, is_learned=True)
 
 
 def checksum(values: torch.Tensor) -> str:
@@ -108,59 +113,20 @@ def differences(said: Sequence[Mapping[str, str]]) -> list[str]:
     return found
 
 
-def plan_faults(plans: Sequence[Mapping[str, tuple[Any, ...]]]) -> list[str]:
-    """What is wrong with how workers cut the tables; one sentence each.
-
-    Args:
-        plans: by rank, tables by name. Of a table that says which part of a whole it is (the
-            whole's name, rows, columns, its shape, type); of another (columns, type).
-    """
-    parts: dict[str, list[tuple[int, TablePart, str]]] = {}
-    others: dict[str, dict[tuple[Any, ...], list[int]]] = {}
-    for rank, plan in enumerate(plans):
-        for name, described in plan.items():
-            if len(described) == 2:
-                others.setdefault(name, {}).setdefault(described, []).append(rank)
-            else:
-                whole, rows, columns, num_rows, dim, dtype = described
-                part = TablePart(whole, tuple(rows), tuple(columns), num_rows, dim)
-                parts.setdefault(whole, []).append((rank, part, dtype))
-    found = [
-        f"table '{name}' has (columns, type) "
-        + "; ".join(f"{kind} on workers {ranks}" for kind, ranks in kinds.items())
-        for name, kinds in others.items()
-        if len(kinds) > 1
-    ]
-    return found + [fault for name in parts for fault in _part_faults(name, parts[name])]
-
-
-def _part_faults(name: str, parts: Sequence[tuple[int, TablePart, str]]) -> list[str]:
-    kinds = {(p.num_embeddings, p.embedding_dim, dtype) for _, p, dtype in parts}
-    if len(kinds) > 1:
-        ranks = [rank for rank, _, _ in parts]
-        return [f"table '{name}' has (rows, columns, type) {sorted(kinds)} on workers {ranks}"]
-    for (rank, part, _), (other_rank, other, _) in combinations(parts, 2):
-        if (both := part.overlap(other)) is not None:
-            return [f"workers {rank} and {other_rank} both hold '{both.name}'"]
-    (rows, columns, _) = kinds.pop()
-    held = sum(p.shape[0] * p.shape[1] for _, p, _ in parts)
-    if held != rows * columns:
-        return [f"table '{name}': no worker holds {rows * columns - held} of its values"]
-    return []
-
-
 def _plan(tables: Sequence[Table]) -> dict[str, list[Any]]:
-    plan: dict[str, list[Any]] = {}
-    for table in tables:
-        dtype, part = str(table.weight.dtype), table.part
-        if part is None:
-            plan[table.name] = [table.embedding_dim, dtype]
-        else:
-            plan[table.name] = [
-                *(part.table, part.rows, part.columns),
-                *(part.num_embeddings, part.embedding_dim, dtype),
-            ]
-    return plan
+    return {
+        table.name: list(describe_table(table.embedding_dim, table.weight.dtype, table.part))
+        for table in tables
+    }
+
+
+def _layout_facts(model: nn.Module, *, is_learned: bool) -> Facts:
+    """``is_learned``: also what a reducer knows and its arguments do not say."""
+    return {
+        f"DistributedDataParallel '{name}': {key}": json.dumps(value)
+        for name, ddp in find_ddp(model).items()
+        for key, value in layout_of(ddp, is_learned=is_learned).items()
+    }
 
 
 def _optimizer_facts(

@@ -87,8 +87,16 @@ def reset(model: nn.Module) -> None:
         make_reducer(ddp)
 
 
-def layout_of(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """What must be the same in every worker for their gradients to be exchanged right; JSON."""
+def layout_of(ddp: DistributedDataParallel, *, is_learned: bool = True) -> dict[str, Any]:
+    """What must be the same in every worker for their gradients to be exchanged right; JSON.
+
+    Args:
+        is_learned: also the buckets, which a reducer that was just made does not have yet.
+    """
+    buckets = {
+        "has_final_buckets": has_final_buckets(ddp),
+        "buckets": logged(ddp, "rebuilt_per_bucket_param_indices"),
+    }
     return {
         "parameters": [
             [name, str(parameter.dtype), list(parameter.shape)] for name, parameter in managed(ddp)
@@ -99,8 +107,7 @@ def layout_of(ddp: DistributedDataParallel) -> dict[str, Any]:
         "find_unused_parameters": ddp.find_unused_parameters,
         "broadcast_buffers": bool(ddp.broadcast_buffers),
         "hook": logged(ddp, "comm_hook"),
-        "has_final_buckets": has_final_buckets(ddp),
-        "buckets": logged(ddp, "rebuilt_per_bucket_param_indices"),
+        **(buckets if is_learned else {}),
     }
 
 

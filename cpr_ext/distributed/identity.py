@@ -19,6 +19,7 @@ from cpr_ext.distributed.job_secret import read_secret
 from cpr_ext.distributed.lock_holders import describe_holders
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.files import make_directory, open_regular
+from cpr_ext.job_stores import worker_directory as worker_directory
 
 RANK, WORLD_SIZE = "CPR_RANK", "CPR_WORLD_SIZE"
 RENDEZVOUS, JOB, ADDRESS = "CPR_RENDEZVOUS", "CPR_JOB", "CPR_ADDRESS"
@@ -144,11 +145,6 @@ def _whole(environment: Mapping[str, str], *names: str) -> int:
         f"{names[0]} is not set; start the script with `cpr launch --nproc N SCRIPT`, or set "
         f"{RANK}, {WORLD_SIZE} and {RENDEZVOUS} for each worker"
     )
-
-
-def worker_directory(directory: str | os.PathLike[str], rank: int, world_size: int) -> Path:
-    """The store of one worker, an ordinary one that every tool reads."""
-    return Path(directory) / f"worker-{rank:05d}-of-{world_size:05d}"
 
 
 def show_alive() -> None:

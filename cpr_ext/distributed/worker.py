@@ -27,7 +27,7 @@ from cpr_ext.dense_tree import read_position
 from cpr_ext.distributed import data_parallel
 from cpr_ext.distributed.account import LossAccount
 from cpr_ext.distributed.agreement import Agreement, Choice, Status, agree
-from cpr_ext.distributed.comparison import require_one_plan, require_same
+from cpr_ext.distributed.comparison import require_one_layout, require_one_plan, require_same
 from cpr_ext.distributed.exchange import broadcast_part, tell_all, wait_for_all
 from cpr_ext.distributed.group import ReformableGroup, Round, init_group
 from cpr_ext.distributed.identity import Identity, Place, TimeOuts, show_alive, worker_directory
@@ -285,6 +285,7 @@ class Worker:
             report = checkpointer.recover()
         # Reading may take longer than a step: a worker that does it does not hang.
         wait_for_all(job.group, timedelta(seconds=self._time_outs.join_seconds))
+        require_one_layout(job.group, job.model)
         data_parallel.reset(job.model)
         part = None
         if agreement.source == self.identity.rank:

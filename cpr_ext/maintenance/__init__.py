@@ -1,8 +1,21 @@
-"""What one does with a store outside training: look, check, export, compact, read single rows."""
+"""What one does with a store outside training: look, check, export, compact, read single rows.
+
+The same with those of all workers of a job: ``inspect_job``, ``verify_job``, ``compact_job``,
+``repair_job``; ``export`` takes either.
+"""
 
 from cpr_ext.maintenance.compaction import CompactReport, compact
-from cpr_ext.maintenance.exporting import ExportReport, export
+from cpr_ext.maintenance.exporting import ExportedStore, ExportReport, export
 from cpr_ext.maintenance.inspection import StoreSummary, TableDetails, inspect, inspect_table
+from cpr_ext.maintenance.job_changes import JobReport, compact_job, repair_job
+from cpr_ext.maintenance.job_inspection import (
+    JobSummary,
+    JobTable,
+    JobVerifyReport,
+    WorkerSummary,
+    inspect_job,
+    verify_job,
+)
 from cpr_ext.maintenance.repair import RepairReport, repair
 from cpr_ext.maintenance.row_reading import read_rows
 from cpr_ext.maintenance.self_check import SelfCheck, self_check
@@ -13,18 +26,28 @@ __all__ = [
     "CompactReport",
     "Damage",
     "ExportReport",
+    "ExportedStore",
+    "JobReport",
+    "JobSummary",
+    "JobTable",
+    "JobVerifyReport",
     "MergeLimits",
     "RepairReport",
     "SelfCheck",
     "StoreSummary",
     "TableDetails",
     "VerifyReport",
+    "WorkerSummary",
     "compact",
+    "compact_job",
     "export",
     "inspect",
+    "inspect_job",
     "inspect_table",
     "read_rows",
     "repair",
+    "repair_job",
     "self_check",
     "verify",
+    "verify_job",
 ]

@@ -1,29 +1,67 @@
-"""Write a store's newest state as plain state dicts that other tools load."""
+"""Write the newest state of a store, or of a whole job, as plain state dicts."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from cpr_ext.errors import CprError, UsageError
+from cpr_ext.errors import CprError, StoreError, UsageError
 from cpr_ext.files import storage_error, sync_directory
-from cpr_ext.maintenance.row_reading import shard_rows
+from cpr_ext.job_stores import JobStores, find_stores
+from cpr_ext.maintenance.job_fit import (
+    MemberPart,
+    dense_faults,
+    newest,
+    notes,
+    read_parts,
+    step_of_all,
+)
 from cpr_ext.maintenance.safetensors_stream import TensorSpec, write_safetensors
+from cpr_ext.maintenance.whole_tables import (
+    Holding,
+    Member,
+    TablePlan,
+    WholeArray,
+    plan_of_one,
+    plan_tables,
+    whole_arrays,
+)
 from cpr_ext.recovery import read_dense
-from cpr_ext.segment import ArraySpec
-from cpr_ext.shard_rows import ShardRows
-from cpr_ext.store_reader import StoreReader, read_committed
+from cpr_ext.regrouping import newest_records
+from cpr_ext.store_reader import StoreReader, read_committed_all
 from cpr_ext.tables import WEIGHT
+from cpr_ext.wrapper_names import added, plain_names
 
 Format = Literal["safetensors", "torch", "dcp"]
 FORMATS: tuple[Format, ...] = ("safetensors", "torch", "dcp")
-BLOCK_BYTES = 16 << 20
+REPORT_FILE = "export.json"
+
+
+@dataclass(frozen=True)
+class ExportedStore:
+    """What was taken of one worker's store.
+
+    Attributes:
+        store: the directory.
+        worker: its rank, or the name of the store.
+        step, num_samples: of its snapshot; no row of it is newer.
+        samples_lost: samples whose effect failures had taken from its rows until then.
+        is_full_recovery_point: every row is as it was at ``step``, not as it was saved last.
+    """
+
+    store: str
+    worker: int | str
+    step: int
+    num_samples: int
+    samples_lost: int
+    is_full_recovery_point: bool
 
 
 @dataclass(frozen=True)
@@ -33,9 +71,14 @@ class ExportReport:
     Attributes:
         out: the directory.
         files: names in it.
-        step, num_samples: the position in training that was exported.
+        step, num_samples: the position in training of the dense part.
         tensors: how many, model and optimizer together.
         tensor_bytes: their size.
+        stores: what was taken of which; rows may be of other steps than the dense part.
+        step_of_rows: the step of which every row is; None: each is as it was saved last.
+        dense_from: the worker whose dense part it is: the one that got furthest.
+        removed: prefixes of wrappers that names were written without.
+        notes: what else must be known of it, one sentence each.
     """
 
     out: str
@@ -45,59 +88,52 @@ class ExportReport:
     num_samples: int
     tensors: int
     tensor_bytes: int
-
-
-@dataclass(frozen=True)
-class _TableArray:
-    """One array of a table, whole, wherever its shards lie."""
-
-    shape: tuple[int, ...]
-    array: ArraySpec
-    shards: tuple[ShardRows, ...]
-    ranges: tuple[tuple[int, int], ...]
-
-    def blocks(self) -> Iterator[torch.Tensor]:
-        rows = max(1, BLOCK_BYTES // sum(a.row_bytes for a in self.shards[0].arrays))
-        for shard, (begin, end) in zip(self.shards, self.ranges, strict=True):
-            for first in range(begin, end, rows):
-                last = min(first + rows, end)
-                arrays = shard.range(first, last).arrays
-                # A state that no segment of this shard has is zero, as in older segments.
-                yield arrays.get(
-                    self.array.name,
-                    torch.zeros((last - first, *self.array.row_shape), dtype=self.array.dtype),
-                )
-
-    def whole(self) -> torch.Tensor:
-        return torch.cat(list(self.blocks()))
+    stores: tuple[ExportedStore, ...]
+    step_of_rows: int | None
+    dense_from: int | str
+    removed: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def export(
-    store: str | os.PathLike[str],
+    store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
     format: Format = "safetensors",
     full: bool = False,
+    keep_names: bool = False,
+    rows_in_order: bool = False,
+    world_size: int | None = None,
 ) -> ExportReport:
     """Write the newest snapshot as two plain state dicts: the model's, and optimizers' row states.
+
+    Of a job, whose workers have a store each, this is the unsharded model: tables whole, and the
+    dense part of the worker that got furthest.
 
     ``safetensors``: ``model.safetensors`` and ``optimizer_rows.safetensors``; memory is bounded.
     ``torch``: ``model.pt`` and ``optimizer_rows.pt``, for ``torch.load(weights_only=True)``.
     ``dcp``: one torch.distributed.checkpoint of ``{"model": ..., "optimizer_rows": ...}``.
-    The last two hold the model in memory once.
+    The last two hold the model in memory once. ``export.json`` is the report.
 
-    The model's tensors have the names of its ``state_dict()``; row states are called
-    ``<state_dict name of the table>.<state>``, as ``tables.users.weight.sum``.
+    The model's tensors have the names of its ``state_dict()`` without what wrappers add; row states
+    are called ``<state_dict name of the table>.<state>``, as ``tables.users.weight.sum``. A state
+    of one value per row that each range of columns has of its own: ``....sum[0:8]``.
 
     Args:
-        store: the directory; a training process may be using it.
+        store: the directory of a store, or the one that holds the stores of all workers of a job;
+            or these one by one. Processes may be training on them.
         out: a directory that does not exist yet; it appears once it is complete.
         format: ``"safetensors"``, ``"torch"`` or ``"dcp"``.
-        full: the newest full-recovery point, not the newest snapshot.
+        full: the newest full-recovery point that all stores have, not the newest snapshots.
+        keep_names: leave ``module.``, ``_orig_mod.`` and ``_dmp_wrapped_module.`` in names.
+        rows_in_order: of a table that several stores have under one name, without saying which
+            part of it (``Table(part=...)``), the rows follow each other in the order of workers.
+        world_size: of a directory with jobs of several sizes, the one of so many workers.
 
     Raises:
         UsageError: ``out`` exists, or no such format.
-        StoreError: not a store, or nothing to export.
+        StoreError: not a store or job, nothing to export, a worker's store is missing, or the
+            stores do not fit together.
         DamageError: what would have to be read is damaged (named).
         StorageError: the operating system refused.
     """
@@ -106,17 +142,87 @@ def export(
     target = Path(out)
     if target.exists():
         raise UsageError(f"'{target}' exists; choose a new directory")
-    return read_committed(store, lambda reader: _export(reader, target, format, full))
+    job = find_stores(store, world_size=world_size)
+    job.require_all()
+    options = _Options(format, full, keep_names, rows_in_order)
+    return read_committed_all(job.stores, lambda readers: _export(job, readers, target, options))
 
 
-def _export(reader: StoreReader, target: Path, format: Format, full: bool) -> ExportReport:
-    record = reader.newest(full=full)
-    model, rows = _collect(reader, record.snapshot, full)
+@dataclass(frozen=True)
+class _Options:
+    format: Format
+    full: bool
+    keep_names: bool
+    rows_in_order: bool
+
+
+def _export(
+    job: JobStores, readers: Sequence[StoreReader], target: Path, options: _Options
+) -> ExportReport:
+    records = newest_records(readers, full=options.full)
+    members = [Member(*m) for m in zip(job.workers, readers, records, strict=True)]
+    parts = read_parts(members)
+    if job.is_one_store:
+        plan = plan_of_one(readers[0])
+    else:
+        plan = plan_tables(
+            [reader.tables for reader in readers], job.workers, rows_in_order=options.rows_in_order
+        )
+    content = _collect(members, parts, plan, keep_names=options.keep_names)
+    source = newest(parts)
+    sizes = [_spec(value) for value in [*content.model.values(), *content.rows.values()]]
+    report = ExportReport(
+        out=str(target),
+        format=options.format,
+        files=(),
+        step=source.position.step,
+        num_samples=source.position.num_samples,
+        tensors=len(sizes),
+        tensor_bytes=sum(spec.size_bytes for spec in sizes),
+        stores=tuple(map(_exported, parts)),
+        step_of_rows=step_of_all(members),
+        dense_from=source.member.worker,
+        removed=tuple(content.removed),
+        notes=(*notes(parts), *_parts_alone(job, readers[0]), *content.notes),
+    )
+    return _write(target, content, report)
+
+
+def _parts_alone(job: JobStores, reader: StoreReader) -> list[str]:
+    """What to say of a store that is exported without those that hold the rest of its tables."""
+    cut = [t.name for t in reader.tables.values() if t.part is not None and not t.part.is_whole]
+    if not (job.is_one_store and cut):
+        return []
+    return [
+        f"it holds parts of tables, such as '{cut[0]}': for whole ones name the directory that "
+        "holds the stores of all workers"
+    ]
+
+
+def _exported(part: MemberPart) -> ExportedStore:
+    member, position = part.member, part.position
+    return ExportedStore(
+        str(member.reader.directory),
+        member.worker,
+        position.step,
+        position.num_samples,
+        position.samples_lost,
+        member.record.is_complete,
+    )
+
+
+def _write(target: Path, content: _Content, report: ExportReport) -> ExportReport:
     temporary = target.with_name(target.name + ".tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _WRITERS[format](temporary, model, rows)
+        _WRITERS[report.format](temporary, content.model, content.rows)
+        files = (REPORT_FILE, *(entry.name for entry in temporary.iterdir()))
+        report = replace(report, files=tuple(sorted(files)))
+        with (temporary / REPORT_FILE).open("w") as file:
+            file.write(json.dumps(asdict(report), indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         sync_directory(temporary)
         temporary.rename(target)
         sync_directory(target.parent)
@@ -126,52 +232,97 @@ def _export(reader: StoreReader, target: Path, format: Format, full: bool) -> Ex
         raise storage_error("write", target, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    sizes = [_spec(value) for value in [*model.values(), *rows.values()]]
-    return ExportReport(
-        out=str(target),
-        format=format,
-        files=tuple(sorted(entry.name for entry in target.iterdir())),
-        step=record.last_step,
-        num_samples=record.num_samples,
-        tensors=len(sizes),
-        tensor_bytes=sum(spec.size_bytes for spec in sizes),
-    )
+    return report
 
 
-_Value = torch.Tensor | _TableArray
+_Value = torch.Tensor | WholeArray
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The model's tensors and the row states, by name; tables are not read yet."""
+
+    model: dict[str, _Value]
+    rows: dict[str, _Value]
+    removed: list[str]
+    notes: list[str]
 
 
 def _collect(
-    reader: StoreReader, snapshot: int, full: bool
-) -> tuple[dict[str, _Value], dict[str, _Value]]:
-    """The model's tensors and the row states, by name; tables are not read yet."""
-    part = read_dense(reader.dense, reader.newest(full=full))
-    tree = part.tree()
+    members: Sequence[Member],
+    parts: Sequence[MemberPart],
+    plan: TablePlan,
+    *,
+    keep_names: bool,
+) -> _Content:
+    _refuse([*plan.faults, *dense_faults(parts)])
+    for name, number in plan.unplaced.items():
+        raise StoreError(
+            f"table '{name}' is in {number} stores, which do not say which part of it each holds. "
+            "If its rows follow each other in the order of the workers, say so: --rows-in-order "
+            "(Python: rows_in_order=True). Stores of a Table(part=...) tell it themselves"
+        )
+    source = newest(parts)
+    tree = read_dense(source.member.reader.dense, source.member.record).tree()
     # What a module's get_extra_state() gave is no tensor and has no place in a plain state dict.
     model: dict[str, _Value] = {
         name: value for name, value in tree["model"].items() if isinstance(value, torch.Tensor)
     }
-    rows: dict[str, _Value] = {}
-    keys: dict[str, str] = tree["table_keys"]  # state_dict name -> table
-    for key, name in keys.items():
-        shards = range(reader.num_shards)
-        ranges = tuple(reader.row_range(name, shard) for shard in shards)
-        parts = tuple(shard_rows(reader, shard, name, snapshot) for shard in shards)
-        held = [(p, r) for p, r in zip(parts, ranges, strict=True) if r[0] < r[1]]
-        for array in held[0][0].arrays:
-            shape = (reader.table(name).num_embeddings, *array.row_shape)
-            value = _TableArray(shape, array, tuple(p for p, _ in held), tuple(r for _, r in held))
-            if array.name == WEIGHT:
-                model[key] = value
-            else:
-                rows[f"{key}.{array.name}"] = value
-    return model, rows
+    states: dict[str, list[WholeArray]] = {}
+    lacking: list[str] = []
+    for table, holdings in plan.tables.items():
+        arrays = whole_arrays(members, holdings)
+        lacking += [
+            f"'{table}/{array.name}' is not in the store of worker {worker}: zero there"
+            for array in arrays
+            for worker in array.lacking
+        ]
+        keys = _keys(table, holdings, parts)
+        if not keys:
+            lacking.append(f"table '{table}' is not in the model's state_dict(), and left out")
+        for key in keys:
+            model[key] = next(array for array in arrays if array.name == WEIGHT)
+            states[key] = [array for array in arrays if array.name != WEIGHT]
+    names = {} if keep_names else plain_names(model, source.wrapped)
+    rows: dict[str, _Value] = {
+        f"{names.get(key, key)}.{array.name}": array
+        for key, arrays in states.items()
+        for array in arrays
+    }
+    plain = {names.get(key, key): value for key, value in model.items()}
+    return _Content(plain, rows, added(names), lacking)
+
+
+def _keys(table: str, holdings: Sequence[Holding], parts: Sequence[MemberPart]) -> list[str]:
+    """The names of a whole table in the ``state_dict()``; none if it is not in there.
+
+    Those that all its parts have in common, where a part's own name stands for the table's; else
+    the table's name.
+    """
+    found = [
+        [
+            key.replace(holding.name, table)
+            for key, name in parts[holding.member].table_keys.items()
+            if name == holding.name
+        ]
+        for holding in holdings
+    ]
+    common = [key for key in found[0] if all(key in keys for keys in found)]
+    return common or ([f"{table}.{WEIGHT}"] if any(found) else [])
+
+
+def _refuse(faults: Sequence[str]) -> None:
+    if faults:
+        raise StoreError(
+            f"the stores do not make up one job: {'; '.join(faults)}. Name the directory that "
+            "holds the stores of all workers of one job, and no other; `cpr inspect` shows them"
+        )
 
 
 def _spec(value: _Value) -> TensorSpec:
     if isinstance(value, torch.Tensor):
         return TensorSpec(tuple(value.shape), value.dtype)
-    return TensorSpec(value.shape, value.array.dtype)
+    return TensorSpec(value.shape, value.dtype)
 
 
 def _write_safetensors(out: Path, model: dict[str, _Value], rows: dict[str, _Value]) -> None:

@@ -1,9 +1,13 @@
+#undef _FORTIFY_SOURCE  // its longjmp() does not change stacks
+
 #include "testing/emulated_block.h"
 
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
 #include <algorithm>
+#include <deque>
 #include <new>
 #include <numeric>
 #include <string>
@@ -16,10 +20,14 @@ constexpr int kWarp = 32;
 constexpr size_t kStackBytes = 64 * 1024;
 constexpr unsigned kAtomicsPerChange = 4;  // on average
 
-struct Fiber {
-  ucontext_t context;
-  enum { kReady, kAtBarrier, kInExchange, kEnded } state = kReady;
+// What runs on a stack of its own.
+struct Context {
+  ucontext_t begin;
+  jmp_buf left;  // where it was left, once it has begun
+  bool has_begun = false;
 };
+
+enum class State { kReady, kAtBarrier, kInExchange, kEnded };
 
 struct Warp {
   unsigned mask = 0;
@@ -29,9 +37,9 @@ struct Warp {
 };
 
 struct Block {
-  std::vector<Fiber> fibers;
+  std::vector<State> threads;
   std::vector<Warp> warps;
-  ucontext_t scheduler;
+  Context scheduler;
   int current = 0;
   int num_alive = 0;
   int num_at_barrier = 0;
@@ -42,15 +50,40 @@ struct Block {
 
 Block* block = nullptr;
 
-std::byte* stack_of(int thread) {
-  static std::vector<std::byte*> stacks;
-  while (static_cast<int>(stacks.size()) <= thread) {
+// Leaves `from` until somebody changes to it.
+__attribute__((noinline)) void change(Context& from, Context& to) {
+#ifdef __SANITIZE_ADDRESS__
+  swapcontext(&from.begin, &to.begin);  // which AddressSanitizer knows
+#else
+  // swapcontext() makes a system call each time, and that is most of a kernel's time.
+  from.has_begun = true;
+  if (_setjmp(from.left) != 0) return;
+  if (to.has_begun) _longjmp(to.left, 1);
+  setcontext(&to.begin);
+#endif
+}
+
+void run_threads();
+
+void prepare(Context& context, void* stack) {
+  getcontext(&context.begin);
+  context.begin.uc_stack.ss_sp = stack;
+  context.begin.uc_stack.ss_size = kStackBytes;
+  makecontext(&context.begin, run_threads, 0);
+  context.has_begun = false;
+}
+
+// One after another runs the threads of this number, of all blocks.
+Context& context_of(int thread) {
+  static std::deque<Context> contexts;  // they must not move
+  while (static_cast<int>(contexts.size()) <= thread) {
     void* memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
-    stacks.push_back(static_cast<std::byte*>(memory));
+    Context& made = contexts.emplace_back();
+    prepare(made, memory);
   }
-  return stacks[thread];
+  return contexts[thread];
 }
 
 void place(int thread) {
@@ -62,30 +95,21 @@ void place(int thread) {
 void release_barrier_if_complete() {
   if (block->num_at_barrier == 0 || block->num_at_barrier < block->num_alive) return;
   block->num_at_barrier = 0;
-  for (Fiber& fiber : block->fibers) {
-    if (fiber.state == Fiber::kAtBarrier) fiber.state = Fiber::kReady;
+  for (State& state : block->threads) {
+    if (state == State::kAtBarrier) state = State::kReady;
   }
 }
 
-void run_fiber() {
-  (*block->body)();
-  block->fibers[block->current].state = Fiber::kEnded;
-  --block->num_alive;
-  release_barrier_if_complete();
-}
+void leave() { change(context_of(block->current), block->scheduler); }
 
-void leave() {
-  const int mine = block->current;
-  swapcontext(&block->fibers[mine].context, &block->scheduler);
-}
-
-void prepare(int thread) {
-  ucontext_t& context = block->fibers[thread].context;
-  getcontext(&context);
-  context.uc_stack.ss_sp = stack_of(thread);
-  context.uc_stack.ss_size = kStackBytes;
-  context.uc_link = &block->scheduler;
-  makecontext(&context, run_fiber, 0);
+void run_threads() {
+  for (;;) {
+    (*block->body)();
+    block->threads[block->current] = State::kEnded;
+    --block->num_alive;
+    release_barrier_if_complete();
+    leave();
+  }
 }
 
 }  // namespace
@@ -93,13 +117,13 @@ void prepare(int thread) {
 bool run_block(const std::function<void()>& body, std::mt19937_64* random) {
   const int num_threads = static_cast<int>(blockDim.x * blockDim.y);
   Block here;
-  here.fibers.resize(num_threads);
+  here.threads.resize(num_threads, State::kReady);
   here.warps.resize((num_threads + kWarp - 1) / kWarp);
+  context_of(num_threads - 1);  // makes all of them
   here.num_alive = num_threads;
   here.body = &body;
   here.random = random;
   block = &here;
-  for (int i = 0; i < num_threads; ++i) prepare(i);
   std::vector<int> order(num_threads);
   std::iota(order.begin(), order.end(), 0);
   bool progressed = true;
@@ -107,14 +131,19 @@ bool run_block(const std::function<void()>& body, std::mt19937_64* random) {
     if (random != nullptr) std::shuffle(order.begin(), order.end(), *random);
     progressed = false;
     for (const int thread : order) {
-      if (here.fibers[thread].state != Fiber::kReady) continue;
+      if (here.threads[thread] != State::kReady) continue;
       progressed = true;
       place(thread);
-      swapcontext(&here.scheduler, &here.fibers[thread].context);
+      change(here.scheduler, context_of(thread));
       if (!here.misuse.empty()) break;
     }
   }
   block = nullptr;
+  for (int i = 0; i < num_threads; ++i) {
+    if (here.threads[i] == State::kEnded) continue;
+    Context& stuck = context_of(i);
+    prepare(stuck, stuck.begin.uc_stack.ss_sp);
+  }
   return here.num_alive == 0;
 }
 
@@ -130,7 +159,7 @@ void reach_atomic() {
 }
 
 void barrier() {
-  block->fibers[block->current].state = Fiber::kAtBarrier;
+  block->threads[block->current] = State::kAtBarrier;
   ++block->num_at_barrier;
   release_barrier_if_complete();
   leave();
@@ -147,12 +176,12 @@ const uint64_t* exchange(unsigned mask, uint64_t value) {
   if (warp.arrived == mask) {
     std::copy(std::begin(warp.given), std::end(warp.given), warp.all);
     warp.arrived = 0;
-    for (int i = 0; i < kWarp && first + i < static_cast<int>(block->fibers.size()); ++i) {
-      Fiber& fiber = block->fibers[first + i];
-      if (fiber.state == Fiber::kInExchange) fiber.state = Fiber::kReady;
+    for (int i = 0; i < kWarp && first + i < static_cast<int>(block->threads.size()); ++i) {
+      State& state = block->threads[first + i];
+      if (state == State::kInExchange) state = State::kReady;
     }
   } else {
-    block->fibers[block->current].state = Fiber::kInExchange;
+    block->threads[block->current] = State::kInExchange;
     leave();
   }
   return warp.all;

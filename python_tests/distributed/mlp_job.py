@@ -92,13 +92,22 @@ VARIANTS = {
 } | {"accumulating": plain}
 
 
+def frozen(mlp):
+    mlp.layers[0].requires_grad_(False)
+    return DistributedDataParallel(mlp)
+
+
+# What one worker makes in place of what the others make.
+LAYOUTS = {"layout": static_graph, "unused": unused, "frozen": frozen}
+
+
 class MlpJob(ShardedJob):
     def build(self, group):
         torch.manual_seed(3)
         model = torch.nn.Module()
         model.rows = torch.nn.Embedding(ROWS, DIM, sparse=True)
         for name in self.settings.options["variants"]:
-            make = static_graph if self.is_spoiled("layout") else VARIANTS[name]
+            make = LAYOUTS.get(self.spoiled_by(), VARIANTS[name])
             setattr(model, name, make(Mlp(self.settings.options["layers"])))
         self.model = model
         rows = list(model.rows.parameters())
@@ -150,7 +159,7 @@ class MlpJob(ShardedJob):
         return model.rows(indices)
 
     def make_checkpointer(self, model, optimizers, directory):
-        begin = ROWS * self.rank - (2 if self.is_spoiled("plan") else 0)
+        begin = ROWS * self.rank - (2 if self.spoiled_by() == "plan" else 0)
         rows = ROWS * self.settings.world_size
         part = TablePart("rows", (begin, begin + ROWS), (0, DIM), rows, DIM)
         table = Table(part.name, model.rows.weight, optimizers[0], [model.rows], part=part)
@@ -166,8 +175,9 @@ class MlpJob(ShardedJob):
     def watched_options(self):
         return {}
 
-    def is_spoiled(self, what):
-        return self.settings.options.get("spoil", [])[:2] == [what, self.rank]
+    def spoiled_by(self):
+        what, rank, *_ = self.settings.options.get("spoil") or (None, None)
+        return what if rank == self.rank else None
 
     def spoil(self, job, step):
         """One worker goes another way behind this step: ``{"spoil": [what, rank, step]}``."""

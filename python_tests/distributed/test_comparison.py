@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.distributed.comparison import checksum, differences, facts_of, plan_faults
+from cpr_ext.distributed.comparison import checksum, differences, facts_of
+from cpr_ext.table_plans import plan_faults
 
 
 def row(rows, columns=(0, 4), *, table="t", shape=(10, 4), dtype="float32"):

@@ -103,6 +103,8 @@ def test_a_difference_is_found_before_the_next_step(make_cluster, spoiled, named
     [
         ("plan", "workers 0 and 1 both hold 'rows[38:40, 0:8]'"),
         ("layout", "'plain': static_graph (workers [0]: false; workers [1]: true)"),
+        ("unused", "'plain': find_unused_parameters (workers [0]: false; workers [1]: true)"),
+        ("frozen", "'plain': parameters (workers [0]: [["),
     ],
 )
 def test_another_plan_or_layout_is_found_before_the_first_step(make_cluster, spoiled, named):

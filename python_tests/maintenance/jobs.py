@@ -1,0 +1,83 @@
+"""Jobs of several stores for the tests of the tools, made in one process."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import cpr_ext
+from cpr_ext.job_stores import worker_directory
+from cpr_ext.retention import Retention
+from cpr_ext.table_parts import TablePart
+from cpr_ext.tables import Table
+
+ROWS, DIM = 30, 4
+
+
+class ShardedModel(nn.Module):
+    """Rows of table ``items`` that one worker holds, and a replicated linear layer."""
+
+    def __init__(self, part, *, seed=0, dense_shape=(DIM, 2)):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.items = nn.EmbeddingBag(*part.shape, mode="sum")
+        torch.manual_seed(1)  # replicas are the same
+        self.linear = nn.Linear(*dense_shape)
+
+
+def parts_of(world_size):
+    bounds = [rank * ROWS // world_size for rank in range(world_size + 1)]
+    return [TablePart("items", rows, (0, DIM), ROWS, DIM) for rows in pairwise(bounds)]
+
+
+class WorkerAlone:
+    """One worker of a job that trains without the others, so at steps of its own."""
+
+    def __init__(self, directory, part, *, says_part=True, seed=0, dense_shape=(DIM, 2), **options):
+        self.model = ShardedModel(part, seed=seed, dense_shape=dense_shape)
+        weight = self.model.items.weight
+        of_rows = torch.optim.Adagrad([weight], lr=0.1)
+        dense = torch.optim.SGD(self.model.linear.parameters(), lr=0.1)
+        name = part.name if says_part else "items"
+        table = Table(name, weight, of_rows, [self.model.items], part=part if says_part else None)
+        self.checkpointer = cpr_ext.Checkpointer(
+            self.model, [of_rows, dense], directory, tables=[table], num_shards=2,
+            schedule=cpr_ext.EverySteps(10**9), retention=Retention(full_recovery_points=2),
+            **options,
+        )  # fmt: skip
+
+    def train(self, num_steps):
+        for _ in range(num_steps):
+            step = self.checkpointer.step_count
+            rows = torch.tensor([[step % self.model.items.num_embeddings, 0]])
+            self.model.items(rows).sum().backward()
+            for optimizer in self.checkpointer.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            self.checkpointer.step(8)
+
+    def save(self, kind="base"):
+        self.checkpointer.save(kind)
+        self.checkpointer.wait()
+
+
+def make_job(directory: Path, steps=(3, 3, 3), **options):
+    """A job whose workers have saved after so many steps each; returns them, closed."""
+    workers = []
+    for rank, (part, num_steps) in enumerate(zip(parts_of(len(steps)), steps, strict=True)):
+        store = worker_directory(directory, rank, len(steps))
+        worker = WorkerAlone(store, part, seed=10 + rank, **options)
+        worker.train(num_steps)
+        worker.save()
+        worker.checkpointer.close()
+        workers.append(worker)
+    return workers
+
+
+def gathered(workers):
+    """The unsharded model's state_dict, and the state of its rows; the dense part of the first."""
+    rows = [worker.model.items.weight.detach() for worker in workers]
+    states = [w.checkpointer.tables[0].arrays()["sum"] for w in workers]
+    dense = {f"linear.{n}": v.detach() for n, v in workers[0].model.linear.named_parameters()}
+    return {**dense, "items.weight": torch.cat(rows)}, {"items.weight.sum": torch.cat(states)}
