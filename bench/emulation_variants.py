@@ -20,8 +20,8 @@ import torch
 from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.trainer import Trainer, TrainOptions
 from cpr_ext.emulation.machine import describe_machine
-from cpr_ext.emulation.play import Training, plan_failures
 from cpr_ext.emulation.presets import PRESET_NAMES, find_scenario
+from cpr_ext.emulation.run_strategy import Training, plan_failures
 from cpr_ext.emulation.scenario import Scenario
 from cpr_ext.emulation.statistics import estimate, estimate_ratio
 from cpr_ext.priorities import AllRows, MostFrequentlyUsed, Priority, SubSampledUsed

@@ -22,7 +22,7 @@ from gpu_table import HEAD, Sizes, Target
 from results import Row, parser_of, write
 
 from cpr_ext._native import native
-from cpr_ext.devices import use_training_streams
+from cpr_ext.cuda import use_training_streams
 from cpr_ext.emulation.machine import describe_machine
 
 Stage = Callable[[Sizes], Iterator[Target]]

@@ -25,8 +25,8 @@ from training import Protected, Run, seconds_of
 from cpr_ext._native import native
 from cpr_ext.checkpointer import DEFAULT_SLOT_BYTES
 from cpr_ext.priorities import MostFrequentlyUsed
-from cpr_ext.saving import Consistency
-from cpr_ext.tables import Table
+from cpr_ext.saving.saver import Consistency
+from cpr_ext.state.table import Table
 
 HERE = Path(__file__).resolve().parent
 PRIORITY = MostFrequentlyUsed(0.125)

@@ -26,7 +26,7 @@ from cpr_ext.dlrm.batch import Batch  # noqa: E402
 from cpr_ext.dlrm.hyperparameters import Hyperparameters  # noqa: E402
 from cpr_ext.dlrm.model import DLRM  # noqa: E402
 from cpr_ext.dlrm.optimizers import build_optimizers  # noqa: E402
-from cpr_ext.tables import find_tables  # noqa: E402
+from cpr_ext.state.table import find_tables  # noqa: E402
 
 NUM_TABLES, DIM, NUM_DENSE, NUM_BATCHES = 4, 16, 13, 16
 
@@ -93,7 +93,7 @@ def run_live(settings: dict[str, Any], folder: Path) -> None:
     """Workers that outlive each other."""
     import cpr_ext
     from cpr_ext.distributed import Event, Job, Worker
-    from cpr_ext.distributed.identity import SPARE
+    from cpr_ext.distributed.identity.worker_identity import SPARE
 
     is_spare = SPARE in os.environ
     worker = Worker.from_environment(folder / "stores", observe=lambda event: observe(event))

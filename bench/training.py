@@ -23,8 +23,8 @@ from cpr_ext.dlrm.model import DLRM
 from cpr_ext.dlrm.optimizers import build_optimizers
 from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.synthetic import Synthetic
-from cpr_ext.schedules import Progress, Schedule
-from cpr_ext.tables import find_tables
+from cpr_ext.schedules.intervals import Progress, Schedule
+from cpr_ext.state.table import find_tables
 
 NUM_SAMPLES = 64 * 2048  # made before the clock starts, used in turns
 WARM_STEPS = 4

@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cpr_ext.runtime.old_names import find_old_names
+
 if TYPE_CHECKING:
     from cpr_ext.checkpointer import Checkpointer
     from cpr_ext.errors import CprError
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
         Priority,
         SubSampledUsed,
     )
-    from cpr_ext.recovery_report import RecoveryReport
-    from cpr_ext.retention import Retention
-    from cpr_ext.schedules import Continuous, EverySeconds, EverySteps, Schedule
-    from cpr_ext.tables import Table
-    from cpr_ext.target_pls import TargetPLS
+    from cpr_ext.recovery.report import RecoveryReport
+    from cpr_ext.schedules.intervals import Continuous, EverySeconds, EverySteps, Schedule
+    from cpr_ext.schedules.target_pls import TargetPLS
+    from cpr_ext.state.table import Table
+    from cpr_ext.storage.retention import Retention
 
 __all__ = [
     "AllRows",
@@ -54,19 +56,19 @@ __version__ = "0.1.0"
 _MODULES = {
     "AllRows": "priorities",
     "Checkpointer": "checkpointer",
-    "Continuous": "schedules",
+    "Continuous": "schedules.intervals",
     "CprError": "errors",
-    "EverySeconds": "schedules",
-    "EverySteps": "schedules",
+    "EverySeconds": "schedules.intervals",
+    "EverySteps": "schedules.intervals",
     "LargestChange": "priorities",
     "MostFrequentlyUsed": "priorities",
     "Priority": "priorities",
-    "RecoveryReport": "recovery_report",
-    "Retention": "retention",
-    "Schedule": "schedules",
+    "RecoveryReport": "recovery.report",
+    "Retention": "storage.retention",
+    "Schedule": "schedules.intervals",
     "SubSampledUsed": "priorities",
-    "Table": "tables",
-    "TargetPLS": "target_pls",
+    "Table": "state.table",
+    "TargetPLS": "schedules.target_pls",
 }
 
 
@@ -80,3 +82,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+find_old_names()

@@ -14,23 +14,55 @@ import torch
 from torch import nn
 
 from cpr_ext._native import native
-from cpr_ext.base_rule import BaseRule
-from cpr_ext.committer import Committer
-from cpr_ext.compactor import make_compactor
-from cpr_ext.dense import (
+from cpr_ext.cuda import devices_of, make_stagers, use_training_streams
+from cpr_ext.errors import SnapshotError, UsageError
+from cpr_ext.metrics.cost_meter import CostMeter
+from cpr_ext.metrics.counters import Metrics, ScalarWriter
+from cpr_ext.metrics.run_state import RunAccount
+from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority, make_tracker
+from cpr_ext.recovery.recoverer import OnDamage, Recoverer, RecoveryMode
+from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.runtime.forks import Creator, leave_to_parent_when_forked
+from cpr_ext.runtime.log_text import EncodableMessages
+from cpr_ext.saving.background_capture import Overlap, OverlapChoice
+from cpr_ext.saving.rebase_policy import BaseRule
+from cpr_ext.saving.requested_snapshot import RequestedSnapshot
+from cpr_ext.saving.saver import Consistency, Saver, SavingOptions, WhenBusy
+from cpr_ext.saving.segment_capture import WriteOptions
+from cpr_ext.saving.selection import Selector
+from cpr_ext.saving.slot_size import DEFAULT_SLOT_BYTES, choose_slot_bytes
+from cpr_ext.saving.snapshot import Snapshot, SnapshotKind
+from cpr_ext.schedules.intervals import EverySeconds, Schedule
+from cpr_ext.state.dense_schema import read_position
+from cpr_ext.state.dense_state import (
     DensePart,
     capture_dense,
     refuse_nan,
     restore_dense,
     shared_optimizers,
 )
-from cpr_ext.dense_tree import read_position
-from cpr_ext.devices import devices_of, make_stagers, use_training_streams
-from cpr_ext.errors import SnapshotError, UsageError
-from cpr_ext.forks import Creator, leave_to_parent_when_forked
-from cpr_ext.log_text import EncodableMessages
-from cpr_ext.metrics import Metrics, ScalarWriter
-from cpr_ext.options import (
+from cpr_ext.state.table import (
+    Table,
+    find_tables,
+    prioritized_tables,
+    register_tables,
+    shard_row_range,
+)
+from cpr_ext.storage.commit_thread import Committer
+from cpr_ext.storage.compactor import make_compactor
+from cpr_ext.storage.reading import OnReadError, falling_back
+from cpr_ext.storage.retention import Retention
+from cpr_ext.storage.store import Store
+from cpr_ext.storage.store_reader import StoreReader, read_committed_all
+from cpr_ext.tracking.lookup_recorder import LookupRecorder
+from cpr_ext.tracking.table_watch import TableWatch
+from cpr_ext.tracking.unwatched import (
+    require_own_optimizers,
+    warn_of_large_parameters,
+    warn_of_schedulers,
+    warn_of_sparse_gradients,
+)
+from cpr_ext.validation import (
     as_optimizers,
     as_shards,
     as_whole_number,
@@ -38,38 +70,6 @@ from cpr_ext.options import (
     require_kind,
     require_one_of,
     require_positive_or_none,
-)
-from cpr_ext.overlap import Overlap, OverlapChoice
-from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority, make_tracker
-from cpr_ext.reading import OnReadError, falling_back
-from cpr_ext.recovering import OnDamage, Recoverer, RecoveryMode
-from cpr_ext.recovery_report import RecoveryReport
-from cpr_ext.requested_snapshot import RequestedSnapshot
-from cpr_ext.retention import Retention
-from cpr_ext.run_account import RunAccount
-from cpr_ext.run_costs import CostMeter
-from cpr_ext.saving import Consistency, Saver, SavingOptions, WhenBusy
-from cpr_ext.schedules import EverySeconds, Schedule
-from cpr_ext.segment_capture import WriteOptions
-from cpr_ext.selection import Selector
-from cpr_ext.slot_size import DEFAULT_SLOT_BYTES, choose_slot_bytes
-from cpr_ext.snapshot import Snapshot, SnapshotKind
-from cpr_ext.store import Store
-from cpr_ext.store_reader import StoreReader, read_committed_all
-from cpr_ext.table_watch import TableWatch
-from cpr_ext.tables import (
-    Table,
-    find_tables,
-    prioritized_tables,
-    register_tables,
-    shard_row_range,
-)
-from cpr_ext.tracking import LookupRecorder
-from cpr_ext.unwatched import (
-    require_own_optimizers,
-    warn_of_large_parameters,
-    warn_of_schedulers,
-    warn_of_sparse_gradients,
 )
 
 logger = logging.getLogger("cpr_ext")
@@ -117,7 +117,7 @@ class Checkpointer:
             times the bytes of its base; partial snapshots then need no new base. None: never.
         compact_bytes_per_second: the most that compaction reads and writes; None: no limit.
         retention: how many full-recovery points to keep, and how many bytes in all: a
-            ``cpr_ext.retention.Retention``.
+            ``cpr_ext.Retention``.
         when_busy: what to do when a snapshot is due before the last one is committed: ``"delay"``
             starts it after that commit, ``"wait"`` blocks training until then, so that snapshots
             are taken at the same steps whatever the disk's speed.

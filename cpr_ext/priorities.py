@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from cpr_ext.devices import device_of, keep_for_stream
+from cpr_ext.cuda import device_of, keep_for_stream
 from cpr_ext.errors import UsageError
-from cpr_ext.row_updates import CountedTracker, counts_updates, native_tracker
-from cpr_ext.tables import Table
+from cpr_ext.state.table import Table
+from cpr_ext.tracking.trackers import CountedTracker, counts_updates, native_tracker
 
 
 @dataclass(frozen=True)

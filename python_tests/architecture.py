@@ -1,11 +1,16 @@
-"""The arrows that are allowed between rooms and modules, and a reader of those that exist."""
+"""The arrows that are allowed between rooms, and a reader of those that exist.
+
+A room of ``cpr_ext/`` is a folder, or a module beside the folders; a room of ``csrc/`` is a folder.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+CSRC = Path(__file__).resolve().parents[1] / "csrc"
 
 # room -> the rooms it may include, besides itself
 CPP_ROOMS: dict[str, set[str]] = {
@@ -18,76 +23,52 @@ CPP_ROOMS: dict[str, set[str]] = {
     "bindings": {"core", "selection", "tracking", "staging", "storage", "pipeline"},
     "testing": set(),
 }
-DEVICE_HEADER = "core/device.h"  # the one that knows CUDA
-# For *.cu only.
-DEVICE_HEADERS = (
-    *(DEVICE_HEADER, "core/device_bits.h", "selection/device_rows.h", "selection/device_scores.h"),
-    *("tracking/device_bitmap.h", "tracking/device_fault.h", "tracking/device_grid.h"),
-    *(
-        "tracking/device_lookups.h",
-        "tracking/device_pending_rows.h",
-        "tracking/device_row_change.h",
-    ),
-    *("tracking/device_row_list.h", "tracking/device_sample.h", "tracking/device_sum.h"),
-    "tracking/device_taken_rows.h",
-)
+CUDA_HEADER = "core/cuda/device.h"  # the one that knows CUDA
 # CUDA's stand-in in tests, and who may know it.
 EMULATOR = ("testing/emulated_cuda.h", "testing/broken_kernels.h")
-EMULATOR_USERS = (DEVICE_HEADER, "bindings/bind_emulator.cpp")
+EMULATOR_USERS = (CUDA_HEADER, "bindings/bind_emulator.cpp")
 
-# A module may import those of any line above its own, and the other parts of its own package.
-PYTHON_LAYERS: list[set[str]] = [
-    {"_C"},  # the compiled module; only _native imports it
-    {"errors"},
-    {"options", "log_text", "dtypes", "position", "file_names"},
-    {"_native", "at_exit", "files", "forks", "reading"},
-    {"signed_json", "devices", "locks", "leases", "committer", "job_stores"},
-    {"segment", "manifest"},
-    {"packing", "retention", "merge_plan", "metrics", "witness", "table_parts"},
-    {"table_plans", "wrapper_names"},
-    {"dense_tree"},
-    {"tables", "segment_rows", "segment_stream", "segment_header", "row_updates"},
-    {"abandoned_hooks", "table_versions", "slot_size", "unwatched"},
-    {"recovery_report"},
-    {"shard_rows", "aftermath"},
-    {"tracking", "table_watch", "priorities", "schedules", "store"},
-    {"selection", "dense", "store_reader", "target_pls", "run_costs"},
-    {"segment_capture", "merging", "run_account", "row_samples"},
-    {"snapshot", "recovery"},
-    {"overlap", "transplant", "checking", "base_rule", "requested_snapshot"},
-    {"regrouping"},
-    {"compactor", "recovering"},
+# A room may import those of any line above its own.
+PYTHON_ROOMS: list[set[str]] = [
+    {"errors", "dtypes"},
+    {"_native", "validation", "runtime", "policy"},
+    {"cuda", "state", "schedules"},
+    {"tracking", "storage"},
+    {"priorities", "recovery", "metrics"},
     {"saving"},
     {"checkpointer"},
     {"__init__"},
-    {"maintenance"},
-    {"distributed", "emulation"},
-    {"integrations"},
+    {"dlrm", "distributed", "maintenance"},
+    {"emulation", "integrations"},
     {"report"},
     {"cli"},
 ]
-# Modules beside the layers: what each may import, besides itself.
-PYTHON_ASIDE: dict[str, set[str]] = {
-    "policy": {"errors"},
-    "dlrm": {"errors"},
-    # What trains and fails the reference model: the public names, also where they are defined.
-    "dlrm.trainer": {
-        *("errors", "dlrm", "__init__", "checkpointer", "policy", "priorities", "schedules"),
-        *("saving", "tables", "metrics"),
-    },
-}
-# What of the layers may use a module that lies aside: the schedule that plans.
-PYTHON_ALSO: dict[str, set[str]] = {"target_pls": {"policy"}}
-_TRAINER = ("trainer", "failures")
-# Everything on top of the layers may use what lies aside.
-TOP_LAYERS = ("distributed", "emulation", "integrations", "report", "cli", "__init__")
+# Pure rooms, which may import less, and the modules there that are not.
+PURE: dict[str, set[str]] = {"policy": {"errors"}, "dlrm": {"errors"}}
+IMPURE = ("dlrm/trainer", "dlrm/failures")  # train and fail the reference model
+COMPILED = "_C"  # only _native imports it
 
 HOW_TO_ADD = (
-    "it is not in python_tests/architecture.py: add it to PYTHON_LAYERS in the line above all "
-    "modules that may import it (or to PYTHON_ASIDE), and to docs/architecture.md"
+    "it is not in python_tests/architecture.py: add it to PYTHON_ROOMS in the line above all rooms "
+    "that may import it, and to docs/architecture.md"
 )
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def _includes(text: str) -> list[str]:
+    return [header for bracket, header in _INCLUDE.findall(text) if bracket == '"']
+
+
+def knows_cuda(header: str, seen: set[str] | None = None) -> bool:
+    """Whether csrc/`header` is, or includes through others, the header that knows CUDA."""
+    seen = set() if seen is None else seen
+    if header == CUDA_HEADER:
+        return True
+    if header in seen or not (CSRC / header).is_file():
+        return False
+    seen.add(header)
+    return any(knows_cuda(other, seen) for other in _includes((CSRC / header).read_text()))
 
 
 def cpp_faults(path: str, text: str) -> Iterator[str]:
@@ -96,16 +77,20 @@ def cpp_faults(path: str, text: str) -> Iterator[str]:
     if room not in CPP_ROOMS:
         yield f"csrc/{path}: room '{room}' is not in CPP_ROOMS: add it, and to csrc/README.md"
         return
+    is_cuda = "/cuda/" in path
+    if path.endswith(".cu") and not is_cuda:
+        yield f"csrc/{path}: CUDA sources belong in {room}/cuda/"
     for bracket, header in _INCLUDE.findall(text):
         if header.startswith(("pybind11/", "Python.h")) and room != "bindings":
             yield f"csrc/{path} includes {header}; only bindings/ may know Python"
         if header.startswith(("torch/", "ATen/", "c10/")):
             yield f"csrc/{path} includes {header}; the core links no torch"
-        is_cuda = header.startswith(("cuda", "cub/", "thrust/"))
-        if is_cuda and not path.endswith(".cu") and path != DEVICE_HEADER:
-            yield f"csrc/{path} includes {header}; CUDA belongs in *.cu and {DEVICE_HEADER}"
-        if header in DEVICE_HEADERS and not path.endswith(".cu") and path not in DEVICE_HEADERS:
-            yield f"csrc/{path} includes {header}; only *.cu may"
+        if header.startswith(("cuda", "cub/", "thrust/")) and not (
+            path == CUDA_HEADER or path.endswith(".cu")
+        ):
+            yield f"csrc/{path} includes {header}; CUDA belongs in *.cu and {CUDA_HEADER}"
+        if bracket == '"' and not is_cuda and knows_cuda(header):
+            yield f"csrc/{path} includes {header}, which knows CUDA; only files in cuda/ may"
         if header in EMULATOR and path in EMULATOR_USERS:
             continue
         target = header.split("/")[0]
@@ -114,33 +99,30 @@ def cpp_faults(path: str, text: str) -> Iterator[str]:
             yield f"csrc/{path} includes {header}; {room}/ may include {allowed}"
 
 
-def _modules() -> set[str]:
-    return set().union(*PYTHON_LAYERS, PYTHON_ASIDE)
+def python_rooms() -> set[str]:
+    """All rooms of cpr_ext."""
+    return set().union(*PYTHON_ROOMS)
 
 
-def module_of(path: str) -> str:
-    """The name in the tables above that cpr_ext/`path` belongs to."""
-    parts = Path(path).with_suffix("").parts
-    if parts[0] == "dlrm" and len(parts) > 1 and parts[1].startswith(_TRAINER):
-        return "dlrm.trainer"
-    return parts[0]
+def room_of(path: str) -> str:
+    """The room that cpr_ext/`path` is in."""
+    return Path(path).with_suffix("").parts[0]
 
 
-def allowed_imports(module: str) -> set[str]:
-    if module in PYTHON_ASIDE:
-        return PYTHON_ASIDE[module]
-    below: set[str] = set()
-    if module == "_native":
-        return {"_C", "errors"}
-    for layer in PYTHON_LAYERS:
-        if module in layer:
+def allowed_imports(path: str) -> set[str]:
+    """The rooms that cpr_ext/`path` may import, besides its own."""
+    room = room_of(path)
+    if room in PURE and not path.startswith(IMPURE):
+        return PURE[room]
+    below: set[str] = {COMPILED} if room == "_native" else set()
+    for line in PYTHON_ROOMS:
+        if room in line:
             break
-        below |= layer - {"_C"}
-    below |= PYTHON_ALSO.get(module, set())
-    return below | (set(PYTHON_ASIDE) if module in TOP_LAYERS else set())
+        below |= line
+    return below
 
 
-def _imported_paths(path: str, text: str) -> Iterator[str]:
+def imported_paths(path: str, text: str) -> Iterator[str]:
     """The parts of cpr_ext that a module imports, as paths below it ('' for the package)."""
     package = Path("cpr_ext", path).parent.parts
     for node in ast.walk(ast.parse(text)):
@@ -154,27 +136,59 @@ def _imported_paths(path: str, text: str) -> Iterator[str]:
                 base = [*package[: len(package) - node.level + 1], *base]
             if base[:1] != ["cpr_ext"]:
                 continue
-            if len(base) > 1:
-                # `from cpr_ext.dlrm import trainer` names a module of its own.
-                for alias in node.names:
+            for alias in node.names:
+                if len(base) > 1:  # `from cpr_ext.dlrm import trainer` names a module of its own
                     yield "/".join([*base[1:], alias.name])
-                continue
-            for alias in node.names:  # from cpr_ext import x: a module, or a public name
-                yield alias.name if alias.name in _modules() else ""
+                else:  # from cpr_ext import x: a room, or a public name
+                    yield alias.name if alias.name in {*python_rooms(), COMPILED} else ""
 
 
 def python_faults(path: str, text: str) -> Iterator[str]:
     """What is wrong with the imports of cpr_ext/`path`, one sentence each."""
-    module = module_of(path)
-    if module not in _modules():
+    room = room_of(path)
+    if room not in python_rooms():
         yield f"cpr_ext/{path}: {HOW_TO_ADD}"
         return
-    for imported in _imported_paths(path, text):
-        target = module_of(imported + ".py") if imported else "__init__"
-        if module == "__init__" and target == "__init__":
+    allowed = allowed_imports(path)
+    for imported in imported_paths(path, text):
+        target = room_of(imported + ".py") if imported else "__init__"
+        is_own = target == room and not f"{imported}.".startswith(IMPURE)
+        if is_own or (path.startswith(IMPURE) and target == room):
             continue
-        if target not in _modules():
+        if target not in {*python_rooms(), COMPILED}:
             yield f"cpr_ext/{path} imports cpr_ext.{target}: {HOW_TO_ADD}"
-        elif target != module and target not in allowed_imports(module):
-            allowed = ", ".join(sorted(allowed_imports(module))) or "nothing of ours"
-            yield f"cpr_ext/{path} imports {target}; {module} may import {allowed}"
+        elif target not in allowed:
+            names = ", ".join(sorted(allowed)) or "nothing of ours"
+            yield f"cpr_ext/{path} imports {imported or target}; {room} may import {names}"
+
+
+def module_graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
+    """Module -> the modules it imports; both as paths below cpr_ext, of ``texts`` by path."""
+    names = {path.removesuffix(".py").removesuffix("/__init__"): path for path in texts}
+    graph: dict[str, set[str]] = {}
+    for path, text in texts.items():
+        found = graph.setdefault(path, set())
+        for imported in imported_paths(path, text):
+            # What is imported is a module, or a name in one.
+            target = names.get(imported) or names.get(imported.rpartition("/")[0])
+            if target is not None and target != path and imported:
+                found.add(target)
+    return graph
+
+
+def circle_of(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Modules that import each other in a circle, the first one found; empty: there is none."""
+    done: set[str] = set()
+
+    def walk(node: str, way: list[str]) -> list[str]:
+        if node in way:
+            return [*way[way.index(node) :], node]
+        if node in done:
+            return []
+        for other in sorted(graph.get(node, ())):
+            if circle := walk(other, [*way, node]):
+                return circle
+        done.add(node)
+        return []
+
+    return next((circle for node in sorted(graph) if (circle := walk(node, []))), [])

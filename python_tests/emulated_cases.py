@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext import _emulated, devices, overlap, priorities, segment
+from cpr_ext import _emulated, cuda, priorities
 from cpr_ext.errors import CudaError, RowIndexError
+from cpr_ext.saving import background_capture
+from cpr_ext.storage import segment_format
 from python_tests.helpers import assert_same, read_chunks, shard_records
 
 emulator = _emulated.emulator
@@ -120,7 +122,7 @@ def test_a_device_that_fails_during_a_snapshot_costs_that_snapshot_only(tmp_path
 def test_where_the_device_is_short_of_memory_slots_are_smaller_with_a_warning(tmp_path):
     emulator.fail_call("cudaMalloc", 1)
     with pytest.warns(UserWarning, match=r"device 0 has no memory for 2 staging slots of 8388608"):
-        [stager] = devices.make_stagers([0], slot_bytes=8 << 20, num_slots=2)
+        [stager] = cuda.make_stagers([0], slot_bytes=8 << 20, num_slots=2)
     assert stager.slot_bytes == 4 << 20
 
 
@@ -166,9 +168,9 @@ def saved_rows(directory, priority):
 def test_snapshots_of_a_run_hold_the_rows_that_those_on_the_cpu_do(tmp_path, priority, monkeypatch):
     on_device, kinds = saved_rows(tmp_path / "device", priority)
     assert all(kind.startswith("Device") for kind in kinds)
-    for module in (priorities, overlap):
+    for module in (priorities, background_capture):
         monkeypatch.setattr(module, "device_of", lambda tensor: None)
-    monkeypatch.setattr(segment, "stager_of", lambda tensor: None)
+    monkeypatch.setattr(segment_format, "stager_of", lambda tensor: None)
     on_host, kinds = saved_rows(tmp_path / "host", priority)
     assert not any(kind.startswith("Device") for kind in kinds)
     assert len([kind for kind, *_ in on_host if kind == "partial"]) >= 5

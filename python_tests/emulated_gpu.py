@@ -22,7 +22,7 @@ def emulate() -> None:
     """Before anything else of cpr_ext is imported."""
     sys.modules["cpr_ext._C"] = _emulated
     cpr_ext._C = _emulated
-    devices = importlib.import_module("cpr_ext.devices")
+    devices = importlib.import_module("cpr_ext.cuda")
     devices.device_of = _device_of
     devices._current_stream = lambda device: 0
     checkpointer = importlib.import_module("cpr_ext.checkpointer").Checkpointer

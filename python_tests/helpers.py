@@ -23,7 +23,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
-from cpr_ext.overlap import CaptureThread
+from cpr_ext.saving.background_capture import CaptureThread
 
 NEEDS_GPU = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU: no CUDA device or driver"

@@ -23,8 +23,8 @@ import cpr_ext
 from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.synthetic import Synthetic
 from cpr_ext.dlrm.trainer import Trainer, TrainOptions
-from cpr_ext.manifest import Manifest
-from cpr_ext.segment_header import read_segment
+from cpr_ext.storage.manifest import Manifest
+from cpr_ext.storage.segment_header import read_segment
 
 NUM_SHARDS = 3
 BATCH_SIZE = 32

@@ -9,11 +9,17 @@ from python_tests import architecture
 ROOT = Path(__file__).resolve().parents[1]
 CPP = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cpp", ".cu"))
 PYTHON = sorted((ROOT / "cpr_ext").rglob("*.py"))
+# Rooms that have tests elsewhere: through what uses them.
+UNTESTED_BY_NAME = {"__init__", "_native", "cuda", "dtypes", "errors", "validation"}
+
+
+def rooms_of_the_tree() -> set[str]:
+    return {architecture.room_of(str(path.relative_to(ROOT / "cpr_ext"))) for path in PYTHON}
 
 
 def test_there_is_something_to_read():
     assert len(CPP) > 20
-    assert len(PYTHON) > 2
+    assert len(PYTHON) > 100
 
 
 @pytest.mark.parametrize("path", [str(path.relative_to(ROOT / "csrc")) for path in CPP])
@@ -23,9 +29,28 @@ def test_a_native_file_includes_only_rooms_below_it(path):
 
 
 @pytest.mark.parametrize("path", [str(path.relative_to(ROOT / "cpr_ext")) for path in PYTHON])
-def test_a_module_imports_only_modules_below_it(path):
+def test_a_module_imports_only_rooms_below_its_own(path):
     text = (ROOT / "cpr_ext" / path).read_text()
     assert list(architecture.python_faults(path, text)) == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    texts = {str(path.relative_to(ROOT / "cpr_ext")): path.read_text() for path in PYTHON}
+    graph = architecture.module_graph(texts)
+    assert len([other for others in graph.values() for other in others]) > 300
+    # The public face names modules that import it when they are asked for, not before.
+    assert architecture.circle_of({path: graph[path] for path in graph if path != FACE}) == []
+
+
+FACE = "__init__.py"
+
+
+def test_the_rooms_are_those_of_the_tree():
+    assert rooms_of_the_tree() == architecture.python_rooms()
+
+
+def test_every_room_is_in_one_line_only():
+    assert sum(map(len, architecture.PYTHON_ROOMS)) == len(architecture.python_rooms())
 
 
 def test_the_map_names_every_room():
@@ -35,9 +60,35 @@ def test_the_map_names_every_room():
     assert rooms <= set(architecture.CPP_ROOMS)
 
 
+def test_the_map_names_every_room_of_the_package():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    names = {
+        f"`{room}/`" if (ROOT / "cpr_ext" / room).is_dir() else f"`{room}`"
+        for room in rooms_of_the_tree() - {"__init__"}
+    }
+    assert [name for name in sorted(names) if name not in text] == []
+
+
+def test_every_room_has_tests_of_its_name():
+    tests = ROOT / "python_tests"
+    missing = [
+        room
+        for room in sorted(rooms_of_the_tree() - UNTESTED_BY_NAME)
+        if not any((tests / room).glob("**/test_*.py"))
+        and not (tests / f"test_{room}.py").is_file()
+    ]
+    assert missing == []
+
+
+def test_every_folder_says_what_it_is_for():
+    faces = [path for path in PYTHON if path.name == "__init__.py"]
+    assert [str(path) for path in faces if not path.read_text().startswith('"""')] == []
+
+
 def test_every_native_source_is_listed_one_by_one_in_the_build():
-    listed = (ROOT / "CMakeLists.txt").read_text()
-    assert [path.name for path in CPP if path.suffix != ".h" and path.name not in listed] == []
+    listed = (ROOT / "CMakeLists.txt").read_text().split()
+    sources = [str(path.relative_to(ROOT)) for path in CPP if path.suffix != ".h"]
+    assert [source for source in sources if source not in listed] == []
 
 
 @pytest.mark.parametrize(
@@ -51,9 +102,10 @@ def test_every_native_source_is_listed_one_by_one_in_the_build():
         ("pipeline/a.cpp", '#include "bindings/tensor_view.h"', "pipeline/ may include"),
         ("pipeline/a.cpp", "#include <pybind11/pybind11.h>", "only bindings/"),
         ("staging/a.cpp", "#include <cuda_runtime.h>", "CUDA belongs in"),
-        ("staging/device.h", "#include <cuda_runtime.h>", "CUDA belongs in"),
-        ("staging/a.cpp", '#include "core/device.h"', "only *.cu may"),
-        ("tracking/a.h", '#include "selection/device_rows.h"', "only *.cu may"),
+        ("staging/cuda/a.h", "#include <cuda_runtime.h>", "CUDA belongs in"),
+        ("staging/a.cpp", '#include "core/cuda/device.h"', "which knows CUDA"),
+        ("tracking/a.h", '#include "selection/cuda/rows.h"', "which knows CUDA"),
+        ("staging/a.cu", "", "CUDA sources belong in staging/cuda/"),
         ("core/a.h", '#include "testing/emulated_cuda.h"', "core/ may include nothing else"),
         ("bindings/a.cpp", "#include <torch/extension.h>", "links no torch"),
         ("attic/a.cpp", "", "not in CPP_ROOMS"),
@@ -69,9 +121,10 @@ def test_a_forbidden_include_is_caught(path, line, why):
     [
         ("tracking/a.cpp", '#include "selection/top_rows.h"'),
         ("pipeline/a.cpp", '#include "storage/file.h"\n#include "pipeline/segment_plan.h"'),
-        ("staging/a.cu", "#include <cuda_runtime.h>"),
-        ("core/device.h", '#include <cuda_runtime.h>\n#include "testing/emulated_cuda.h"'),
-        ("staging/a.cu", '#include "core/device.h"'),
+        ("staging/cuda/a.cu", "#include <cuda_runtime.h>"),
+        ("core/cuda/device.h", '#include <cuda_runtime.h>\n#include "testing/emulated_cuda.h"'),
+        ("staging/cuda/a.cu", '#include "core/cuda/device.h"'),
+        ("bindings/a.cpp", '#include "tracking/cuda/access_counter.h"'),
         ("bindings/a.cpp", "#include <pybind11/numpy.h>"),
     ],
 )
@@ -83,27 +136,26 @@ def test_an_allowed_include_is_not_caught(path, line):
     ("path", "line", "why"),
     [
         ("errors.py", "from cpr_ext._native import native", "errors may import nothing of ours"),
-        ("tables.py", "from cpr_ext.snapshot import x", "tables may import"),
-        ("tables.py", "from cpr_ext import checkpointer", "tables may import"),
-        ("tables.py", "import cpr_ext.store", "tables may import"),
-        ("tables.py", "import cpr_ext", "tables may import"),
-        ("tables.py", "from . import store", "tables may import"),
-        ("snapshot.py", "from .recovery import x", "snapshot may import"),
-        ("store.py", "def f():\n    from cpr_ext.checkpointer import x", "store may import"),
+        ("state/table.py", "from cpr_ext.saving.snapshot import x", "state may import"),
+        ("state/table.py", "from cpr_ext import checkpointer", "state may import"),
+        ("state/table.py", "import cpr_ext.storage.store", "state may import"),
+        ("state/table.py", "import cpr_ext", "state may import"),
+        ("state/table.py", "from ..storage import store", "state may import"),
+        ("tracking/trackers.py", "from cpr_ext.storage.store import x", "tracking may import"),
+        ("storage/store.py", "def f():\n    from cpr_ext.checkpointer import x", "storage may"),
+        ("recovery/report.py", "from cpr_ext.saving.snapshot import x", "recovery may import"),
         ("policy/plan.py", "from cpr_ext.schedules import x", "policy may import errors"),
-        ("policy/plan.py", "from ..tables import x", "policy may import errors"),
-        ("dlrm/model.py", "from cpr_ext.tables import x", "dlrm may import errors"),
+        ("policy/plan.py", "from ..dtypes import x", "policy may import errors"),
+        ("dlrm/model.py", "from cpr_ext.state.table import x", "dlrm may import errors"),
         ("dlrm/model.py", "from cpr_ext.dlrm.trainer import x", "dlrm may import errors"),
         ("dlrm/model.py", "from cpr_ext.dlrm import trainer", "dlrm may import errors"),
-        ("dlrm/trainer.py", "from cpr_ext.snapshot import x", "dlrm.trainer may import"),
-        ("checkpointer.py", "from cpr_ext.policy import x", "checkpointer may import"),
-        ("schedules.py", "from cpr_ext.policy import x", "schedules may import"),
-        ("target_pls.py", "from cpr_ext.checkpointer import x", "target_pls may import"),
+        ("dlrm/trainer.py", "from cpr_ext.emulation import x", "dlrm may import"),
+        ("schedules/intervals.py", "from cpr_ext.metrics import x", "schedules may import"),
         ("report/a.py", "from cpr_ext.cli import x", "report may import"),
-        ("tables.py", "from cpr_ext import _C", "tables may import"),
-        ("tables.py", "import cpr_ext._C", "tables may import"),
-        ("brand_new.py", "", "add it to PYTHON_LAYERS"),
-        ("snapshot.py", "from cpr_ext.brand_new import x", "add it to PYTHON_LAYERS"),
+        ("state/table.py", "from cpr_ext import _C", "state may import"),
+        ("state/table.py", "import cpr_ext._C", "state may import"),
+        ("brand_new.py", "", "add it to PYTHON_ROOMS"),
+        ("saving/snapshot.py", "from cpr_ext.brand_new import x", "add it to PYTHON_ROOMS"),
     ],
 )
 def test_a_forbidden_import_is_caught(path, line, why):
@@ -115,15 +167,31 @@ def test_a_forbidden_import_is_caught(path, line, why):
     ("path", "line"),
     [
         ("_native.py", "from cpr_ext import _C as native"),
-        ("snapshot.py", "from cpr_ext.errors import x\nfrom .tables import y\nimport torch"),
+        (
+            "saving/snapshot.py",
+            "from cpr_ext.errors import x\nfrom .selection import y\nimport torch",
+        ),
         ("policy/plan.py", "from cpr_ext.policy.pls import x\nfrom .pls import y"),
         ("dlrm/model.py", "from cpr_ext.dlrm.batch import x\nfrom cpr_ext.errors import y"),
         ("dlrm/trainer_loop.py", "from cpr_ext import Checkpointer\nfrom cpr_ext.dlrm import x"),
         ("__init__.py", "from cpr_ext.checkpointer import Checkpointer"),
         ("cli/main.py", "import cpr_ext\nfrom cpr_ext.policy import x"),
         ("report/a.py", "from cpr_ext.dlrm.trainer import x"),
-        ("target_pls.py", "from cpr_ext.policy import x\nfrom cpr_ext.schedules import y"),
+        ("schedules/target_pls.py", "from cpr_ext.policy import x"),
     ],
 )
 def test_an_allowed_import_is_not_caught(path, line):
     assert list(architecture.python_faults(path, line)) == []
+
+
+def test_a_circle_is_found_also_through_names_and_folders():
+    texts = {
+        "a/__init__.py": "",
+        "a/one.py": "from cpr_ext.a.two import name",
+        "a/two.py": "def f():\n    from cpr_ext.b import three",
+        "b/three.py": "from cpr_ext.a import one",
+    }
+    circle = architecture.circle_of(architecture.module_graph(texts))
+    assert circle == ["a/one.py", "a/two.py", "b/three.py", "a/one.py"]
+    texts["b/three.py"] = "from cpr_ext.errors import x"
+    assert architecture.circle_of(architecture.module_graph(texts)) == []

@@ -10,7 +10,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import StorageError, UsageError
-from cpr_ext.manifest import Manifest
+from cpr_ext.storage.manifest import Manifest
 from python_tests.helpers import (
     Trained,
     assert_same,

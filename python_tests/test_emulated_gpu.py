@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.parametrize(
     "files",
     [
-        ["emulated_cases", "test_snapshot", "test_checkpointer"],
-        ["test_recovery", "test_failed_saves"],
+        ["emulated_cases", "saving/test_snapshot", "test_checkpointer"],
+        ["recovery/test_recoverer", "saving/test_failed_saves"],
     ],
     ids="-".join,
 )

@@ -17,7 +17,7 @@ from cpr_ext import (
 )
 from cpr_ext._native import native
 from cpr_ext.errors import UsageError
-from cpr_ext.tables import Table
+from cpr_ext.state.table import Table
 
 PRIORITIES = {
     MostFrequentlyUsed: native.AccessCounter,

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 
 import cpr_ext
 from cpr_ext.checkpointer import Checkpointer
-from cpr_ext.overlap import Overlap
-from cpr_ext.table_versions import TableVersions
-from cpr_ext.table_watch import TableWatch
+from cpr_ext.saving.background_capture import Overlap
+from cpr_ext.tracking.table_versions import TableVersions
+from cpr_ext.tracking.table_watch import TableWatch
 from python_tests.truth import ROWS, Setup, TrueRun
 
 KINDS = {

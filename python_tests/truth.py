@@ -22,7 +22,7 @@ from cpr_ext.errors import (
     UntrackedChangeWarning,
     UsageError,
 )
-from cpr_ext.tables import shard_row_range
+from cpr_ext.state.table import shard_row_range
 from python_tests.helpers import (
     TABLE_OPTIMIZERS,
     clone,

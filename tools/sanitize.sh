@@ -71,7 +71,7 @@ list_reports() {
 run_one() {
   local kind=$1 begin=$SECONDS code reports
   build_one "$@" || return 1
-  run_under "$kind" "$python" -c "$pytest" ${PYTEST_TESTS:-python_tests/csrc python_tests/test_overlap.py} -p no:cacheprovider \
+  run_under "$kind" "$python" -c "$pytest" ${PYTEST_TESTS:-python_tests/csrc python_tests/saving/test_background_capture.py} -p no:cacheprovider \
     -o faulthandler_timeout=200 ${PYTEST_ARGS:-} >"$log" 2>&1
   code=$?
   reports=$(list_reports)

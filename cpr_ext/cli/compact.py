@@ -53,7 +53,7 @@ def compact(
     after the other; one that is in use or damaged is left as it is, and named. Exit 1 then.
     """
     from cpr_ext import maintenance
-    from cpr_ext.job_stores import find_stores
+    from cpr_ext.storage.job_stores import find_stores
 
     limits = maintenance.MergeLimits(
         block_bytes=int(memory_mb * 1e6),

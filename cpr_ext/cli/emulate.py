@@ -132,7 +132,7 @@ def emulate(**given: Any) -> None:
     # Imported here, so that --help and wrong options need not wait for torch.
     from cpr_ext.cli.emulation_progress import EmulationBar
     from cpr_ext.emulation.emulation import emulate as play
-    from cpr_ext.emulation.play import Training
+    from cpr_ext.emulation.run_strategy import Training
     from cpr_ext.emulation.strategies import STRATEGIES
     from cpr_ext.emulation.summary import to_json
 

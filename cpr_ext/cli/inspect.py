@@ -36,7 +36,7 @@ def inspect(store: str, world_size: int | None, table: str | None, as_json: bool
     """
     from cpr_ext import maintenance
     from cpr_ext.errors import UsageError
-    from cpr_ext.job_stores import find_stores
+    from cpr_ext.storage.job_stores import find_stores
 
     found = find_stores(store, world_size=world_size)
     if not found.is_one_store:

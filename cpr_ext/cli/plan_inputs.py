@@ -203,7 +203,7 @@ def _take_store(figures: _Figures, given: Mapping[str, Any], notes: list[str]) -
 
 
 def _state_bytes(summary: StoreSummary) -> StateBytes:
-    from cpr_ext.tables import PRIORITIZED_SHARE
+    from cpr_ext.state.table import PRIORITIZED_SHARE
 
     if not summary.points:
         raise StoreError(

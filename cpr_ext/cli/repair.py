@@ -35,7 +35,7 @@ def repair(store: str, world_size: int | None, apply: bool, as_json: bool) -> No
     after the other; one that is in use is left as it is, and named.
     """
     from cpr_ext import maintenance
-    from cpr_ext.job_stores import find_stores
+    from cpr_ext.storage.job_stores import find_stores
 
     if not find_stores(store, world_size=world_size).is_one_store:
         job = maintenance.repair_job(store, apply=apply, world_size=world_size)

@@ -14,8 +14,8 @@ import click
 from cpr_ext.errors import UsageError
 
 if TYPE_CHECKING:
+    from cpr_ext import Priority
     from cpr_ext.dlrm.trainer import TrainResult
-    from cpr_ext.priorities import Priority
 
 _EPILOG = """\b
 Examples:

@@ -35,7 +35,7 @@ def verify(store: str, world_size: int | None, quiet: bool, as_json: bool) -> No
     parts are of one model.
     """
     from cpr_ext import maintenance
-    from cpr_ext.job_stores import find_stores
+    from cpr_ext.storage.job_stores import find_stores
 
     bar = ByteBar(disable=quiet)
     try:

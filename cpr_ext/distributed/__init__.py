@@ -10,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cpr_ext.distributed.group import ReformableGroup
-    from cpr_ext.distributed.identity import Identity, TimeOuts, worker_directory
+    from cpr_ext.distributed.collective.process_group import ReformableGroup
+    from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts, worker_directory
     from cpr_ext.distributed.job import Event, Job, Recovery
     from cpr_ext.distributed.together import recover_together
     from cpr_ext.distributed.worker import Worker
@@ -31,14 +31,14 @@ __all__ = [
 # Imported when first asked for: the launcher needs none of torch.
 _MODULES = {
     "Event": "job",
-    "Identity": "identity",
+    "Identity": "identity.worker_identity",
     "Job": "job",
     "Recovery": "job",
-    "ReformableGroup": "group",
-    "TimeOuts": "identity",
+    "ReformableGroup": "collective.process_group",
+    "TimeOuts": "identity.worker_identity",
     "Worker": "worker",
     "recover_together": "together",
-    "worker_directory": "identity",
+    "worker_directory": "identity.worker_identity",
 }
 
 

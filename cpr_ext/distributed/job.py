@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from cpr_ext.checkpointer import Checkpointer
-from cpr_ext.distributed.agreement import Choice
-from cpr_ext.distributed.group import ReformableGroup
+from cpr_ext import Checkpointer
+from cpr_ext.distributed.collective.process_group import ReformableGroup
+from cpr_ext.distributed.collective.recovery_decision import Choice
 from cpr_ext.errors import CprError
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from types import FrameType
 
 from cpr_ext.distributed.host_process import HostProcess
-from cpr_ext.distributed.identity import (
+from cpr_ext.distributed.identity.job_secret import hand_over, read_secret, require_secret
+from cpr_ext.distributed.identity.supervision import SignsOfLife
+from cpr_ext.distributed.identity.worker_identity import (
     ADDRESS,
     ALIVE,
     JOB,
@@ -27,9 +29,7 @@ from cpr_ext.distributed.identity import (
     SPARE,
     WORLD_SIZE,
 )
-from cpr_ext.distributed.job_secret import hand_over, read_secret, require_secret
 from cpr_ext.distributed.rendezvous_host import LOOPBACK
-from cpr_ext.distributed.supervision import SignsOfLife
 from cpr_ext.errors import UsageError
 
 _POLL_SECONDS = 0.05

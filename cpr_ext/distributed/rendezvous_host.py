@@ -12,8 +12,8 @@ import os
 import socket
 import sys
 
-from cpr_ext.distributed.host import Host
-from cpr_ext.distributed.job_secret import read_secret, require_secret
+from cpr_ext.distributed.identity.job_secret import read_secret, require_secret
+from cpr_ext.distributed.rendezvous.host import Host
 from cpr_ext.errors import CprError, RendezvousError
 
 LOOPBACK = "127.0.0.1"

@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import nn
 
-from cpr_ext.checkpointer import Checkpointer
-from cpr_ext.dense_tree import read_position
-from cpr_ext.distributed.comparison import require_one_plan, require_same
-from cpr_ext.distributed.data_parallel import refuse_replicated_tables
-from cpr_ext.distributed.exchange import broadcast_part, tell_all
-from cpr_ext.distributed.group import BACKEND
+from cpr_ext import Checkpointer, RecoveryReport
+from cpr_ext.distributed.collective.collectives import broadcast_part, tell_all
+from cpr_ext.distributed.collective.comparison import require_one_plan, require_same
+from cpr_ext.distributed.collective.data_parallel import refuse_replicated_tables
+from cpr_ext.distributed.collective.process_group import BACKEND
 from cpr_ext.errors import CprError, StoreError, UsageError
-from cpr_ext.recovery_report import RecoveryReport
+from cpr_ext.state.dense_schema import read_position
 
 Recover = Callable[..., RecoveryReport]
 _Result = TypeVar("_Result")

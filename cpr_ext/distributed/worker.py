@@ -21,26 +21,32 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cpr_ext.checkpointer import Checkpointer
-from cpr_ext.dense import generator_states, restore_generators
-from cpr_ext.dense_tree import read_position
-from cpr_ext.distributed import data_parallel
-from cpr_ext.distributed.account import LossAccount
-from cpr_ext.distributed.agreement import Agreement, Choice, Status, agree
-from cpr_ext.distributed.comparison import require_one_layout, require_one_plan, require_same
-from cpr_ext.distributed.exchange import broadcast_part, tell_all, wait_for_all
-from cpr_ext.distributed.group import ReformableGroup, Round, init_group
-from cpr_ext.distributed.identity import Identity, Place, TimeOuts, show_alive, worker_directory
+from cpr_ext import Checkpointer, RecoveryReport, Retention, Schedule, TargetPLS
+from cpr_ext.distributed.collective import data_parallel
+from cpr_ext.distributed.collective.account import LossAccount
+from cpr_ext.distributed.collective.collectives import broadcast_part, tell_all, wait_for_all
+from cpr_ext.distributed.collective.comparison import (
+    require_one_layout,
+    require_one_plan,
+    require_same,
+)
+from cpr_ext.distributed.collective.process_group import ReformableGroup, Round, init_group
+from cpr_ext.distributed.collective.recovery_decision import Agreement, Choice, Status, agree
+from cpr_ext.distributed.identity.worker_identity import (
+    Identity,
+    Place,
+    TimeOuts,
+    show_alive,
+    worker_directory,
+)
 from cpr_ext.distributed.job import Event, Job, Recovery
 from cpr_ext.distributed.last_save import LastSave, close_saved
-from cpr_ext.distributed.rendezvous import Rendezvous
+from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
 from cpr_ext.errors import PeerLostError, UsageError
-from cpr_ext.options import require_at_least_one
-from cpr_ext.recovery_report import RecoveryReport
-from cpr_ext.retention import Retention
-from cpr_ext.schedules import Schedule
-from cpr_ext.tables import find_tables
-from cpr_ext.target_pls import TargetPLS
+from cpr_ext.state.dense_schema import read_position
+from cpr_ext.state.dense_state import generator_states, restore_generators
+from cpr_ext.state.table import find_tables
+from cpr_ext.validation import require_at_least_one
 
 logger = logging.getLogger("cpr_ext")
 

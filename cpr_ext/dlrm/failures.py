@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from cpr_ext import Table
 from cpr_ext.dlrm.model import initial_rows
 from cpr_ext.errors import UsageError
-from cpr_ext.tables import Table, shard_row_range
+from cpr_ext.state.table import shard_row_range
 
 _FAILURE = re.compile(r"(\d+):(\d+(?:\+\d+)*)", re.ASCII)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from cpr_ext.checkpointer import Checkpointer
+from cpr_ext import Checkpointer, EverySteps, Priority
 from cpr_ext.dlrm.batch import Batch, DataSource
 from cpr_ext.dlrm.evaluation import evaluate
 from cpr_ext.dlrm.failures import PlannedFailure, lose_shards
@@ -22,12 +22,10 @@ from cpr_ext.dlrm.optimizers import build_optimizers
 from cpr_ext.dlrm.presets import Preset
 from cpr_ext.dlrm.run_log import FailureRecord, Recovery, RunLog
 from cpr_ext.errors import UsageError
-from cpr_ext.metrics import Metrics
+from cpr_ext.metrics.counters import Metrics
 from cpr_ext.policy import portion_of_lost_samples
-from cpr_ext.priorities import Priority
-from cpr_ext.saving import Consistency
-from cpr_ext.schedules import EverySteps
-from cpr_ext.tables import find_tables
+from cpr_ext.saving.saver import Consistency
+from cpr_ext.state.table import find_tables
 
 _STEPS_PER_LOSS_POINT = 25
 

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from cpr_ext import Table
 from cpr_ext.dlrm.batch import DataSource
-from cpr_ext.tables import Table, prioritized_tables
+from cpr_ext.state.table import prioritized_tables
 
 _POINTS = 60
 _MAX_LOOKUPS = 1 << 26  # of one table; enough for a curve, and bounded for a long stream

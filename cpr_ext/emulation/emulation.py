@@ -16,7 +16,7 @@ from cpr_ext.emulation.campaign import Campaign, locked, open_campaign
 from cpr_ext.emulation.clock import EmulatedClock
 from cpr_ext.emulation.machine import describe_machine
 from cpr_ext.emulation.measured_costs import MeasuredCosts, measure_costs
-from cpr_ext.emulation.play import Training
+from cpr_ext.emulation.run_strategy import Training
 from cpr_ext.emulation.scenario import Scenario
 from cpr_ext.emulation.strategies import StrategyName
 from cpr_ext.emulation.workers import Finished, Moved, Task, play_all, workers_that_fit

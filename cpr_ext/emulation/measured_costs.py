@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from cpr_ext.checkpointer import Checkpointer
+from cpr_ext import Checkpointer, MostFrequentlyUsed, Schedule
 from cpr_ext.dlrm.model import DLRM
 from cpr_ext.dlrm.optimizers import build_optimizers
 from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.synthetic import Synthetic
 from cpr_ext.errors import UsageError
 from cpr_ext.policy import Job, JobCosts
-from cpr_ext.priorities import MostFrequentlyUsed
-from cpr_ext.schedules import Progress, Schedule
+from cpr_ext.schedules.intervals import Progress
 
 _SECONDS_PER_HOUR = 3600.0
 _BATCHES = 16  # trained over and over; made beforehand

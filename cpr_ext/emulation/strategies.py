@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from cpr_ext.errors import UsageError
-from cpr_ext.priorities import (
+from cpr_ext import (
     AllRows,
     LargestChange,
     MostFrequentlyUsed,
     Priority,
     SubSampledUsed,
 )
+from cpr_ext.errors import UsageError
 
 StrategyName = Literal[
     "no-failure", "full", "partial", "cpr-vanilla", "cpr-scar", "cpr-mfu", "cpr-ssu"

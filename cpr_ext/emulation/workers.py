@@ -14,7 +14,7 @@ from typing import Any
 
 from cpr_ext.emulation.campaign import RunKey
 from cpr_ext.emulation.machine import available_cores, available_memory_bytes
-from cpr_ext.emulation.play import Training, play
+from cpr_ext.emulation.run_strategy import Training, play
 from cpr_ext.emulation.scenario import Scenario
 from cpr_ext.errors import CprError, UsageError
 

@@ -20,7 +20,7 @@ from cpr_ext.maintenance.repair import RepairReport, repair
 from cpr_ext.maintenance.row_reading import read_rows
 from cpr_ext.maintenance.self_check import SelfCheck, self_check
 from cpr_ext.maintenance.verification import Damage, VerifyReport, verify
-from cpr_ext.merging import MergeLimits
+from cpr_ext.storage.merge import MergeLimits
 
 __all__ = [
     "CompactReport",

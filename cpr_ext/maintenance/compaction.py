@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from cpr_ext.errors import UsageError
 from cpr_ext.maintenance.locking import locked
-from cpr_ext.manifest import Manifest
-from cpr_ext.merge_plan import plan_merges, recovery_points
-from cpr_ext.merging import MergeLimits, commit_merged, write_merged
-from cpr_ext.position import MAX_WRITABLE
-from cpr_ext.segment_stream import Pace
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.state.position import MAX_WRITABLE
+from cpr_ext.storage.manifest import Manifest
+from cpr_ext.storage.merge import MergeLimits, commit_merged, write_merged
+from cpr_ext.storage.merge_plan import plan_merges, recovery_points
+from cpr_ext.storage.segment_writer import Pace
+from cpr_ext.storage.store_reader import StoreReader
 
 
 @dataclass

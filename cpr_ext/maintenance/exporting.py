@@ -13,8 +13,6 @@ from typing import Literal
 import torch
 
 from cpr_ext.errors import CprError, StoreError, UsageError
-from cpr_ext.files import storage_error, sync_directory
-from cpr_ext.job_stores import JobStores, find_stores
 from cpr_ext.maintenance.job_fit import (
     MemberPart,
     dense_faults,
@@ -33,11 +31,13 @@ from cpr_ext.maintenance.whole_tables import (
     plan_tables,
     whole_arrays,
 )
-from cpr_ext.recovery import read_dense
-from cpr_ext.regrouping import newest_records
-from cpr_ext.store_reader import StoreReader, read_committed_all
-from cpr_ext.tables import WEIGHT
-from cpr_ext.wrapper_names import added, plain_names
+from cpr_ext.recovery.resharding import newest_records
+from cpr_ext.recovery.restore import read_dense
+from cpr_ext.state.table import WEIGHT
+from cpr_ext.state.wrapper_names import added, plain_names
+from cpr_ext.storage.filesystem import storage_error, sync_directory
+from cpr_ext.storage.job_stores import JobStores, find_stores
+from cpr_ext.storage.store_reader import StoreReader, read_committed_all
 
 Format = Literal["safetensors", "torch", "dcp"]
 FORMATS: tuple[Format, ...] = ("safetensors", "torch", "dcp")

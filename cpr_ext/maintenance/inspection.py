@@ -9,9 +9,9 @@ import torch
 
 from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.maintenance.row_reading import shard_rows
-from cpr_ext.manifest import SegmentRecord
-from cpr_ext.shard_rows import ShardRows
-from cpr_ext.store_reader import StoreReader, read_committed
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.newest_rows import ShardRows
+from cpr_ext.storage.store_reader import StoreReader, read_committed
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from cpr_ext.errors import StorageError, StoreError
-from cpr_ext.job_stores import find_stores
 from cpr_ext.maintenance.compaction import CompactReport, compact
 from cpr_ext.maintenance.job_inspection import Stores
 from cpr_ext.maintenance.repair import RepairReport, repair
 from cpr_ext.maintenance.verification import Damage
-from cpr_ext.merging import MergeLimits
+from cpr_ext.storage.job_stores import find_stores
+from cpr_ext.storage.merge import MergeLimits
 
 R = TypeVar("R")
 

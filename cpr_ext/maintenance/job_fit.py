@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.dense_tree import read_position
 from cpr_ext.maintenance.whole_tables import Member
-from cpr_ext.position import Position
-from cpr_ext.recovery import read_dense
+from cpr_ext.recovery.restore import read_dense
+from cpr_ext.state.dense_schema import read_position
+from cpr_ext.state.position import Position
 
 _MOST_NAMED = 4
 

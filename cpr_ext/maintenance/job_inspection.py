@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.errors import StoreError
-from cpr_ext.job_stores import JobStores, find_stores
 from cpr_ext.maintenance import job_fit
 from cpr_ext.maintenance.inspection import StoreSummary, TableSummary, inspect
 from cpr_ext.maintenance.verification import Damage, Progress, VerifyReport, verify
 from cpr_ext.maintenance.whole_tables import Holding, Member, TablePlan, plan_tables
-from cpr_ext.store_reader import StoredTable, StoreReader, read_committed_all, read_identity
+from cpr_ext.storage.job_stores import JobStores, find_stores
+from cpr_ext.storage.store_reader import StoredTable, StoreReader, read_committed_all, read_identity
 
 Stores = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cpr_ext.files import storage_error
-from cpr_ext.locks import DirectoryLock
+from cpr_ext.storage.filesystem import storage_error
+from cpr_ext.storage.locks import DirectoryLock
 
 
 @contextmanager

@@ -15,9 +15,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cpr_ext.checking import expect
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.file_names import (
+from cpr_ext.maintenance.locking import locked
+from cpr_ext.maintenance.salvage import Rewrite, ShardPlan, plan_shard, write_salvaged
+from cpr_ext.maintenance.survey import Directory, Held, read_manifests, survey
+from cpr_ext.recovery.verify import expect
+from cpr_ext.state.table import shard_row_range
+from cpr_ext.storage.file_names import (
     DENSE_DIRECTORY,
     LOCK_FILE,
     MANIFEST_FILE,
@@ -26,14 +30,10 @@ from cpr_ext.file_names import (
     TEMPORARY_SUFFIX,
     shard_name,
 )
-from cpr_ext.files import require_directory, storage_error, sync_directory
-from cpr_ext.maintenance.locking import locked
-from cpr_ext.maintenance.salvage import Rewrite, ShardPlan, plan_shard, write_salvaged
-from cpr_ext.maintenance.survey import Directory, Held, read_manifests, survey
-from cpr_ext.manifest import SegmentRecord
-from cpr_ext.reading import exists, retrying
-from cpr_ext.store_reader import StoredTable, read_identity
-from cpr_ext.tables import shard_row_range
+from cpr_ext.storage.filesystem import require_directory, storage_error, sync_directory
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.reading import exists, retrying
+from cpr_ext.storage.store_reader import StoredTable, read_identity
 
 BACKUP_PREFIX = "repaired-"
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 
 from cpr_ext.errors import DamageError, RowIndexError
-from cpr_ext.segment_rows import SegmentRows
-from cpr_ext.shard_rows import Rows, ShardRows
-from cpr_ext.store_reader import StoreReader, read_committed
-from cpr_ext.tables import WEIGHT
+from cpr_ext.state.table import WEIGHT
+from cpr_ext.storage.newest_rows import Rows, ShardRows
+from cpr_ext.storage.segment_reader import SegmentRows
+from cpr_ext.storage.store_reader import StoreReader, read_committed
 
 
 def read_rows(

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from cpr_ext.file_names import Kind, segment_name
 from cpr_ext.maintenance.survey import Held
-from cpr_ext.manifest import SegmentRecord
-from cpr_ext.merging import MergeLimits, copy_table
-from cpr_ext.segment import TableSpec
-from cpr_ext.segment_stream import Pace, SegmentStream
-from cpr_ext.shard_rows import ShardRows
+from cpr_ext.storage.file_names import Kind, segment_name
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.merge import MergeLimits, copy_table
+from cpr_ext.storage.newest_rows import ShardRows
+from cpr_ext.storage.segment_format import TableSpec
+from cpr_ext.storage.segment_writer import Pace, SegmentStream
 
 Ranges = Mapping[str, tuple[int, int]]
 

@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from cpr_ext import AllRows, Checkpointer, EverySteps
 from cpr_ext._native import native
-from cpr_ext.checkpointer import Checkpointer
 from cpr_ext.errors import UsageError
 from cpr_ext.maintenance.disk_probe import probe_disk
-from cpr_ext.priorities import AllRows
-from cpr_ext.schedules import EverySteps
 
 EMBEDDING_DIM = 15  # with a float of optimizer state, a row has 64 bytes
 _ROW_BYTES = 4 * (EMBEDDING_DIM + 1)

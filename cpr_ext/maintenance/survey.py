@@ -12,15 +12,15 @@ from pathlib import Path
 
 import torch
 
-from cpr_ext.checking import Expected, check_dense, check_rows
 from cpr_ext.errors import DamageError
-from cpr_ext.file_names import MANIFEST_FILE, parse_segment_name
-from cpr_ext.manifest import Manifest, SegmentRecord
-from cpr_ext.position import MAX_SOUND
-from cpr_ext.reading import list_directory
-from cpr_ext.segment_header import read_own_record
-from cpr_ext.segment_rows import SegmentRows
-from cpr_ext.store_reader import open_segment
+from cpr_ext.recovery.verify import Expected, check_dense, check_rows
+from cpr_ext.state.position import MAX_SOUND
+from cpr_ext.storage.file_names import MANIFEST_FILE, parse_segment_name
+from cpr_ext.storage.manifest import Manifest, SegmentRecord
+from cpr_ext.storage.reading import list_directory
+from cpr_ext.storage.segment_header import read_own_record
+from cpr_ext.storage.segment_reader import SegmentRows
+from cpr_ext.storage.store_reader import open_segment
 
 _RANK = {"base": 2, "merged": 1, "partial": 0, "dense": 0}
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from cpr_ext.checking import Expected, check_dense, check_rows, expect, lacks_base
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.file_names import (
+from cpr_ext.recovery.verify import Expected, check_dense, check_rows, expect, lacks_base
+from cpr_ext.state.position import MAX_SOUND
+from cpr_ext.storage.file_names import (
     DENSE_DIRECTORY,
     MANIFEST_FILE,
     STORE_COPY_FILE,
@@ -20,12 +21,11 @@ from cpr_ext.file_names import (
     parse_shard_name,
     shard_name,
 )
-from cpr_ext.leases import reader_lease
-from cpr_ext.manifest import Manifest, SegmentRecord
-from cpr_ext.position import MAX_SOUND
-from cpr_ext.reading import exists, list_directory, retrying
-from cpr_ext.store_reader import StoredTable, read_identity, require_shards
-from cpr_ext.witness import find_outdated
+from cpr_ext.storage.leases import reader_lease
+from cpr_ext.storage.manifest import Manifest, SegmentRecord
+from cpr_ext.storage.reading import exists, list_directory, retrying
+from cpr_ext.storage.stale_manifests import find_outdated
+from cpr_ext.storage.store_reader import StoredTable, read_identity, require_shards
 
 Progress = Callable[[int, int], None]
 # Readings of the manifests until two are alike; a writer that is faster is not waited for.

@@ -9,13 +9,13 @@ import torch
 
 from cpr_ext.errors import StoreError
 from cpr_ext.maintenance.row_reading import shard_rows
-from cpr_ext.manifest import SegmentRecord
-from cpr_ext.regrouping import part_of_stored
-from cpr_ext.segment import ArraySpec
-from cpr_ext.shard_rows import ShardRows
-from cpr_ext.store_reader import StoredTable, StoreReader
-from cpr_ext.table_parts import TablePart
-from cpr_ext.table_plans import describe_table, plan_faults
+from cpr_ext.recovery.resharding import part_of_stored
+from cpr_ext.state.table_part import TablePart
+from cpr_ext.state.table_plans import describe_table, plan_faults
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.newest_rows import ShardRows
+from cpr_ext.storage.segment_format import ArraySpec
+from cpr_ext.storage.store_reader import StoredTable, StoreReader
 
 BLOCK_BYTES = 16 << 20
 

@@ -8,8 +8,8 @@
 #include "staging/device_stager.h"
 
 #if CPR_EXT_HAS_CUDA
-#include "selection/device_top_rows.h"
-#include "staging/device_row_copy.h"
+#include "selection/cuda/top_rows.h"
+#include "staging/cuda/row_copy.h"
 #endif
 
 namespace py = pybind11;

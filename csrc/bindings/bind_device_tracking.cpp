@@ -3,10 +3,10 @@
 #if CPR_EXT_HAS_CUDA
 #include "bindings/vector_array.h"
 #include "bindings/weight_view.h"
-#include "tracking/device_access_counter.h"
-#include "tracking/device_change_meter.h"
-#include "tracking/device_dirty_rows.h"
-#include "tracking/device_row_sampler.h"
+#include "tracking/cuda/access_counter.h"
+#include "tracking/cuda/change_meter.h"
+#include "tracking/cuda/dirty_rows.h"
+#include "tracking/cuda/row_sampler.h"
 
 namespace py = pybind11;
 

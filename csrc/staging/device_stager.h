@@ -1,5 +1,5 @@
 // Rows of tables on a device into slots of host memory, and back, in the order of the stream that
-// training uses. What the pipeline knows of a device; device_row_copy.h implements it.
+// training uses. What the pipeline knows of a device; cuda/row_copy.h implements it.
 #pragma once
 
 #include <cstddef>

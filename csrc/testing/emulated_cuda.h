@@ -1,5 +1,6 @@
 // CUDA executed on the CPU, for tests of this project's kernels: what of the language and of the
-// runtime they use, under the same names. core/device.h includes this in place of the real thing.
+// runtime they use, under the same names. core/cuda/device.h includes this in place of the real
+// thing.
 //
 // A block's threads are fibers that run one at a time, in an order that a test may shuffle, and
 // change places at barriers and warp operations, shuffled ones also before some atomic operations.

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from cpr_ext.maintenance import verify
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import flip
 from python_tests.maintenance.stores import trained_store
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from cpr_ext.distributed.host import Host
+from cpr_ext.distributed.rendezvous.host import Host
 from cpr_ext.distributed.rendezvous_host import listen
 
 

@@ -12,10 +12,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import cpr_ext
-from cpr_ext.distributed.comparison import checksum
-from cpr_ext.retention import Retention
-from cpr_ext.table_parts import TablePart
-from cpr_ext.tables import Table
+from cpr_ext.distributed.collective.comparison import checksum
+from cpr_ext.state.table import Table
+from cpr_ext.state.table_part import TablePart
+from cpr_ext.storage.retention import Retention
 from python_tests.distributed.sharded_job import KINDS, ShardedJob, digest
 
 ROWS, DIM, SAMPLES = 40, 8, 16

@@ -27,8 +27,8 @@ from cpr_ext.dlrm.movietweetings import MovieTweetings
 from cpr_ext.dlrm.optimizers import build_optimizers
 from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.synthetic import Synthetic
-from cpr_ext.retention import Retention
-from cpr_ext.tables import shard_row_range
+from cpr_ext.state.table import shard_row_range
+from cpr_ext.storage.retention import Retention
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.distributed.identity import Identity, worker_directory
+from cpr_ext.distributed.identity.worker_identity import Identity, worker_directory
 from cpr_ext.distributed.last_save import LastSave, close_saved
 from cpr_ext.errors import SnapshotError, StoreError, UsageError
 

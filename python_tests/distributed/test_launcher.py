@@ -269,7 +269,7 @@ def test_a_spare_that_has_done_its_imports_takes_the_place_of_the_dead(tmp_path)
     script = tmp_path / "worker.py"
     script.write_text(
         "import os, pathlib, sys, time\n"
-        "from cpr_ext.distributed.identity import Identity, show_alive\n"
+        "from cpr_ext.distributed.identity.worker_identity import Identity, show_alive\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "pathlib.Path(folder, f'imported-{os.getpid()}').touch()\n"
         "rank = Identity.from_environment().rank\n"
@@ -327,9 +327,9 @@ def test_a_host_of_the_rendezvous_that_dies_is_started_again_on_its_port(tmp_pat
     script = tmp_path / "worker.py"
     script.write_text(
         "import os, pathlib, signal\n"
-        "from cpr_ext.distributed.host_connection import HostConnection\n"
-        "from cpr_ext.distributed.identity import Identity\n"
-        "from cpr_ext.distributed.notes import Notes\n"
+        "from cpr_ext.distributed.rendezvous.host_connection import HostConnection\n"
+        "from cpr_ext.distributed.identity.worker_identity import Identity\n"
+        "from cpr_ext.distributed.rendezvous.coordination_store import Notes\n"
         "identity = Identity.from_environment()\n"
         "Notes(HostConnection(identity)).write('a', 'b')\n"
         "for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cpr_ext.dlrm.failures import PlannedFailure, lose_shards, parse_failure
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.errors import UsageError
-from cpr_ext.tables import Table, find_tables, shard_row_range
+from cpr_ext.state.table import Table, find_tables, shard_row_range
 from python_tests.helpers import (
     TABLE_OPTIMIZERS,
     assert_same,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cpr_ext.emulation.clock import EmulatedClock
-from cpr_ext.emulation.play import Training, plan_failures
 from cpr_ext.emulation.presets import PRESET_NAMES, find_scenario
+from cpr_ext.emulation.run_strategy import Training, plan_failures
 from cpr_ext.emulation.scenario import DrawnFailure
 from cpr_ext.emulation.strategies import STRATEGIES
 from cpr_ext.errors import UsageError

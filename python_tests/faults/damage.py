@@ -31,14 +31,14 @@ import torch
 from safetensors import safe_open
 
 import cpr_ext
-from cpr_ext.checking import refuse_damage
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.file_names import MANIFEST_FILE, STORE_COPY_FILE
 from cpr_ext.maintenance import verify
-from cpr_ext.manifest import Manifest
-from cpr_ext.recovery import newest_readable_dense
-from cpr_ext.recovery_report import RecoveryReport
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.recovery.restore import newest_readable_dense
+from cpr_ext.recovery.verify import refuse_damage
+from cpr_ext.storage.file_names import MANIFEST_FILE, STORE_COPY_FILE
+from cpr_ext.storage.manifest import Manifest
+from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import Trained, differences, flip, own_metadata, read_chunks
 
 SENTINEL = -77.0

@@ -32,8 +32,8 @@ from cpr_ext.maintenance import (
     repair,
     verify,
 )
-from cpr_ext.signed_json import write_signed
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.storage.checksummed_json import write_signed
+from cpr_ext.storage.store_reader import StoreReader
 from python_tests.faults.damage import Scene, opened
 
 Operation = dict[str, Any]

@@ -12,8 +12,8 @@ from typing import Any
 
 import cpr_ext
 from cpr_ext.errors import StoreError
-from cpr_ext.file_names import STORE_FILE
 from cpr_ext.maintenance import verify
+from cpr_ext.storage.file_names import STORE_FILE
 from python_tests.faults.journal import NOTHING, Promise, States, read_promise
 from python_tests.faults.model import Model, State, build, train_step
 from python_tests.faults.power_cut import fingerprint, read_tree

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import cpr_ext
-from cpr_ext import reading, segment_header
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError
+from cpr_ext.storage import reading, segment_header
 
 
 def _headers_that_fail_are_damaged() -> None:
@@ -36,8 +36,8 @@ def _rows_that_fail_are_damaged() -> None:
 
 
 def _falling_back_forgets() -> None:
-    roll_back = cpr_ext.store.Store.roll_back
-    cpr_ext.store.Store.roll_back = (  # type: ignore[method-assign]
+    roll_back = cpr_ext.storage.store.Store.roll_back
+    cpr_ext.storage.store.Store.roll_back = (  # type: ignore[method-assign]
         lambda self, snapshot, keep=(): roll_back(self, snapshot)
     )
 

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cpr_ext import maintenance, reading
+from cpr_ext import maintenance
 from cpr_ext.errors import StorageError
-from cpr_ext.retention import Retention
+from cpr_ext.storage import reading
+from cpr_ext.storage.retention import Retention
 from python_tests.faults import forks
 from python_tests.faults.harness import warm_up
 from python_tests.faults.interposer import READ_OPS, Call, Interposer, calls_of, read_log

@@ -25,8 +25,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cpr_ext
-from cpr_ext import leases
 from cpr_ext.maintenance import export, inspect, inspect_table, read_rows, verify
+from cpr_ext.storage import leases
 
 NUM_ROWS, DIM = 60, 3
 
@@ -72,7 +72,7 @@ def write(store: Path, wait_seconds: float, stop: Any) -> None:
         schedule=cpr_ext.EverySteps(1),
         compact_after=0.1,
         rebase_after=3.0,
-        retention=cpr_ext.retention.Retention(full_recovery_points=1),
+        retention=cpr_ext.Retention(full_recovery_points=1),
     )
     while not stop.is_set():
         for optimizer in optimizers:

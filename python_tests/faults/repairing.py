@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 
 from cpr_ext.errors import DamageError
-from cpr_ext.file_names import LOCK_FILE
 from cpr_ext.maintenance import repair, verify
+from cpr_ext.storage.file_names import LOCK_FILE
 from python_tests.faults.damage import (
     SMALLEST,
     USUAL,

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cpr_ext import manifest, segment_header, segment_stream, signed_json, snapshot
 from cpr_ext._native import native
-from cpr_ext.files import sync_directory
-from cpr_ext.segment import Chunk, Segment, align_up
+from cpr_ext.saving import snapshot
+from cpr_ext.storage import checksummed_json, manifest, segment_header, segment_writer
+from cpr_ext.storage.filesystem import sync_directory
+from cpr_ext.storage.segment_format import Chunk, Segment, align_up
 from python_tests.faults.forks import Task
 from python_tests.faults.harness import Harness, Recorded, Told
 from python_tests.faults.interposer import Call, Interposer
@@ -79,7 +80,7 @@ def _unlink_before_manifest(_: Interposer) -> None:
 def _manifest_written_in_place(_: Interposer) -> None:
     def write(path: Path, format_name: str, content: dict[str, Any], version: int = 1) -> None:
         with path.open("wb") as file:
-            file.write(signed_json._serialize(format_name, version, content))
+            file.write(checksummed_json._serialize(format_name, version, content))
             file.flush()
             os.fsync(file.fileno())
         sync_directory(path.parent)
@@ -91,7 +92,7 @@ def _short_writes_ignored(_: Interposer) -> None:
     def write_once(self: Any, data: memoryview, offset: int) -> None:
         os.pwrite(self._file, data, offset)
 
-    segment_stream.SegmentStream._write_at = write_once
+    segment_writer.SegmentStream._write_at = write_once
 
 
 def _rows_not_put_back(_: Interposer) -> None:

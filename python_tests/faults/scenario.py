@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import cpr_ext
 from cpr_ext.errors import SnapshotError
 from cpr_ext.maintenance import compact
-from cpr_ext.retention import Retention
-from cpr_ext.snapshot import Snapshot
+from cpr_ext.saving.snapshot import Snapshot
+from cpr_ext.storage.retention import Retention
 from python_tests.faults.journal import NOTHING, Journal
 from python_tests.faults.model import State, build, train_step, wreck_shard
 from python_tests.helpers import die

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from cpr_ext import recovering, recovery
 from cpr_ext.errors import DamageError
-from cpr_ext.recovery_report import RecoveryReport
+from cpr_ext.recovery import recoverer, restore
+from cpr_ext.recovery.report import RecoveryReport
 from python_tests.faults.damage import (
     HEADER,
     Case,
@@ -127,9 +127,9 @@ def test_a_row_that_was_looked_up_and_is_older_counts_once(scene, tmp_path):
 @pytest.mark.parametrize("what", ["verify first", "account"])
 def test_it_would_tell(scene, tmp_path, monkeypatch, what):
     if what == "verify first":
-        monkeypatch.setattr(recovering, "refuse_damage", lambda *arguments: None)
+        monkeypatch.setattr(recoverer, "refuse_damage", lambda *arguments: None)
     else:
-        monkeypatch.setattr(recovery, "account", lambda ranges, sources, report: None)
+        monkeypatch.setattr(restore, "account", lambda ranges, sources, report: None)
     flipper, tally = Flipper(scene, tmp_path / "store"), Tally()
     base = scene.segments[0].name
     flipper.flip(base, 10, tally)

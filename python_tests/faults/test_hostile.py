@@ -9,11 +9,12 @@ import stat
 import pytest
 from safetensors.torch import load_file
 
-from cpr_ext import dense_tree, files, manifest, segment_header, store_reader
 from cpr_ext.errors import DamageError
-from cpr_ext.files import create_anew, open_regular, require_directory
 from cpr_ext.maintenance import export
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.state import dense_schema
+from cpr_ext.storage import filesystem, manifest, segment_header, store_reader
+from cpr_ext.storage.filesystem import create_anew, open_regular, require_directory
+from cpr_ext.storage.store_reader import StoreReader
 from python_tests.faults.damage import Scene, opened
 from python_tests.faults.fuzz import CORPUS, CaseTimeoutError
 from python_tests.faults.hostile import (
@@ -109,8 +110,8 @@ def test_a_drawn_store_is_read_or_refused(scene, tmp_path, number):
         ("file-name-dotdot", (manifest.SegmentRecord, "__post_init__"), lambda self: None),
         ("shards-2-to-the-48", (store_reader, "require_shards"), lambda directory, number: None),
         ("chunk-of-no-table", (segment_header, "_check_chunks"), lambda layout, chunks: None),
-        ("skeleton-no-model", (dense_tree, "_check"), lambda tree: None),
-        ("pipe-store-file", (files, "_SAFE"), 0),
+        ("skeleton-no-model", (dense_schema, "_check"), lambda tree: None),
+        ("pipe-store-file", (filesystem, "_SAFE"), 0),
     ],
 )
 def test_a_reader_that_believes_what_it_reads_is_caught(

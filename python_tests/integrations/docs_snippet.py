@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import cpr_ext
-from cpr_ext.distributed.comparison import facts_of
+from cpr_ext.distributed.collective.comparison import facts_of
 from python_tests.integrations.together_job import die_at_rename
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from cpr_ext.distributed.comparison import checksum
+from cpr_ext.distributed.collective.comparison import checksum
 from cpr_ext.integrations.torchrec import make_checkpointer, sharding_env
 from python_tests.distributed.mlp_job import die, die_at_the_next_rename
 from python_tests.distributed.sharded_job import ShardedJob

@@ -20,8 +20,8 @@ import cpr_ext
 from cpr_ext.errors import RowIndexError, StoreError, UsageError
 from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
-from cpr_ext.row_updates import native_trackers
-from cpr_ext.tables import Table
+from cpr_ext.state.table import Table
+from cpr_ext.tracking.trackers import native_trackers
 from python_tests.helpers import run_python
 from python_tests.integrations.sharded_models import (
     FUSED,

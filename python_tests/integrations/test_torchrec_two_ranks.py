@@ -13,8 +13,8 @@ pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torc
 from cpr_ext.errors import StoreError
 from cpr_ext.integrations.torchrec import make_checkpointer
 from cpr_ext.maintenance import export, read_rows, verify
-from cpr_ext.store_reader import StoreReader
-from cpr_ext.table_parts import TablePart
+from cpr_ext.state.table_part import TablePart
+from cpr_ext.storage.store_reader import StoreReader
 from python_tests.integrations.sharded_models import (
     NAMES,
     PLANS,

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 import cpr_ext
 from cpr_ext.distributed import recover_together
-from cpr_ext.distributed.comparison import facts_of
+from cpr_ext.distributed.collective.comparison import facts_of
 from cpr_ext.integrations.torchrec import make_checkpointer
-from cpr_ext.retention import Retention
+from cpr_ext.storage.retention import Retention
 from python_tests.integrations.sharded_models import SAMPLES, join, make_batch, sharded
 
 STEPS = 9

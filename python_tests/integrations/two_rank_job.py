@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import cpr_ext
 from cpr_ext.integrations.torchrec import make_checkpointer
-from cpr_ext.row_updates import native_trackers
+from cpr_ext.tracking.trackers import native_trackers
 from python_tests.integrations.sharded_models import (
     PLANS,
     copy_parts,

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.job_stores import worker_directory
-from cpr_ext.retention import Retention
-from cpr_ext.table_parts import TablePart
-from cpr_ext.tables import Table
+from cpr_ext.state.table import Table
+from cpr_ext.state.table_part import TablePart
+from cpr_ext.storage.job_stores import worker_directory
+from cpr_ext.storage.retention import Retention
 
 ROWS, DIM = 30, 4
 

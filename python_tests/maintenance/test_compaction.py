@@ -9,8 +9,8 @@ import pytest
 
 from cpr_ext.errors import DamageError, StoreError, UsageError
 from cpr_ext.maintenance import compact, compaction, verify
-from cpr_ext.merging import MergeLimits
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.storage.merge import MergeLimits
+from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import assert_same, flip
 from python_tests.maintenance.stores import recovered, trained_store
 
@@ -161,7 +161,7 @@ import resource, sys, torch
 import cpr_ext
 from torch import nn
 from cpr_ext.maintenance import compact
-from cpr_ext.merging import MergeLimits
+from cpr_ext.storage.merge import MergeLimits
 torch.manual_seed(0)
 if sys.argv[1] == "make":
     model = nn.Embedding(500_000, 32, sparse=True)

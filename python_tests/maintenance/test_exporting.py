@@ -8,7 +8,7 @@ import cpr_ext
 from cpr_ext.errors import DamageError, StoreError, UsageError
 from cpr_ext.maintenance import export
 from cpr_ext.maintenance.exporting import FORMATS
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import assert_same, build, flip, same_bits
 from python_tests.maintenance.stores import TABLES, recovered, trained_store
 

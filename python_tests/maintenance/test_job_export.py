@@ -12,14 +12,14 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.job_stores import worker_directory
 from cpr_ext.maintenance import export
 from cpr_ext.maintenance.exporting import FORMATS
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.storage.job_stores import worker_directory
+from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import assert_same, flip
 from python_tests.maintenance.jobs import DIM, ROWS, WorkerAlone, gathered, make_job, parts_of
 from python_tests.maintenance.test_exporting import load
-from python_tests.test_regrouping import OPTIMIZERS, cuts, saved, whole
+from python_tests.recovery.test_resharding import OPTIMIZERS, cuts, saved, whole
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ WRAPPED = {
 
 @pytest.mark.parametrize("wrapper", sorted(WRAPPED))
 def test_names_are_those_of_the_model_without_wrappers(tmp_path, wrapper):
-    from python_tests.test_wrapper_names import make
+    from python_tests.state.test_wrapper_names import make
 
     wrap, removed = WRAPPED[wrapper]
     model = wrap(make(1)[:2])

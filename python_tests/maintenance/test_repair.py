@@ -10,7 +10,7 @@ import cpr_ext
 from cpr_ext.cli.app import app
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.maintenance import repair, survey, verify
-from cpr_ext.manifest import Manifest
+from cpr_ext.storage.manifest import Manifest
 from python_tests.faults.damage import SMALLEST, Scene, Tally, opened
 from python_tests.faults.repairing import Flips, check_repair, flipped
 from python_tests.helpers import Trained, assert_same, flip
@@ -92,7 +92,7 @@ def test_a_damaged_base_is_made_of_newer_rows_where_they_are_all(tmp_path, place
         consistency="step",
         schedule=cpr_ext.EverySteps(1000),
         priority=cpr_ext.AllRows(),
-        retention=cpr_ext.retention.Retention(3),
+        retention=cpr_ext.Retention(3),
         rebase_after=None,
     )
     run.train(1)

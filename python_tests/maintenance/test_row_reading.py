@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from cpr_ext.errors import DamageError, RowIndexError, StoreError, UsageError
 from cpr_ext.maintenance import read_rows
-from cpr_ext.segment_rows import SegmentRows
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.storage.segment_reader import SegmentRows
+from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import flip, read_chunks, same_bits, shard_records
 from python_tests.maintenance.stores import TABLES, recovered, trained_store
 

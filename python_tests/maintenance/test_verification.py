@@ -5,8 +5,8 @@ import pytest
 
 from cpr_ext.errors import StoreError
 from cpr_ext.maintenance import verify
-from cpr_ext.signed_json import write_signed
-from cpr_ext.store_reader import StoreReader
+from cpr_ext.storage.checksummed_json import write_signed
+from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import flipped
 from python_tests.maintenance.stores import trained_store
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from cpr_ext.checkpointer import Checkpointer
+from cpr_ext import Checkpointer, RecoveryReport
 from cpr_ext.distributed.together import must_agree, recover_together
 from cpr_ext.integrations.torchrec.dense_part import DenseModule, dense_optimizers
 from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
-from cpr_ext.recovery_report import RecoveryReport
 
 _MOST_THREADS = 4
 

@@ -14,10 +14,10 @@ from torchrec.distributed.model_parallel import get_unwrapped_module
 from torchrec.optim.fused import FusedOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 
-from cpr_ext.dense_tree import is_extra_state
+from cpr_ext import Table
 from cpr_ext.errors import UsageError
 from cpr_ext.integrations.torchrec.sharded_tables import Kernel
-from cpr_ext.tables import Table
+from cpr_ext.state.dense_schema import is_extra_state
 
 _FUSED = "fused_optimizers._extra_state"
 

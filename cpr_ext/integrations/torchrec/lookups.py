@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from cpr_ext.tables import Table
+from cpr_ext import Table
 
 
 class KernelLookups:
-    """What one batched operator of FBGEMM looks up; a :class:`cpr_ext.tables.LookupSource`.
+    """What one batched operator of FBGEMM looks up; a :class:`cpr_ext.state.table.LookupSource`.
 
     Counted is every lookup with gradients, in eval mode too: the fused optimizer changes rows in
     any backward pass.
@@ -27,7 +27,7 @@ class KernelLookups:
         self.tables: dict[int, Table] = {}
 
     def attach(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
-        """See :class:`cpr_ext.tables.LookupSource`."""
+        """See :class:`cpr_ext.state.table.LookupSource`."""
 
         def note_lookups(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not torch.is_grad_enabled():

@@ -18,10 +18,11 @@ from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import get_unwrapped_module
 
+from cpr_ext import Table
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
-from cpr_ext.table_parts import TablePart
-from cpr_ext.tables import WEIGHT, Table
+from cpr_ext.state.table import WEIGHT
+from cpr_ext.state.table_part import TablePart
 
 # What the tables of a sharded module are called in its state_dict().
 _PREFIXES = {

@@ -1,4 +1,4 @@
-"""csrc/staging/device_row_copy.h: whole rows out of a table on a device and back."""
+"""csrc/staging/cuda/row_copy.h: whole rows out of a table on a device and back."""
 
 import numpy as np
 import pytest
@@ -143,7 +143,7 @@ def test_a_call_that_fails_is_told_and_the_next_gather_is_right(emulated, call):
     out = np.zeros_like(table)
     stager = make_stager(emulated)
     emulated.native.emulator.fail_call(call, 1, 1)
-    with pytest.raises(CudaError, match=r"invalid argument.*device_row_copy.cu:|device.h:"):
+    with pytest.raises(CudaError, match=r"invalid argument.*row_copy.cu:|device.h:"):
         stager.gather_rows(table, row_ids, out)
     stager.gather_rows(table, row_ids, out)
     np.testing.assert_array_equal(out, table)

@@ -1,4 +1,4 @@
-"""csrc/tracking/device_access_counter.h: what differs from AccessCounter, which test_any_tracker.py
+"""csrc/tracking/cuda/access_counter.h: what differs from AccessCounter, which test_any_tracker.py
 holds both to."""
 
 import contextlib

@@ -1,4 +1,4 @@
-"""csrc/tracking/device_change_meter.h: what differs from ChangeMeter, which test_any_tracker.py
+"""csrc/tracking/cuda/change_meter.h: what differs from ChangeMeter, which test_any_tracker.py
 holds both to."""
 
 import contextlib

@@ -1,4 +1,4 @@
-"""csrc/tracking/device_dirty_rows.h, and the bits that all trackers on a device mark rows with;
+"""csrc/tracking/cuda/dirty_rows.h, and the bits that all trackers on a device mark rows with;
 test_any_tracker.py holds it to DirtyRows."""
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""csrc/tracking/device_row_sampler.h: what differs from RowSampler, which test_any_tracker.py holds
+"""csrc/tracking/cuda/row_sampler.h: what differs from RowSampler, which test_any_tracker.py holds
 both to while nothing is evicted."""
 
 import ctypes

@@ -1,0 +1,1 @@
+"""What workers of one round do together: compare, decide, exchange."""

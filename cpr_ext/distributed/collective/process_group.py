@@ -1,0 +1,257 @@
+"""A process group that is taken down and formed again while modules go on holding it.
+
+``torch.distributed``'s groups end with their first lost member, and modules keep the group they
+were made with. :class:`ReformableGroup` is a process group of torch's own kind; every collective
+goes to an inner group (gloo) that lasts for one round, from one loss of a member to the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+
+from cpr_ext.distributed.collective import torch_private
+from cpr_ext.distributed.rendezvous.coordination_store import within
+from cpr_ext.errors import PeerLostError, UsageError
+
+BACKEND = "cpr_ext"
+# What torch.distributed, DistributedDataParallel, functional collectives and TorchRec call.
+_COLLECTIVES = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "send", "recv"),
+    *("allgather", "allgather_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"),
+    *("all_gather_single", "all_gather_single_coalesced", "gather", "scatter"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("alltoall", "alltoall_base", "all_to_all_single", "recv_anysource"),
+)
+# A failed collective fails those after it, so the newest tell whether one did.
+_REMEMBERED = 32
+_CONNECT = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the members of one round meet by.
+
+    Attributes:
+        store: of this round alone.
+        time_out: of every collective.
+        address: under which peers reach this process; None: what the host's name resolves to.
+    """
+
+    store: Store
+    time_out: timedelta
+    address: str | None = None
+
+    @property
+    def connect_time_out(self) -> timedelta:
+        """Of forming the group: all members are there already, so this takes moments."""
+        return min(self.time_out, _CONNECT)
+
+
+class ReformableGroup(dist.ProcessGroup):
+    """A process group whose members may be replaced. Made by :func:`init_group`, not by hand.
+
+    Until its first :meth:`reform`, and after :meth:`dissolve`, the process is alone: what modules
+    ask when they are made (DistributedDataParallel compares shapes and broadcasts values) is
+    answered as if all others had said the same; any other collective is refused.
+
+    Groups that ``dist.new_group`` makes of its ranks are taken down and formed with it.
+    """
+
+    def __init__(self, rank: int, world_size: int, name: str) -> None:
+        super().__init__(rank, world_size)  # type: ignore[call-arg]
+        self._rank = rank
+        self._world_size = world_size
+        self._name = name
+        self._round: Round | None = None
+        self._inner: dist.ProcessGroup | None = None
+        self._works: deque[Any] = deque(maxlen=_REMEMBERED)
+        self._subgroups: list[ReformableGroup] = []
+        self._was_lost = False
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        """The name under which torch knows this group."""
+        return self._name
+
+    def name(self) -> str:
+        """The backend's name."""
+        return BACKEND
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's
+        """The backend's name."""
+        return BACKEND
+
+    def add_subgroup(self, group: ReformableGroup) -> None:
+        """Have ``group`` formed and taken down together with this one."""
+        self._subgroups.append(group)
+        if self._round is not None:
+            group.reform(self._round)
+
+    def reform(self, new_round: Round) -> None:
+        """Begin a round. Members connect at their first collective, within its time-out."""
+        self.dissolve()
+        self._round = new_round
+        for group in self._subgroups:
+            group.reform(new_round)
+
+    def dissolve(self) -> None:
+        """End the round: whoever still waits for this process is told, by closed connections."""
+        inner, self._inner, self._round = self._inner, None, None
+        self._was_lost = False
+        self._works.clear()
+        if inner is not None:
+            inner.abort()
+        for group in self._subgroups:
+            group.dissolve()
+
+    def has_lost_peer(self) -> bool:
+        """Whether a collective of this round failed, here or in a subgroup."""
+        if not self._was_lost:
+            self._was_lost = any(map(_has_failed, self._works))
+        return self._was_lost or any(group.has_lost_peer() for group in self._subgroups)
+
+    def _call(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+        if self._round is None:
+            return _answer_alone(operation, args)
+        if self._inner is None:
+            self._inner = self._connect(self._round)
+        work = getattr(self._inner, operation)(*args, **kwargs)
+        if "reduce_scatter" in operation:
+            work = _ReduceScatterWork(work)
+        self._works.append(work)
+        return work
+
+    def _connect(self, this_round: Round) -> dist.ProcessGroup:
+        store = PrefixStore(f"group/{self._name}", this_round.store)
+        seconds = this_round.connect_time_out.total_seconds()
+        try:
+            # What it asks of a store whose host hangs has no end of its own.
+            inner, gloo = within(
+                seconds + 1.0,
+                "the rendezvous",
+                lambda: torch_private.make_group(
+                    store, self._rank, self._world_size, seconds, this_round.address
+                ),
+            )
+        except RuntimeError as error:
+            self._was_lost = True
+            raise PeerLostError(
+                f"worker {self._rank} could not connect to all {self._world_size} within "
+                f"{seconds:g} s: {error}"
+            ) from error
+        torch_private.set_time_out(gloo, this_round.time_out)
+        return inner
+
+
+def _delegate(operation: str) -> Callable[..., Any]:
+    def call(self: ReformableGroup, *args: Any, **kwargs: Any) -> Any:
+        return self._call(operation, *args, **kwargs)
+
+    call.__name__ = operation
+    call.__doc__ = f"``{operation}`` of the inner group."
+    # Compiled modules call it between their graphs; its state is nothing for a graph.
+    return torch_private.outside_graphs(call)
+
+
+for _operation in _COLLECTIVES:
+    setattr(ReformableGroup, _operation, _delegate(_operation))
+
+
+def init_group(rank: int, world_size: int) -> ReformableGroup:
+    """Make the default process group of ``torch.distributed`` one that can be formed again.
+
+    Raises:
+        UsageError: there is a default process group already, or torch is one that lacks what this
+            takes.
+    """
+    if dist.is_initialized():
+        raise UsageError(
+            "torch.distributed is initialised already; a Worker does that itself, so leave "
+            "init_process_group() out of the script"
+        )
+    torch_private.require_known_torch()
+    _made.clear()
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+    # The rounds bring their own stores; this one is for torch's book-keeping in this process.
+    dist.init_process_group(BACKEND, store=HashStore(), rank=rank, world_size=world_size)
+    return _made[0]
+
+
+# The default group and, behind it, its subgroups: torch knows one default group per process.
+_made: list[ReformableGroup] = []
+
+
+def _create(options: Any, backend_options: Any) -> ReformableGroup:
+    group = ReformableGroup(options.group_rank, options.group_size, options.group_id)
+    if _made:
+        _made[0].add_subgroup(group)
+    _made.append(group)
+    return group
+
+
+class _ReduceScatterWork(dist.Work):
+    """Notes how it ended: gloo's own of a reduce-scatter is never completed, as far as it says."""
+
+    def __init__(self, work: dist.Work) -> None:
+        super().__init__()
+        self._work = work
+        self.has_failed = False
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Of the work that it stands for."""
+        try:
+            return self._work.wait(timeout)
+        except RuntimeError:
+            self.has_failed = True
+            raise
+
+
+def _has_failed(work: Any) -> bool:
+    if isinstance(work, _ReduceScatterWork):
+        return work.has_failed
+    try:
+        if _has_ended(work):
+            work.wait()  # raises again what it ended with
+    except RuntimeError:
+        return True
+    return False
+
+
+def _has_ended(work: Any) -> bool:
+    """Whether it is over; whoever waits for its future hears so before the work itself does."""
+    if work.is_completed():
+        return True
+    try:
+        return bool(work.get_future().done())
+    except RuntimeError:  # sending and receiving have no future
+        return False
+
+
+def _answer_alone(operation: str, args: tuple[Any, ...]) -> Any:
+    """Complete a collective of a process that is alone, as if all others had said the same."""
+    with torch.no_grad():
+        if operation == "allgather":
+            for outputs, source in zip(args[0], args[1], strict=True):
+                for output in outputs:
+                    output.copy_(source)
+        elif operation in ("all_gather_single", "_allgather_base"):
+            output, source = args[0], args[1]
+            output.view(-1, source.numel()).copy_(source.reshape(1, -1))
+        elif operation not in ("broadcast", "barrier"):
+            raise UsageError(
+                f"{operation} while a worker is alone: build() runs while other workers train or "
+                "wait, so it must not exchange data; do that in the training step"
+            )
+    done: torch.futures.Future[None] = torch.futures.Future()
+    done.set_result(None)
+    return torch_private.completed_work(done)

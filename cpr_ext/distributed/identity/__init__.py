@@ -1,0 +1,1 @@
+"""Who a worker is, and what shows it: locks, secrets, signs of life."""

@@ -1,0 +1,221 @@
+"""Who a worker is: a stable number, the shards that go with it, and the right to be the only one.
+
+The identity of a worker is its rank: the process that replaces a dead one has the same, and with it
+the same shards and the same store directory. The world size never changes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cpr_ext.distributed.identity import descriptors
+from cpr_ext.distributed.identity.job_secret import read_secret
+from cpr_ext.distributed.identity.lock_holders import describe_holders
+from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.storage.filesystem import make_directory, open_regular
+from cpr_ext.storage.job_stores import worker_directory as worker_directory
+
+RANK, WORLD_SIZE = "CPR_RANK", "CPR_WORLD_SIZE"
+RENDEZVOUS, JOB, ADDRESS = "CPR_RENDEZVOUS", "CPR_JOB", "CPR_ADDRESS"
+# How many workers a machine has; TorchRec's plans by host ask for it under this name.
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+# A file that a worker touches as a sign of life, if its supervisor wants one.
+ALIVE = "CPR_ALIVE_FILE"
+# The descriptor on which a spare process is told which worker it is to be.
+SPARE = "CPR_SPARE"
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class TimeOuts:
+    """How long a worker waits, and for what.
+
+    Attributes:
+        collective_seconds: for its peers in a collective; one that is silent for longer counts as
+            hung. Longer than the slowest step, or a slow worker is taken for a hung one.
+        join_seconds: until all workers are there, replacements included; then the job ends.
+        heartbeat_seconds: between two signs of life in the rendezvous; with five missing, a worker
+            that died while it waited is not waited with any longer. At least 0.5.
+        identity_seconds: for a predecessor that still holds this worker's place.
+
+    Raises:
+        UsageError: one is not above 0.
+    """
+
+    collective_seconds: float = 60.0
+    join_seconds: float = 600.0
+    heartbeat_seconds: float = 1.0
+    identity_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise UsageError(f"{name} is {value}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One of the workers of a job, and where they meet.
+
+    Attributes:
+        rank: this worker, from 0; kept by the process that replaces it.
+        world_size: how many workers there are.
+        host, port: of the rendezvous.
+        job: distinguishes jobs that meet at the same place.
+        address: under which peers reach this worker; None: what the host's name resolves to.
+        secret: known to the job's processes only; nobody joins the job without.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    port: int
+    job: str = "cpr"
+    address: str | None = None
+    secret: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(
+                f"worker {self.rank} of {self.world_size} cannot be: ranks go from 0 to the world "
+                f"size less one; set {RANK} and {WORLD_SIZE}"
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Identity:
+        """As ``cpr launch`` sets it; Slurm's and Kubernetes' own names stand in for rank and size.
+
+        In a spare process of ``cpr launch --spares`` this returns once it is to replace a worker.
+
+        Raises:
+            UsageError: a variable is missing or malformed; names it.
+        """
+        if environment is None:
+            _wait_to_be_needed()
+        known = os.environ if environment is None else environment
+        rank = _whole(known, RANK, "SLURM_PROCID", "JOB_COMPLETION_INDEX")
+        world_size = _whole(known, WORLD_SIZE, "SLURM_NTASKS")
+        place = known.get(RENDEZVOUS, "")
+        host, _, port = place.rpartition(":")
+        if not host or not port.isdecimal():
+            raise UsageError(
+                f"{RENDEZVOUS} is {place!r}; needed: HOST:PORT of the rendezvous, as `cpr launch` "
+                "sets it, or where `python -m cpr_ext.distributed.rendezvous_host` runs"
+            )
+        host = host.removeprefix("[").removesuffix("]")
+        address = known.get(ADDRESS) or _own_address(host)
+        job, secret = known.get(JOB, "cpr"), read_secret(known)
+        return cls(rank, world_size, host, int(port), job, address, secret)
+
+
+def _own_address(rendezvous_host: str) -> str | None:
+    """Loopback if all of the job is on this machine, as its rendezvous is reached by loopback."""
+    if rendezvous_host == "::1":
+        return rendezvous_host
+    is_loopback = rendezvous_host == "localhost" or rendezvous_host.startswith("127.")
+    return "127.0.0.1" if is_loopback else None
+
+
+def _wait_to_be_needed() -> None:
+    if (descriptor := os.environ.pop(SPARE, None)) is None:
+        return
+    with os.fdopen(int(descriptor)) as told:
+        line = told.readline()
+    if not line:
+        sys.exit(0)  # the launcher ended, all workers are done
+    os.environ[RANK], os.environ[ALIVE] = line.rstrip("\n").split(" ", 1)
+
+
+def _whole(environment: Mapping[str, str], *names: str) -> int:
+    for name in names:
+        if (text := environment.get(name)) is not None:
+            if not text.isdecimal():
+                raise UsageError(f"{name} is {text!r}; needed: a whole number")
+            return int(text)
+    raise UsageError(
+        f"{names[0]} is not set; start the script with `cpr launch --nproc N SCRIPT`, or set "
+        f"{RANK}, {WORLD_SIZE} and {RENDEZVOUS} for each worker"
+    )
+
+
+def show_alive() -> None:
+    """Give the supervisor a sign of life, if it wants one."""
+    if (path := os.environ.get(ALIVE)) is not None:
+        os.utime(path)
+
+
+class Place:
+    """The place of one worker in the job, held by at most one living process.
+
+    An advisory lock beside the worker's store; it dies with its process. A process that is stopped
+    or hangs keeps it, so that no second one takes its shards.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], identity: Identity) -> None:
+        self._store = worker_directory(directory, identity.rank, identity.world_size)
+        self._path = self._store.with_name(f"{self._store.name}.lock")
+        self._rank = identity.rank
+        self._descriptor: int | None = None
+
+    def take(self, wait_seconds: float) -> None:
+        """Returns once this process holds the place, and nobody the locks of its store.
+
+        Processes that a killed predecessor had started, such as data-loader workers, may keep its
+        locks for some seconds.
+
+        Raises:
+            StoreError: another process still had it when the time ran out; names it.
+            StorageError: the directory cannot be made or written.
+        """
+        make_directory(self._path.parent)
+        deadline = time.monotonic() + wait_seconds
+        descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
+        try:
+            self._lock(descriptor, self._path, fcntl.LOCK_EX, deadline, wait_seconds)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            self._wait_for_store(deadline, wait_seconds)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptors.keep_from_children(descriptor)
+
+    def give_back(self) -> None:
+        """Let a successor have it."""
+        if self._descriptor is not None:
+            descriptors.release(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _wait_for_store(self, deadline: float, wait_seconds: float) -> None:
+        for path in sorted(self._store.glob("**/LOCK")):
+            descriptor = open_regular(path)
+            try:
+                self._lock(descriptor, path, fcntl.LOCK_SH, deadline, wait_seconds)
+            finally:
+                os.close(descriptor)
+
+    def _lock(
+        self, descriptor: int, path: Path, kind: int, deadline: float, wait_seconds: float
+    ) -> None:
+        while True:
+            try:
+                return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(_POLL_SECONDS)
+                    continue
+            taken_by = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+            raise StoreError(
+                f"worker {self._rank} {describe_holders(path, taken_by)} after {wait_seconds:g} s "
+                f"(its lock: '{path}'); if that process hangs, end it"
+            )

@@ -1,0 +1,1 @@
+"""Where workers meet: the host, the connection to it, a round."""

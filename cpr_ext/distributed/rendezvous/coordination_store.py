@@ -1,0 +1,70 @@
+"""Short notes that the workers of a job leave for each other at the host of the rendezvous."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from cpr_ext.distributed.rendezvous.host_connection import HostConnection
+
+Answer = TypeVar("Answer")
+_asking: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+class Notes:
+    """The notes of one job.
+
+    Raises:
+        HostError: every method, if the host does not answer.
+    """
+
+    def __init__(self, host: HostConnection) -> None:
+        self._host = host
+
+    def read(self, key: str) -> str:
+        """Return the note, empty if there is none."""
+        return str(self._host.ask("read", key=key)["text"] or "")
+
+    def write(self, key: str, text: str) -> None:
+        """Leave a note, in place of one that may be there."""
+        self._host.ask("write", key=key, text=text)
+
+    def has(self, keys: list[str]) -> bool:
+        """Return whether all these notes were left."""
+        return bool(self._host.ask("wait", keys=keys, seconds=0.0)["are_there"])
+
+
+def within(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:
+    """What ``call`` returns or raises; its thread is left behind if it takes longer.
+
+    Raises:
+        dist.DistNetworkError: it took longer; says ``who`` does not answer.
+    """
+    answers: list[Answer] = []
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            answers.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask, name="cpr_ext-asks", daemon=True)
+    _asking.add(thread)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise dist.DistNetworkError(f"{who} does not answer")
+    return answers[0]
+
+
+def wait_for_left_behind(seconds: float) -> None:
+    """Wait until threads that :func:`within` left behind have ended, for so long at most each."""
+    for thread in list(_asking):
+        thread.join(seconds)

@@ -1,0 +1,208 @@
+"""The host of the rendezvous: notes, and who waits for whom, for those who know the job's secret.
+
+It holds nothing of the model. Who does not prove to know the secret is not listened to: such a
+connection may send 64 bytes, for some seconds, and the oldest makes room if there are too many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import socket
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from cpr_ext.distributed.rendezvous import wire
+from cpr_ext.distributed.rendezvous.meeting import Meeting, MeetingError
+
+PROOF_SECONDS = 5.0
+MAX_STRANGERS = 256
+_LEAST_SECONDS = 0.25  # that each stranger is given; more of them come in no faster
+_POLL_SECONDS = 0.01
+_TELL_SECONDS = 10.0  # between two lines about refused connections
+_MAX_WAIT_SECONDS = 60.0
+_BACKLOG = 1024
+_STRANGERS_BYTES = 4096  # that are read ahead; more is read as a message needs it
+
+
+class _Job:
+    """What the host knows of one job."""
+
+    def __init__(self) -> None:
+        self.meeting = Meeting()
+        self.notes: dict[str, str] = {}
+        self.changed = asyncio.Condition()
+
+    def forget_rounds_before(self, round_id: str) -> None:
+        kept = f"round/{round_id}/"
+        for key in [key for key in self.notes if key.startswith("round/")]:
+            if not key.startswith(kept):
+                del self.notes[key]
+
+
+class Host:
+    """Serves the workers of the jobs that share one secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._jobs: dict[str, _Job] = defaultdict(_Job)
+        self._visits: set[asyncio.Future[None]] = set()
+        self._strangers: dict[asyncio.Future[None], float] = {}  # when they came; oldest first
+        self._numbers = itertools.count()
+        self._refused = 0
+        self._told = -_TELL_SECONDS
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Serve until cancelled."""
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors, or it was gone again
+                print(f"rendezvous: {error}", file=sys.stderr, flush=True)
+                await asyncio.sleep(_LEAST_SECONDS)
+                continue
+            visit = asyncio.ensure_future(self._visit(connected))
+            self._visits.add(visit)
+            visit.add_done_callback(self._visits.discard)
+            self._strangers[visit] = time.monotonic()
+            await self._make_room()
+
+    async def _make_room(self) -> None:
+        """Show the oldest strangers out; each had its time to prove, however many come."""
+        while len(self._strangers) > MAX_STRANGERS:
+            oldest, came = next(iter(self._strangers.items()))
+            if (left := came + _LEAST_SECONDS - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, _POLL_SECONDS))
+            elif self._strangers.pop(oldest, None) is not None:
+                oldest.cancel()
+
+    async def _visit(self, connected: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        reader, writer = await asyncio.open_connection(sock=connected, limit=_STRANGERS_BYTES)
+        try:
+            try:
+                handshake = await asyncio.wait_for(self._greet(reader, writer), PROOF_SECONDS)
+            finally:
+                self._strangers.pop(task, None)
+            if handshake is None:
+                return
+            await self._answer_all(reader, writer, handshake)
+        except (asyncio.TimeoutError, asyncio.CancelledError, wire.ForeignMessageError):
+            self._note_refusal(writer)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # gone
+        finally:
+            writer.close()
+
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> wire.Handshake | None:
+        """The handshake of one who knows the secret; None of any other."""
+        nonce = secrets.token_bytes(wire.NONCE_BYTES)
+        writer.write(wire.GREETING + nonce)
+        worker_nonce = await reader.readexactly(wire.NONCE_BYTES)
+        handshake = wire.Handshake(self._secret, nonce, worker_nonce)
+        proof = await reader.readexactly(wire.CODE_BYTES)
+        if not secrets.compare_digest(proof, handshake.worker_proof()):
+            writer.write(wire.REFUSAL)
+            self._note_refusal(writer)
+            return None
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        writer.write(handshake.host_proof())
+        await writer.drain()
+        return handshake
+
+    async def _answer_all(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handshake: wire.Handshake
+    ) -> None:
+        visit, asked, said = next(self._numbers), handshake.to_host(), handshake.to_worker()
+        try:
+            while True:
+                size = wire.body_bytes(await reader.readexactly(wire.LENGTH_BYTES))
+                request = asked.open(await reader.readexactly(size))
+                try:
+                    answer = await self._answer(request, visit)
+                except MeetingError as error:
+                    answer = {"error": str(error)}
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    answer = {"error": f"not understood: {type(error).__name__} {error}"}
+                writer.write(said.seal(answer))
+                await writer.drain()
+        finally:
+            for job in self._jobs.values():
+                job.meeting.leave(visit)
+
+    async def _answer(self, request: dict[str, Any], visit: int) -> dict[str, Any]:
+        job = self._jobs[str(request["job"])]
+        what = request["ask"]
+        if what == "read":
+            return {"text": job.notes.get(request["key"])}
+        if what == "write":
+            job.notes[str(request["key"])] = str(request["text"])
+            await _announce(job)
+            return {}
+        if what == "wait":
+            keys = list(request["keys"])
+            await _until(job, lambda: all(key in job.notes for key in keys), request["seconds"])
+            return {"are_there": all(key in job.notes for key in keys)}
+        if what == "meet":
+            return await self._meet(job, request, visit)
+        raise ValueError(f"what is {what!r}?")
+
+    async def _meet(self, job: _Job, request: dict[str, Any], visit: int) -> dict[str, Any]:
+        meeting, token, world_size = job.meeting, str(request["token"]), int(request["world_size"])
+        before = meeting.round_id
+        meeting.meet(
+            int(request["rank"]),
+            world_size,
+            token,
+            lease_seconds=float(request["lease_seconds"]),
+            visit=visit,
+            now=time.monotonic(),
+        )
+        if meeting.round_id != before:
+            job.forget_rounds_before(meeting.round_id)
+            await _announce(job)
+        await _until(job, lambda: meeting.is_member(token), request["seconds"])
+        if meeting.is_member(token):
+            return {"round": meeting.round_id}
+        return {"round": None, "missing": meeting.missing(world_size, time.monotonic())}
+
+    def _note_refusal(self, writer: asyncio.StreamWriter) -> None:
+        """Say that somebody was refused, now and then: a flood must not fill a log."""
+        self._refused += 1
+        if time.monotonic() < self._told + _TELL_SECONDS:
+            return
+        self._told = time.monotonic()
+        peer = writer.get_extra_info("peername")
+        print(
+            f"rendezvous: {self._refused} connections did not prove to know the job's secret, the "
+            f"last from {peer[0] if peer else 'unknown'}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+async def _announce(job: _Job) -> None:
+    async with job.changed:
+        job.changed.notify_all()
+
+
+async def _until(job: _Job, is_so: Callable[[], bool], seconds: float) -> None:
+    async def wait() -> None:
+        async with job.changed:
+            await job.changed.wait_for(is_so)
+
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(wait(), max(0.0, min(float(seconds), _MAX_WAIT_SECONDS)))

@@ -1,0 +1,144 @@
+"""Where workers meet: each waits at the host of the rendezvous until all wait there.
+
+Each round is a meeting of its own, after every loss of a worker. The host says when all are there;
+a worker's rank is its identity. What is said crosses as data and is authenticated with the job's
+secret (:mod:`cpr_ext.distributed.rendezvous.wire`); training itself does not need the host.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from cpr_ext.distributed.identity.supervision import report_giving_up
+from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts, show_alive
+from cpr_ext.distributed.rendezvous.coordination_store import Notes
+from cpr_ext.distributed.rendezvous.host_connection import (
+    ANSWER_SECONDS,
+    HostConnection,
+    HostError,
+    RefusedError,
+    StrangerError,
+    place_of,
+)
+from cpr_ext.distributed.rendezvous.round_store import RoundStore
+from cpr_ext.errors import RendezvousError
+
+logger = logging.getLogger("cpr_ext")
+
+_MISSED_HEARTBEATS = 5
+_TELL_SECONDS = 10.0  # between two lines about a long wait
+_RETRY_SECONDS = 0.2
+# A host that is started again may have another in its place for moments.
+_STRANGER_SECONDS = 10.0
+
+
+class Rendezvous:
+    """One worker's seat at the rendezvous, kept over rounds.
+
+    Raises:
+        UsageError: the job has no secret.
+    """
+
+    def __init__(self, identity: Identity, time_outs: TimeOuts) -> None:
+        self._identity = identity
+        self._time_outs = time_outs
+        self._host = HostConnection(identity)
+        self._notes = Notes(self._host)
+        # Kept here, for torch holds only the part of it that is in C++.
+        self._store: RoundStore | None = None
+
+    def join(self) -> Store:
+        """Meet all other workers in a new round.
+
+        Returns:
+            The round's own store.
+
+        Raises:
+            RendezvousError: they were not all there within ``join_seconds``, names those missing;
+                or two processes have this worker's rank; or the host has another secret.
+        """
+        try:
+            round_id = self._wait_for_all(time.monotonic() + self._time_outs.join_seconds)
+        except RefusedError as error:
+            raise RendezvousError(str(error)) from None
+        except BaseException:
+            self._host.close()  # this worker waits no more
+            raise
+        self._store = RoundStore(HostConnection(self._identity), round_id)
+        return self._store
+
+    def note(self, key: str) -> None:
+        """Leave a note for the whole job, beyond this round, if the host answers."""
+        try:
+            self._notes.write(key, "1")
+        except HostError as error:
+            logger.warning("could not note %r: %s", key, error)
+
+    def all_noted(self, keys: list[str]) -> bool:
+        """Return whether all these notes were left; False if the host does not answer."""
+        try:
+            return self._notes.has(keys)
+        except HostError:
+            return False
+
+    def _wait_for_all(self, deadline: float) -> str:
+        token = uuid.uuid4().hex
+        missing = "unknown, as the rendezvous does not answer"
+        told, strange_since = time.monotonic(), None
+        while True:
+            show_alive()
+            error: HostError | None = None
+            try:
+                answer = self._meet(token, deadline)
+                if answer["round"] is not None:
+                    return str(answer["round"])
+                missing, strange_since = ", ".join(map(str, answer["missing"])), None
+            except HostError as caught:
+                error = caught
+                missing = "unknown, as the rendezvous does not answer"
+                logger.info("%s; trying again", error)
+                strange_since = strange_since or time.monotonic()
+                if not isinstance(error, StrangerError):
+                    strange_since = None
+                elif time.monotonic() > strange_since + _STRANGER_SECONDS:
+                    raise self._end(
+                        f"{error}; give the rendezvous' host and all workers the same "
+                        "CPR_JOB_SECRET_FILE"
+                    ) from error
+                time.sleep(_RETRY_SECONDS)
+            if time.monotonic() >= deadline:
+                raise self._give_up(missing, error) from error
+            if time.monotonic() > told + _TELL_SECONDS:
+                logger.info("waiting at %s for workers: %s", place_of(self._identity), missing)
+                told = time.monotonic()
+
+    def _meet(self, token: str, deadline: float) -> dict[str, Any]:
+        """Wait for a heartbeat's time at most; the next call is the next sign of life."""
+        heartbeat = self._time_outs.heartbeat_seconds
+        left = max(0.0, deadline - time.monotonic())
+        return self._host.ask(
+            "meet",
+            rank=self._identity.rank,
+            world_size=self._identity.world_size,
+            token=token,
+            seconds=min(heartbeat, left),
+            lease_seconds=heartbeat * _MISSED_HEARTBEATS,
+            limit_seconds=min(heartbeat, left) + ANSWER_SECONDS,
+        )
+
+    def _give_up(self, missing: str, error: Exception | None) -> RendezvousError:
+        return self._end(
+            f"worker {self._identity.rank} waited {self._time_outs.join_seconds:g} s at "
+            f"{place_of(self._identity)} for workers {missing or 'that have just left'}, which did "
+            f"not come{'' if error is None else f' ({error})'}",
+            ". Start them again, or restart the job: it resumes from the stores",
+        )
+
+    def _end(self, reason: str, remedy: str = "") -> RendezvousError:
+        report_giving_up(reason)
+        return RendezvousError(reason + remedy)

@@ -1,0 +1,200 @@
+"""Play one strategy and seed: train for real, fail as drawn, recover by the rules, charge."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cpr_ext.dlrm.batch import DataSource
+from cpr_ext.dlrm.failures import PlannedFailure
+from cpr_ext.dlrm.presets import find_preset
+from cpr_ext.dlrm.sources import open_source
+from cpr_ext.dlrm.trainer import Progress, Trainer, TrainOptions, TrainResult
+from cpr_ext.emulation.clock import EmulatedClock
+from cpr_ext.emulation.cost_accounting import PlayedFailure, charge, running_pls
+from cpr_ext.emulation.scenario import DrawnFailure, Scenario
+from cpr_ext.emulation.strategies import Strategy, StrategyName
+from cpr_ext.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained; the same for every strategy and seed.
+
+    Attributes:
+        data: as for :func:`cpr_ext.dlrm.sources.open_source`. The seed of a run makes the synthetic
+            samples; real data it shuffles.
+        model: preset of the model.
+        epochs, batch_size, max_steps: None takes what the data source recommends, all of it.
+    """
+
+    data: str = "synthetic"
+    model: str = "tiny"
+    epochs: int | None = None
+    batch_size: int | None = None
+    max_steps: int | None = None
+
+    def open(self, seed: int) -> DataSource:
+        """The data source of a seed; the last one opened is kept."""
+        return _open(self.data, self.model, seed)
+
+    def options(self, source: DataSource) -> dict[str, Any]:
+        """Those of :class:`TrainOptions` that say how long and how to train."""
+        changes = {"epochs": self.epochs, "batch_size": self.batch_size}
+        given = {name: value for name, value in changes.items() if value is not None}
+        return {
+            "settings": replace(source.recommended, **given),  # type: ignore[arg-type]
+            "max_steps": self.max_steps,
+        }
+
+    def clock(self, source: DataSource, job_hours: float) -> EmulatedClock:
+        """The clock that maps the whole training onto ``job_hours``.
+
+        Raises:
+            UsageError: the source does not know its length and no number of steps is given.
+        """
+        settings = self.options(source)["settings"]
+        limits = []
+        if source.num_train_samples is not None:
+            limits.append(settings.epochs * source.num_train_samples)
+        if self.max_steps is not None:
+            limits.append(self.max_steps * settings.batch_size)
+        if not limits:
+            raise UsageError(
+                f"{source.name} is read as a stream, whose length is not known; say how many steps "
+                "to train (--steps)"
+            )
+        return EmulatedClock(job_hours, min(limits), settings.batch_size)
+
+
+@lru_cache(maxsize=1)
+def _open(data: str, model: str, seed: int) -> DataSource:
+    return open_source(data, find_preset(model), seed)
+
+
+def play(
+    scenario: Scenario,
+    strategy_name: StrategyName,
+    training: Training,
+    seed: int,
+    store: Path,
+    observe: Callable[[Progress], None] = lambda progress: None,
+) -> dict[str, Any]:
+    """Emulate one run; return it as JSON values (docs/emulation.md lists them).
+
+    Every strategy of a seed sees the same data in the same order, the same initial model and the
+    same failures, so that runs of one seed are compared in pairs.
+
+    Args:
+        store: directory for the snapshots, which is emptied before and removed after.
+
+    Raises:
+        UsageError: the interval is shorter than half a training step, or the source does not know
+            its length.
+    """
+    source = training.open(seed)
+    clock = training.clock(source, scenario.job.total_hours)
+    strategy = scenario.strategy(strategy_name)
+    has_failures = strategy.recovery != "none"
+    drawn = scenario.draw_failures(seed) if has_failures else []
+    priority = strategy.priority(seed)
+    shutil.rmtree(store, ignore_errors=True)
+    every_steps = clock.interval_steps(strategy.save_every_hours) if priority is not None else 1
+    options = TrainOptions(
+        **training.options(source),
+        store=store if priority is not None else None,
+        priority=priority,
+        every_steps=every_steps,
+        failures=plan_failures(drawn, clock),
+        recovery=strategy.recovery,
+        num_shards=scenario.job.num_shards,
+        seed=seed,
+        rebase_after=None,  # each save is charged as `fraction` of all rows, and is that
+    )
+    try:
+        result = Trainer(find_preset(training.model), source, options, observe).run()
+    finally:
+        shutil.rmtree(store, ignore_errors=True)
+    record = summarize_run(scenario, strategy, clock, result)
+    return {
+        "strategy": strategy.name,
+        "seed": seed,
+        "data": training.data,
+        "every_steps": every_steps if priority is not None else None,
+        **record,
+    }
+
+
+def plan_failures(
+    drawn: Sequence[DrawnFailure], clock: EmulatedClock
+) -> tuple[PlannedFailure, ...]:
+    """Drawn failures as the trainer's; what strikes within one step loses its shards together."""
+    shards_at: dict[int, set[int]] = {}
+    for failure in drawn:
+        shards_at.setdefault(clock.step_at(failure.hour), set()).update(failure.shards)
+    return tuple(
+        PlannedFailure(step, tuple(sorted(shards))) for step, shards in sorted(shards_at.items())
+    )
+
+
+def summarize_run(
+    scenario: Scenario, strategy: Strategy, clock: EmulatedClock, result: TrainResult
+) -> dict[str, Any]:
+    """What a training run means on the emulated clock."""
+    failures = [
+        PlayedFailure(
+            hour=clock.hours(failure["num_samples"]),
+            num_samples=failure["num_samples"],
+            shards=tuple(failure["shards"]),
+            lost_computation_hours=clock.hours(failure["samples_retrained"]),
+            rows_restored=failure["rows_restored"],
+            rows_stale=failure["rows_stale"],
+            recover_seconds=failure["seconds"],
+        )
+        for failure in result.failures
+    ]
+    # The base of the first step and the trained model at the end are saved by every job.
+    saves = [samples for samples, _ in result.snapshot_log[1:] if samples < clock.total_samples]
+    overhead = charge(strategy, len(saves), failures, scenario.costs)
+    pls: list[float] = []
+    tracking_hours = 0.0
+    if strategy.recovery == "partial":
+        tracking_hours = scenario.tracking_share * clock.job_hours
+        whole = whole_saves(strategy, clock)
+        pls = running_pls(failures, whole, clock.total_samples, scenario.job.num_shards)
+    return {
+        "auc": result.auc,
+        "logloss": result.logloss,
+        "pls": pls[-1] if pls else 0.0,
+        "running_pls": pls,
+        "pls_since_any_save": result.pls,
+        "overhead": {**asdict(overhead), "tracking_hours": tracking_hours},
+        "overhead_share": (overhead.total_hours + tracking_hours) / clock.job_hours,
+        "interval_hours": strategy.interval_hours if result.snapshot_log else None,
+        "save_every_hours": strategy.save_every_hours if result.snapshot_log else None,
+        "fraction": strategy.fraction,
+        "saves": [clock.hours(samples) for samples in saves],
+        "failures": [failure.to_plain() for failure in failures],
+        "job_hours": clock.job_hours,
+        "samples": result.samples,
+        "steps": result.steps,
+        "train_seconds": result.seconds,
+        "stall_seconds": result.stall_seconds["total"],
+        "bytes_written": result.snapshots["bytes"],
+        "warnings": result.warnings,
+    }
+
+
+def whole_saves(strategy: Strategy, clock: EmulatedClock) -> list[int]:
+    """Samples at which a strategy that saves everything at once every T_save would have saved.
+
+    The strategies of one target are compared at the PLS of this grid, whichever rows they save
+    first: the bytes they write are the same.
+    """
+    every = clock.interval_steps(strategy.interval_hours)
+    step = clock.samples_per_step
+    return list(range(step, clock.total_samples, every * step))

@@ -1,0 +1,1 @@
+"""What checkpointing did and cost a run."""

@@ -1,0 +1,127 @@
+"""The report of a recovery: the restored rows, and exactly the rows that it could not restore."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cpr_ext.errors import DamageError
+from cpr_ext.storage.reading import UnreadableError
+
+
+@dataclass(frozen=True)
+class DamagedSegment:
+    """A segment that is damaged or unreadable, as a whole or in part.
+
+    Attributes:
+        path: the file.
+        reason: the first error in it.
+        num_rows: rows that were not restored from it because of that; a newer segment may hold
+            them. -1: unknown.
+        is_unreadable: it, or a part of it, could not be read and may be undamaged
+            (``on_read_error="fall_back"``); it stays in the store until a newer snapshot with all
+            rows is durable.
+    """
+
+    path: Path
+    reason: str
+    num_rows: int
+    is_unreadable: bool = False
+
+
+@dataclass(frozen=True)
+class OlderRows:
+    """Rows of one table that were restored, but not to their newest saved state.
+
+    Attributes:
+        row_ids: (n,) int64, unique.
+        steps_older: (n,) int64, steps between the captures of the restored and of the lost state.
+            If the lost segment's header is damaged too, its last step is used.
+    """
+
+    row_ids: torch.Tensor
+    steps_older: torch.Tensor
+
+
+@dataclass
+class RecoveryReport:
+    """The report of a recovery.
+
+    Attributes:
+        step: the step from which training resumes (0: the store was empty).
+        num_samples: samples trained at that step.
+        shards: the shards restored.
+        rows_restored: rows of these shards that have a saved state now, of any age (each counted
+            once): all but ``rows_missing``.
+        rows_stale: rows that are older than the step and the dense part that training resumes
+            from, each counted once: those that had changed since they were last saved, and
+            ``older_rows``. None: not known. That is so where an optimizer changes rows without a
+            gradient (momentum, weight decay, Adam); and after a process died for large tables,
+            and for the stores of several processes.
+        rows_missing: rows of which no usable state is left; they keep their values in the model.
+        rows_in_doubt: an upper bound on further rows that are older than their newest saved state;
+            damage destroyed their row ids too.
+        older_rows, missing_rows: which rows these are, by table; ``missing_rows`` holds row ids
+            (n,) int64. Tables without any are left out.
+        samples_lost: samples trained since a lost shard's last snapshot, summed over the shards.
+        row_updates_lost: updates of these shards' rows that were not saved. None: not counted, see
+            ``Checkpointer(count_row_updates=True)``; after a process death it is 0 or None. It does
+            not include updates that damage removed from older rows.
+        segments_read, bytes_read: segments and bytes that the recovery read.
+        damaged_segments: the segments that were unusable, as a whole or in part.
+        seconds: its duration.
+        extra_state: the caller's extra state in the snapshot (after a full restore).
+        differences: with ``strict=False``: where the store's model differs, one sentence each.
+    """
+
+    step: int = 0
+    num_samples: int = 0
+    shards: tuple[int, ...] = ()
+    rows_restored: int = 0
+    rows_stale: int | None = 0
+    rows_missing: int = 0
+    rows_in_doubt: int = 0
+    older_rows: dict[str, OlderRows] = field(default_factory=dict)
+    missing_rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    samples_lost: int = 0
+    row_updates_lost: int | None = 0
+    segments_read: int = 0
+    bytes_read: int = 0
+    damaged_segments: list[DamagedSegment] = field(default_factory=list)
+    seconds: float = 0.0
+    extra_state: Any = None
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def unreadable_paths(self) -> set[Path]:
+        """Segments that could not be read, as a whole or in part."""
+        return {damaged.path for damaged in self.damaged_segments if damaged.is_unreadable}
+
+    def add_damaged(self, path: Path, error: DamageError, num_rows: int = -1) -> None:
+        """Record that a segment, or ``num_rows`` rows of it, is unusable."""
+        is_unreadable = isinstance(error, UnreadableError)
+        self.damaged_segments.append(DamagedSegment(path, str(error), num_rows, is_unreadable))
+
+    def add_stale(self, count: int) -> None:
+        """Count further stale rows, unless the number is unknown."""
+        if self.rows_stale is not None:
+            self.rows_stale += count
+
+    def add_older(self, table: str, row_ids: torch.Tensor, steps_older: torch.Tensor) -> None:
+        """Record rows that were restored to an older state; each is added once."""
+        self.add_stale(len(row_ids))
+        if (known := self.older_rows.get(table)) is not None:
+            row_ids = torch.cat([known.row_ids, row_ids])
+            steps_older = torch.cat([known.steps_older, steps_older])
+        if len(row_ids):
+            self.older_rows[table] = OlderRows(row_ids, steps_older)
+
+    def add_missing(self, table: str, row_ids: torch.Tensor) -> None:
+        """Record rows of which no state is left; each is added once."""
+        self.rows_missing += len(row_ids)
+        if len(row_ids):
+            known = self.missing_rows.get(table, row_ids[:0])
+            self.missing_rows[table] = torch.cat([known, row_ids])

@@ -1,0 +1,1 @@
+"""Snapshots, from the choice of rows to the commit."""

@@ -1,0 +1,240 @@
+"""Capture that overlaps training.
+
+Between one optimizer step and the next, forward and backward only read the tables. In that window,
+from the end of ``ckpt.step()`` to the optimizer's step, a background thread captures rows. It
+returns before an optimizer changes anything. The rows that gradients are about to change, and that
+a snapshot of one step still waits for, are copied first.
+
+All of this assumes that only their optimizer changes tables. If the watch detects another change,
+the snapshot is aborted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from cpr_ext._native import native
+from cpr_ext.cuda import device_of
+from cpr_ext.errors import SnapshotError, UsageError
+from cpr_ext.runtime.threads import close_at_exit
+from cpr_ext.saving.row_samples import WindowSample
+from cpr_ext.saving.snapshot import Snapshot
+from cpr_ext.state.table import Table
+from cpr_ext.tracking.lookup_recorder import LookupRecorder
+from cpr_ext.tracking.table_watch import TableWatch
+
+# How long the capturing thread sleeps when no staging slot is free.
+_POLL_SECONDS = 0.0005
+# Smaller tables are captured faster than a thread is woken for them.
+_OVERLAP_BYTES = 16 << 20
+_CHANGED = (
+    "table '{name}' was changed outside its optimizer's step() while it was being saved; make such "
+    'changes after wait(), or use Checkpointer(..., overlap="never")'
+)
+
+OverlapChoice = Literal["auto", "always", "never"]
+
+
+class CaptureThread:
+    """Runs one piece of work at a time, between :meth:`resume` and :meth:`pause`.
+
+    The thread is there from construction on: later the system may have none left.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._work: Callable[[Any], None] | None = None
+        self._is_closing = False
+        self._stop = native.StopFlag()
+        self._thread = threading.Thread(target=self._run, name="cpr_ext-capture", daemon=True)
+        close_at_exit(self)  # first: an interrupt may come between the two
+        self._thread.start()
+
+    def resume(self, work: Callable[[Any], None]) -> None:
+        """Start ``work(stop)``; it returns soon after ``stop`` is set. After a pause() only."""
+        self._stop.clear()
+        with self._changed:
+            self._work = work
+            self._changed.notify_all()
+
+    def pause(self) -> None:
+        """Ask the work to stop; returns once it has."""
+        if self._work is None:
+            return
+        self._stop.set()
+        with self._changed:
+            self._changed.wait_for(lambda: self._work is None)
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Stop the work and end the thread; may be called again, also after an interrupt."""
+        self._stop.set()
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:  # else it was never started
+            self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._work is not None or self._is_closing)
+                work = self._work
+            if work is None:
+                return
+            try:
+                work(self._stop)
+            finally:
+                del work  # while it waits it keeps nothing alive
+                with self._changed:
+                    self._work = None
+                    self._changed.notify_all()
+
+
+class Overlap:
+    """Captures snapshots while training reads the tables, and stops before it changes them.
+
+    All calls come from the training thread.
+
+    Args:
+        watch: sees what changes the tables, and when.
+        recorder: uses the trackers, which a snapshot does too while its rows are captured.
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], watch: TableWatch, recorder: LookupRecorder
+    ) -> None:
+        self._tables = tables
+        self._watch = watch
+        self._recorder = recorder
+        self._thread = CaptureThread()
+        self._snapshot: Snapshot | None = None
+        self._is_open = False
+        #: Rows that were captured in the window that is open.
+        self.sample = WindowSample()
+        #: A snapshot found a table changed by something else than its optimizer.
+        self.was_broken = False
+        recorder.before_flush = self.pause
+        watch.before_change = self.pause
+        watch.changed_outside = self._give_up
+
+    @staticmethod
+    def obstacle(tables: Sequence[Table]) -> str | None:
+        """Why the tables cannot be captured while training runs; None if they can."""
+        for table in tables:
+            if device_of(table.weight) is not None:
+                return f"table '{table.name}' is on a GPU, which captures during training"
+            if not isinstance(table.optimizer, torch.optim.Optimizer):
+                return f"no torch optimizer given to the Checkpointer updates table '{table.name}'"
+            if table.weight.untyped_storage().nbytes() != table.weight.nbytes:
+                return (
+                    f"the memory of table '{table.name}' is part of a larger piece, whose owner "
+                    "(FSDP) may take away at any time"
+                )
+            if any(getattr(module, "max_norm", None) is not None for module in table.modules):
+                return f"the forward pass changes table '{table.name}', which has a max_norm"
+        return None
+
+    @staticmethod
+    def is_wanted(choice: OverlapChoice, tables: Sequence[Table]) -> bool:
+        """Whether to capture while training runs.
+
+        Raises:
+            UsageError: ``"always"``, and it cannot be.
+        """
+        obstacle = Overlap.obstacle(tables)
+        if choice == "always" and obstacle is not None:
+            raise UsageError(f'overlap="always" cannot be: {obstacle}')
+        size_bytes = sum(table.weight.nbytes for table in tables)
+        is_worth_it = choice == "always" or size_bytes >= _OVERLAP_BYTES
+        return choice != "never" and is_worth_it and obstacle is None
+
+    def one_step_obstacle(self) -> str | None:
+        """Why rows cannot be copied aside as they change; None if they can."""
+        for table in self._tables:
+            if not table.untouched_rows_keep_still():
+                kind = type(table.optimizer).__name__
+                return (
+                    f"{kind}, as it is set, changes rows of table '{table.name}' without a lookup"
+                )
+        return Overlap.obstacle(self._tables)
+
+    def resume(self, snapshot: Snapshot, step: int) -> None:
+        """Capture ``snapshot`` in the background, while training only reads the tables.
+
+        If it will be held, only choose its rows.
+        """
+        self._watch.check()  # between two windows rows may change as they like
+        if snapshot.state != "capturing":
+            return
+        self._snapshot = snapshot
+        self.sample.forget()
+
+        def work(stop: Any) -> None:
+            if snapshot.is_to_be_held:
+                snapshot.choose_rows(stop)
+                return
+            while snapshot.has_rows_left:  # something is done in every window, however short
+                progressed = snapshot.capture_rows(
+                    step, max_bytes=0, wait_for_slot=False, stop=stop
+                )
+                if stop.is_set():
+                    return
+                if not progressed:
+                    time.sleep(_POLL_SECONDS)
+
+        self._is_open = True
+        self._thread.resume(work)
+
+    def pause(self) -> None:
+        """Returns once nothing is being captured; gives the snapshot up if it may be torn."""
+        self._thread.pause()
+        snapshot = self._snapshot
+        if snapshot is not None:
+            if self._is_open or snapshot.is_held:
+                self._watch.check()
+            if self._is_open:
+                self._check_sample()
+            if not snapshot.has_rows_left:
+                self._snapshot = None
+        is_held = self._snapshot is not None and self._snapshot.is_held
+        self._watch.rows_change = self._keep if is_held else None
+        self._is_open = False
+
+    def _check_sample(self) -> None:
+        table = self.sample.changed_table()
+        if table is not None:
+            self._watch.note_hidden_change(table, "rows changed while they were being captured")
+
+    def _give_up(self, table: Table) -> None:
+        snapshot = self._snapshot
+        if snapshot is None or not (self._is_open or snapshot.is_held):
+            return  # nothing was being captured, nothing waits to be captured as it was
+        self._snapshot = None
+        self.was_broken = True
+        snapshot.give_up(SnapshotError(_CHANGED.format(name=table.name)))
+
+    def _keep(self, table: Table, row_ids: torch.Tensor) -> None:
+        if self._snapshot is not None and self._snapshot.is_held:
+            self._snapshot.keep(table.name, row_ids)
+
+    def forget(self) -> None:
+        """Stop, and have nothing more to do with the snapshot in flight."""
+        self._thread.pause()
+        self._is_open = False
+        self._snapshot = None
+
+    def close(self) -> None:
+        """End the thread and take the hooks away."""
+        self._thread.close()
+        self.detach()
+
+    def detach(self) -> None:
+        """Take the hooks away; in a forked child that is all there is to do."""
+        self._snapshot = None
+        self._recorder.before_flush = None
+        self._watch.before_change = self._watch.rows_change = self._watch.changed_outside = None

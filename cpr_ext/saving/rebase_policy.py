@@ -1,0 +1,81 @@
+"""Which snapshots must be of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cpr_ext.errors import SnapshotError
+from cpr_ext.saving.snapshot import SnapshotKind
+from cpr_ext.state.table import Table
+from cpr_ext.storage.retention import keep_needed
+from cpr_ext.storage.store import Store
+
+ArrayNames = dict[str, list[str]]
+
+
+class BaseRule:
+    """Knows what the store's base snapshot holds and what was written since.
+
+    Args:
+        rebase_after: a base is due once partial snapshots have written this many times the bytes
+            of the last one; None: never.
+    """
+
+    def __init__(self, store: Store, tables: Sequence[Table], rebase_after: float | None) -> None:
+        self._store = store
+        self._tables = tables
+        self._rebase_after = rebase_after
+        self._base_bytes = 0
+        self._partial_bytes = 0
+        self._base_arrays: ArrayNames | None = None
+        self._has_failed = False
+
+    def array_names(self) -> ArrayNames:
+        """The arrays that a row consists of now, by table: an optimizer may add to them."""
+        return {table.name: table.array_names() for table in self._tables}
+
+    def next_kind(self) -> SnapshotKind:
+        """``base`` if partial snapshots could not be recovered, or have become too many."""
+        if self._store.is_empty or self._base_arrays != self.array_names():
+            return "base"
+        is_outgrown = (
+            self._rebase_after is not None
+            and self._base_bytes > 0
+            and self._partial_bytes > self._rebase_after * self._base_bytes
+        )
+        return "base" if is_outgrown else "partial"
+
+    @property
+    def is_due_at_once(self) -> bool:
+        """There is nothing to recover yet, and no attempt has failed: then the schedule decides."""
+        return self._store.is_empty and not self._has_failed
+
+    def note_committed(self, kind: SnapshotKind, file_bytes: int, arrays: ArrayNames) -> None:
+        """A snapshot of these arrays is durable."""
+        if kind == "base":
+            self._base_arrays = arrays
+            self._base_bytes, self._partial_bytes = file_bytes, 0
+        else:
+            self._partial_bytes += file_bytes
+
+    def note_failed(self, kind: SnapshotKind, error: Exception) -> None:
+        """Record a failed snapshot. One that was aborted for a change of the model is due again."""
+        was_given_up = isinstance(error, SnapshotError)
+        self._has_failed = self._has_failed or (kind == "base" and not was_given_up)
+
+    def forget_base(self) -> None:
+        """Rows of the model are not as the store has them: only a base snapshot saves them."""
+        self._base_arrays = None
+
+    def note_recovered(self) -> None:
+        """The model is as the newest snapshots of its store."""
+        self._base_arrays = self.array_names()
+        self.measure_store()
+
+    def measure_store(self) -> None:
+        """Recompute the bytes of base and partial segments, after a merge or a roll-back."""
+        newest = self._store.last_snapshot
+        shards = self._store.shards
+        records = [r for shard in shards for r in keep_needed(shard.segments, newest)]
+        self._base_bytes = sum(r.file_bytes for r in records if r.kind == "base")
+        self._partial_bytes = sum(r.file_bytes for r in records if r.kind != "base")

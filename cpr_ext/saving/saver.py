@@ -1,0 +1,360 @@
+"""The snapshot in flight: when one begins, what each step does for it, how it ends."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from cpr_ext.errors import SnapshotError, SnapshotFailedWarning
+from cpr_ext.metrics.run_state import RunAccount
+from cpr_ext.runtime.log_text import encodable
+from cpr_ext.saving.background_capture import Overlap
+from cpr_ext.saving.rebase_policy import ArrayNames, BaseRule
+from cpr_ext.saving.row_samples import CleanSample
+from cpr_ext.saving.segment_capture import WriteOptions
+from cpr_ext.saving.selection import Selector
+from cpr_ext.saving.snapshot import Snapshot, SnapshotKind
+from cpr_ext.schedules.intervals import Progress
+from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.table import Table
+from cpr_ext.storage.commit_thread import Committer
+from cpr_ext.storage.compactor import Compactor
+from cpr_ext.storage.retention import Retention
+from cpr_ext.storage.store import Store
+from cpr_ext.tracking.table_watch import TableWatch
+
+logger = logging.getLogger("cpr_ext")
+
+Consistency = Literal["row", "step"]
+WhenBusy = Literal["delay", "wait"]
+# A capture that training waits for comes back after a chunk: well below a millisecond.
+_CHUNK_BYTES = 1 << 20
+_POLL_SECONDS = 0.0005
+
+
+@dataclass(frozen=True)
+class SavingOptions:
+    """How snapshots are taken; see ``Checkpointer``.
+
+    Attributes:
+        chooses_all: every dirty row is saved, so that no selection is needed.
+        on_gpu: tables are on a GPU, which chooses rows during training.
+    """
+
+    consistency: Consistency
+    when_busy: WhenBusy
+    write: WriteOptions
+    chooses_all: bool
+    on_gpu: bool
+
+
+class Saver:
+    """Takes one snapshot after the other; every call comes from the training thread.
+
+    Args:
+        watch: sees what changes the tables.
+        overlap: captures while training reads the tables; None: between steps only.
+        compactor: merges segments after commits; None: nobody does.
+        capture_dense: copies everything that is not a row.
+
+    Attributes:
+        in_flight: the snapshot in progress, if any.
+        unreported: the error of a failed snapshot that no exception reported, none being committed
+            since.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        tables: Sequence[Table],
+        trackers: dict[str, Any],
+        selector: Selector,
+        pipeline: Any,
+        account: RunAccount,
+        base_rule: BaseRule,
+        committer: Committer,
+        watch: TableWatch,
+        *,
+        overlap: Overlap | None,
+        compactor: Compactor | None,
+        capture_dense: Callable[[], DensePart],
+        options: SavingOptions,
+    ) -> None:
+        self._clean = CleanSample(tables, trackers)
+        self.in_flight: Snapshot | None = None
+        self.unreported: Exception | None = None
+        self._watch = watch
+        self._store = store
+        self._selector = selector
+        self._pipeline = pipeline
+        self._account = account
+        self._base_rule = base_rule
+        self._committer = committer
+        self._overlap = overlap
+        self._compactor = compactor
+        self._capture_dense = capture_dense
+        self._options = options
+        self._next_number = store.last_snapshot + 1
+        self._arrays: ArrayNames = {}  # of the snapshot in flight
+        self._is_overlapping = False
+        self._last_bytes = 0
+        self.restart_interval()
+
+    def restart_interval(self) -> None:
+        """The schedule counts from here to the next snapshot."""
+        self._last_start = (self._account.step, time.monotonic())
+
+    def begin_if_due(self) -> Snapshot | None:
+        """Begin the snapshot that the schedule asks for, if it does and none is on its way."""
+        if self.in_flight is not None:
+            if self._options.when_busy == "delay" or not self._is_due():
+                return None
+            self.finish()
+        if not (self._base_rule.is_due_at_once or self._is_due()):
+            return None
+        return self.begin(self._base_rule.next_kind())
+
+    def take(self, kind: SnapshotKind) -> Snapshot:
+        """Capture all of a snapshot now; partial ones only where there is a base to them."""
+        self.finish()
+        needed = self._base_rule.next_kind()
+        snapshot = self.begin("base" if needed == "base" else kind, at_once=True)
+        self.advance()
+        return snapshot
+
+    def _is_due(self) -> bool:
+        step, moment = self._last_start
+        seconds = time.monotonic() - moment
+        return self._account.schedule.is_due(
+            Progress(self._account.step - step, seconds, self._last_bytes)
+        )
+
+    def _may_overlap(self) -> bool:
+        if self._overlap is None or self._overlap.was_broken:
+            return False
+        if self._options.consistency == "row":
+            return True
+        obstacle = self._overlap.one_step_obstacle()
+        if obstacle is not None:
+            logger.info("training waits while a snapshot of one step is captured: %s", obstacle)
+        return obstacle is None
+
+    def begin(self, kind: SnapshotKind, *, at_once: bool = False) -> Snapshot:
+        """Begin a snapshot; ``at_once``: all of it is captured by the caller's next call."""
+        self.restart_interval()
+        self._watch.check_all()
+        self._check_clean_rows()
+        self._watch.settle()
+        self._arrays = self._base_rule.array_names()
+        self._is_overlapping = not at_once and self._may_overlap()
+        options, write = self._options, self._options.write
+        is_held = self._is_overlapping and options.consistency == "step"
+        # Choosing reads all counts: it is done while training runs, unless every dirty row is to be
+        # saved or the step is given.
+        may_choose_ahead = not options.chooses_all and options.when_busy == "delay"
+        hold_later = is_held and kind == "partial" and may_choose_ahead
+        chooses_on_gpu = options.on_gpu and not at_once and options.consistency == "row"
+        if self._is_overlapping:
+            write = replace(write, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=is_held)
+        self.in_flight = Snapshot(
+            number=self._next_number,
+            kind=kind,
+            store=self._store,
+            selector=self._selector,
+            pipeline=self._pipeline,
+            options=write,
+            capture_dense=self._capture_dense,
+            saved_rows=self._clean,
+            captured_rows=self._overlap.sample if self._overlap is not None else None,
+            choose_later=(self._is_overlapping and not is_held) or chooses_on_gpu,
+            hold_later=hold_later,
+        )
+        self._next_number += 1
+        if is_held and not hold_later:
+            self.in_flight.hold(self._account.step, self._account.num_samples)
+        return self.in_flight
+
+    def pause(self) -> None:
+        """Returns once no other thread uses tables or trackers."""
+        if self._overlap is not None and self.in_flight is not None:
+            self._overlap.pause()
+
+    def go_on(self) -> None:
+        """Do a step's work for the snapshot in progress before training resumes."""
+        if self.in_flight is None:
+            return
+        if self._is_overlapping:
+            self.advance(rows=False)
+            self._resume()
+        else:
+            wait = self._options.consistency == "step"
+            self.advance(max_bytes=0 if wait else self._pipeline.slot_bytes, wait_for_slot=wait)
+
+    def take_held_seconds(self) -> float:
+        """Return and reset the seconds that counting and capture blocked outside of ``step()``."""
+        return self._watch.take_held_seconds()
+
+    def _resume(self) -> None:
+        snapshot = self.in_flight
+        if self._overlap is not None and snapshot is not None and snapshot.has_rows_left:
+            self._overlap.resume(snapshot, self._account.step)
+
+    def advance(self, *, max_bytes: int = 0, wait_for_slot: bool = True, rows: bool = True) -> None:
+        """Capture about ``max_bytes`` of rows (0: all) unless the capture thread does; commit."""
+        self.pause()
+        snapshot = self.in_flight
+        if snapshot is None or snapshot.state != "capturing":
+            return
+        if self._base_rule.array_names() != self._arrays:
+            # The optimizer has made per-row state since: rows without it and a dense part that
+            # tells of it would not fit together.
+            snapshot.cancel("the optimizer has made new per-row state")
+            snapshot.put_back()
+            snapshot = self.begin("base")
+        step, num_samples = self._account.step, self._account.num_samples
+        self._watch.check_all()
+        if not snapshot.has_rows_left and self._check_clean_rows():
+            snapshot.give_up(SnapshotError("rows of it changed unseen; see the warning"))
+        if snapshot.is_to_be_held and snapshot.is_chosen and not rows:
+            snapshot.hold(step, num_samples)
+        if rows:
+            snapshot.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
+        snapshot.finish_if_captured(step, num_samples)
+        if snapshot.is_captured:
+            self._committer.submit(snapshot.commit)
+
+    def forget_saved_rows(self) -> None:
+        """Rows were restored: what was saved of them is not what they are now."""
+        self._clean.forget()
+
+    def _check_clean_rows(self) -> bool:
+        """Whether a row that counts as clean was found to be changed."""
+        found = self._clean.find_changed()
+        if found is None:
+            return False
+        table, row_id = found
+        self._clean.forget()
+        self._watch.note_hidden_change(
+            table,
+            f"row {row_id} counts as unchanged since it was saved, but differs: something writes "
+            "past PyTorch, such as weight.data or another library",
+        )
+        return True
+
+    def advance_for(self, seconds: float) -> None:
+        """As :meth:`advance`, in pieces, until all is captured or the time is over."""
+        deadline = time.monotonic() + seconds
+        while (snapshot := self.in_flight) is not None and snapshot.state == "capturing":
+            if time.monotonic() >= deadline:
+                return
+            before = snapshot.bytes_captured
+            self.advance(max_bytes=_CHUNK_BYTES, wait_for_slot=False)
+            if snapshot.bytes_captured == before:
+                time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+
+    def give_up(self, reason: str) -> None:
+        """Give the snapshot in flight up, which is still capturing."""
+        self.pause()
+        if self.in_flight is not None:
+            self.in_flight.cancel(reason)
+            self.settle()
+
+    def finish(self) -> None:
+        """Capture what is left of the snapshot in flight, now, and wait for its commit."""
+        if self.in_flight is not None:
+            self.advance()
+            self.in_flight.wait_until_done()
+            self.settle()
+
+    def settle(self, warn: bool = True) -> None:
+        """Take note of a snapshot that was committed or failed, and of compaction."""
+        self._settle_compaction()
+        snapshot = self.in_flight
+        if snapshot is None or not snapshot.is_done:
+            return
+        self.in_flight = None
+        if snapshot.error is None:
+            self._note_committed(snapshot)
+            return
+        snapshot.put_back()
+        if self._store.retention.release_when_full and _is_disk_full(snapshot.error):
+            # Waited for: the next snapshot reserves its space as soon as it begins.
+            history = Retention(full_recovery_points=0)
+            self._committer.call(lambda: self._store.retain(history)).result()
+        self._base_rule.note_failed(snapshot.kind, snapshot.error)
+        self.unreported = snapshot.error
+        self._account.note_failed(snapshot.error)
+        logger.error("snapshot %d failed: %s", snapshot.number, snapshot.error)
+        if warn:
+            error = encodable(snapshot.error)
+            text = f"snapshot {snapshot.number} failed; training continues: {error}"
+            warnings.warn(text, SnapshotFailedWarning, stacklevel=3)
+
+    def _note_committed(self, snapshot: Snapshot) -> None:
+        self.unreported = None
+        self._last_bytes = snapshot.file_bytes
+        self._base_rule.note_committed(snapshot.kind, snapshot.file_bytes, self._arrays)
+        self._account.note_committed(
+            snapshot.num_samples, snapshot.file_bytes, is_base=snapshot.kind == "base"
+        )
+        if self._compactor is not None:
+            self._compactor.consider()
+        self._account.tell()
+
+    def _settle_compaction(self) -> None:
+        if (compactor := self._compactor) is None:
+            return
+        metrics = self._account.metrics
+        if compactor.merges_done != metrics.compactions:
+            metrics.compactions = compactor.merges_done
+            self._base_rule.measure_store()
+        while compactor.errors:
+            error = compactor.errors.pop(0)
+            metrics.failed_compactions += 1
+            text = f"compaction failed; training continues and no snapshot is affected: {error}"
+            warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
+
+    def quiesce(self) -> None:
+        """End the snapshot in flight: give it up if it is still capturing, else let it commit.
+
+        No other thread uses tables, trackers or manifests when this returns.
+        """
+        self._end_snapshot()
+        if self._compactor is not None:
+            self._compactor.stop()
+            self._settle_compaction()
+        self._committer.call(lambda: None).result()  # no manifest changes any more
+
+    def _end_snapshot(self) -> None:
+        if self._overlap is not None:
+            self._overlap.forget()
+        if self.in_flight is not None:
+            if self.in_flight.state == "capturing":
+                self.in_flight.cancel("recovery or an error came first")
+                self.in_flight.put_back()
+                self.in_flight = None
+                return
+            self.in_flight.wait_until_done()
+            self.settle()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, which has no threads: training there does nothing for a snapshot."""
+        if self._overlap is not None:
+            self._overlap.detach()
+
+    def close(self) -> None:
+        """End the threads; may be called again, also after an interrupt."""
+        if self._overlap is not None:
+            self._overlap.close()
+        if self._compactor is not None:
+            self._compactor.close()
+        self._committer.close()
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,214 @@
+"""One segment on its way from the tables to a committed file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from cpr_ext._native import native
+from cpr_ext.errors import SnapshotError
+from cpr_ext.saving.selection import RowIds, Selection
+from cpr_ext.state.dense_state import DensePart
+from cpr_ext.storage.file_names import Kind, segment_name
+from cpr_ext.storage.manifest import Manifest, SegmentRecord
+from cpr_ext.storage.segment_format import (
+    Chunk,
+    Committed,
+    SegmentLayout,
+    TableSpec,
+    array_specs,
+    native_table,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one table of a segment is captured from.
+
+    Attributes:
+        arrays: the memory to capture.
+        live_arrays: returns the arrays that training uses now; None if nothing else has the memory.
+    """
+
+    spec: TableSpec
+    arrays: Mapping[str, torch.Tensor]
+    row_ids: RowIds | None = None
+    live_arrays: Callable[[], Mapping[str, torch.Tensor]] | None = None
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """How segments are written.
+
+    Attributes:
+        direct_io: past the page cache, where the file system allows it.
+        refuse_nan: give a segment up rather than save NaN over good values.
+        max_chunk_bytes: rows are captured in chunks of about this size; 0: as a slot holds.
+        copy_on_write: rows may be copied aside with ``keep`` before they change.
+    """
+
+    direct_io: bool = True
+    refuse_nan: bool = True
+    max_chunk_bytes: int = 0
+    copy_on_write: bool = False
+
+
+def dense_sources(part: DensePart) -> list[Source]:
+    """The tensors of a dense part, element by element."""
+    sources = []
+    for name, tensor in part.tensors.items():
+        flat = tensor.reshape(-1)
+        spec = TableSpec(name, flat.numel(), 0, array_specs(name, {"": flat}), tuple(tensor.shape))
+        sources.append(Source(spec, {"": flat}))
+    return sources
+
+
+def selection_source(selection: Selection) -> Source:
+    """The rows of a selection, with every per-row state of their table."""
+    arrays = selection.table.arrays()
+    begin = selection.begin if selection.row_ids is None else None
+    spec = TableSpec(
+        selection.table.name, selection.num_rows, begin, array_specs(selection.table.name, arrays)
+    )
+    return Source(spec, arrays, selection.row_ids, selection.table.arrays)
+
+
+class SegmentCapture:
+    """Captures a segment on the training thread; then commits it from any other.
+
+    Raises:
+        UsageError: a row does not fit the staging slots, or a tensor cannot be stored.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        manifest: Manifest,
+        *,
+        snapshot: int,
+        kind: Kind,
+        sources: Sequence[Source],
+        metadata: dict[str, Any],
+        options: WriteOptions,
+    ) -> None:
+        self._manifest = manifest
+        self._snapshot = snapshot
+        self._kind: Kind = kind
+        self._sources = sources
+        self._layout = SegmentLayout(
+            tuple(source.spec for source in sources),
+            {"kind": kind, "snapshot": snapshot, **metadata},
+        )
+        self._layout.place(
+            [
+                table.rows_per_chunk(pipeline.slot_bytes, options.max_chunk_bytes)
+                for table in self._native_tables()
+            ]
+        )
+        self._steps: list[int] = []
+        self._job = pipeline.start(
+            path=manifest.directory / segment_name(snapshot, kind),
+            header_bytes=self._layout.header_bytes,
+            file_bytes=self._layout.file_bytes,
+            tables=self._native_tables(),
+            direct_io=options.direct_io,
+            refuse_nan=options.refuse_nan,
+            max_chunk_bytes=options.max_chunk_bytes,
+            copy_on_write=options.copy_on_write,
+        )
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the segment file."""
+        return self._layout.file_bytes
+
+    @property
+    def is_capturing(self) -> bool:
+        """True while rows remain to be captured."""
+        return bool(self._job.state == "capturing")
+
+    def capture(
+        self, step: int, *, max_bytes: int, wait_for_slot: bool, stop: Any = None
+    ) -> list[Chunk]:
+        """Copy rows as they are now, at ``step``; see ``csrc/pipeline/snapshot_pipeline.h``.
+
+        Raises:
+            SnapshotError: a table's memory was replaced since the snapshot began.
+            CprError: what has stopped the writing meanwhile.
+        """
+        if any(_was_replaced(source) for source in self._sources):
+            raise SnapshotError(
+                "a table or its optimizer state was replaced while it was being saved (model.to(), "
+                "load_state_dict() or a new parameter); call wait() before such a change"
+            )
+        chunks: list[Chunk] = self._job.capture(
+            step=step, max_bytes=max_bytes, wait_for_slot=wait_for_slot, stop=stop
+        )
+        self._steps.extend(chunk[3] for chunk in chunks)
+        if self._job.state == "failed":
+            self._job.wait("written")
+        return chunks
+
+    def keep(self, table: int, row_ids: torch.Tensor, first: int) -> int:
+        """Copy aside those of ``row_ids[first:]`` that wait to be captured, before they change.
+
+        Args:
+            table: position in ``sources``.
+            row_ids: (n,) int32 or int64; those that the segment does not hold are passed over.
+
+        Returns:
+            How many of ``row_ids`` are done: fewer than n if the memory for it is full, which
+            ``capture`` frees.
+        """
+        return int(self._job.keep(table, row_ids, first))
+
+    def chunk_bytes(self, table: int, count: int) -> int:
+        """Bytes that ``count`` rows of a table take in a slot and in the file."""
+        return self._layout.rows_bytes(table, count)
+
+    def cancel(self, reason: str) -> None:
+        """Give the segment up; returns once its slots are free and its file is gone."""
+        self._job.cancel(reason)
+        with suppress(Exception):  # of a job given up, wait() raises what it was given up for
+            self._job.wait("written")
+
+    def finish(self, *, num_samples: int, is_complete: bool = False) -> SegmentRecord:
+        """Wait until the rows are written, write the header, sync; what the manifest is to say."""
+        self._job.wait("written")
+        committed = Committed(min(self._steps), max(self._steps), num_samples, is_complete)
+        header = self._layout.header(self._job.chunks(), committed)
+        self._job.finish(header)
+        return SegmentRecord(
+            file=segment_name(self._snapshot, self._kind),
+            kind=self._kind,
+            snapshot=self._snapshot,
+            file_bytes=self._layout.file_bytes,
+            header_bytes=self._layout.header_bytes,
+            header_crc32c=native.crc32c(header),
+            **asdict(committed),
+        )
+
+    def mark_committed(self) -> None:
+        """The manifest names the segment now."""
+        self._job.mark_committed()
+
+    def _native_tables(self) -> list[Any]:
+        return [
+            native_table(self._layout, index, source.arrays, source.row_ids)
+            for index, source in enumerate(self._sources)
+        ]
+
+
+def _was_replaced(source: Source) -> bool:
+    """Return whether training now uses other memory than the captured one."""
+    if source.live_arrays is None:
+        return False
+    live = source.live_arrays()
+    return any(
+        name not in live or live[name].data_ptr() != tensor.data_ptr()
+        for name, tensor in source.arrays.items()
+    )

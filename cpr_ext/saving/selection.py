@@ -1,0 +1,139 @@
+"""Which rows go into a snapshot: all of a shard (base), or the most important ones (partial)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cpr_ext.cuda import keep_for_stream
+from cpr_ext.priorities import AllRows, Priority
+from cpr_ext.state.table import Table, shard_row_range
+
+RowIds = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows of a table to save: ascending ``row_ids`` (n,), or all of the range [begin, end)."""
+
+    table: Table
+    tracker: Any
+    begin: int
+    end: int
+    row_ids: RowIds | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows selected."""
+        return self.end - self.begin if self.row_ids is None else len(self.row_ids)
+
+    def take(self, first: int, count: int) -> Any:
+        """Mark rows [first, first + count), by position, as captured in the tracker.
+
+        Returns what ``put_back`` needs to undo it.
+        """
+        if self.row_ids is None:
+            begin = self.begin + first
+            return self.tracker.take_range(begin, begin + count, weight=self.table.weight)
+        row_ids = self.row_ids[first : first + count]
+        return self.tracker.take(row_ids, weight=self.table.weight)
+
+
+class Selector:
+    """Applies a priority to the tables of a model.
+
+    Args:
+        trackers: the tracker of each table, by table name.
+        prioritized: names of the tables to which the priority applies; the others are saved whole.
+        is_proven: whether every way in which rows of a table could have changed was watched.
+        has_kept_still: whether rows of a table, captured piece by piece, are still of one step.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        trackers: Mapping[str, Any],
+        priority: Priority,
+        prioritized: Collection[str],
+        num_shards: int,
+        pool: Any,
+        is_proven: Callable[[Table], bool],
+        has_kept_still: Callable[[Table], bool],
+    ) -> None:
+        self._has_kept_still = has_kept_still
+        self._is_proven = is_proven
+        self._tables = tables
+        self._trackers = trackers
+        self._priority = priority
+        self._prioritized = prioritized
+        self._num_shards = num_shards
+        self._pool = pool
+
+    @property
+    def num_tables(self) -> int:
+        """Tables to choose rows from."""
+        return len(self._tables)
+
+    def base(self, table: int, shard: int) -> Selection:
+        """All rows that a shard has of the table of this number."""
+        chosen = self._tables[table]
+        return Selection(chosen, self._trackers[chosen.name], *self._range(chosen, shard))
+
+    def partial(self, table: int, shard: int, pending: Any = None) -> Selection:
+        """The rows to save first, at most the fraction if the table is prioritised.
+
+        Args:
+            pending: what :meth:`begin_partial` returned; waits until it is ready.
+        """
+        chosen = self._tables[table]
+        if pending is None:
+            return self._partial(chosen, shard)
+        begin, end = self._range(chosen, shard)
+        return Selection(chosen, self._trackers[chosen.name], begin, end, pending.read())
+
+    def begin_partial(self, table: int, shard: int) -> Any:
+        """Let a GPU choose the rows during training.
+
+        Returns:
+            A native ``PendingRows`` for :meth:`partial`; None where there is nothing to wait for.
+        """
+        chosen = self._tables[table]
+        begin, end = self._range(chosen, shard)
+        if chosen.name not in self._prioritized or self._saves_all(end - begin):
+            return None
+        budget = self._priority.budget(end - begin)
+        keep_for_stream(chosen.weight)
+        tracker = self._trackers[chosen.name]
+        return tracker.begin_select(begin, end, budget, weight=chosen.weight)
+
+    def _saves_all(self, num_rows: int) -> bool:
+        return isinstance(self._priority, AllRows) and self._priority.budget(num_rows) == num_rows
+
+    def _partial(self, table: Table, shard: int) -> Selection:
+        tracker = self._trackers[table.name]
+        begin, end = self._range(table, shard)
+        if table.name not in self._prioritized:
+            return Selection(table, tracker, begin, end)
+        budget = self._priority.budget(end - begin)
+        if self._saves_all(end - begin):
+            if not table.untouched_rows_keep_still():
+                return Selection(table, tracker, begin, end)
+            return Selection(table, tracker, begin, end, tracker.dirty_rows(begin, end))
+        row_ids = tracker.select(begin, end, budget, weight=table.weight, pool=self._pool)
+        return Selection(table, tracker, begin, end, row_ids)
+
+    def is_complete(self, selection: Selection) -> bool:
+        """True if, its rows being captured, every row of the range is saved as it is now."""
+        table = selection.table
+        if not self._has_kept_still(table):
+            return False
+        if selection.row_ids is None:
+            return True
+        clean = selection.tracker.is_clean(selection.begin, selection.end)
+        return clean and table.untouched_rows_keep_still() and self._is_proven(table)
+
+    def _range(self, table: Table, shard: int) -> tuple[int, int]:
+        return shard_row_range(table.num_embeddings, shard, self._num_shards)

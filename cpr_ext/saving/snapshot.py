@@ -1,0 +1,412 @@
+"""One snapshot of all shards of this process and of the dense part.
+
+The training thread drives :meth:`Snapshot.capture_rows` between steps, or a capturing thread does
+while training reads the tables; when all is captured, a committer thread runs
+:meth:`Snapshot.commit`. Only one of them works on a snapshot at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+
+from cpr_ext.errors import SnapshotError
+from cpr_ext.runtime.forks import Creator
+from cpr_ext.saving.segment_capture import (
+    SegmentCapture,
+    WriteOptions,
+    dense_sources,
+    selection_source,
+)
+from cpr_ext.saving.selection import Selection, Selector
+from cpr_ext.state.dense_state import DensePart
+from cpr_ext.storage.segment_format import Chunk
+from cpr_ext.storage.store import Store
+
+State = Literal["capturing", "captured", "committed", "failed"]
+SnapshotKind = Literal["base", "partial"]
+
+
+@dataclass
+class _Part:
+    """The segment of one shard."""
+
+    shard: int
+    capture: SegmentCapture
+    selections: Sequence[Selection]
+    # (tracker, what it gave for captured rows), put back if the segment is not committed.
+    taken: list[tuple[Any, Any]] = field(default_factory=list)
+    is_committed: bool = False
+
+
+def _is_capturing(part: _Part) -> bool:
+    return part.capture.is_capturing
+
+
+class RowSample(Protocol):
+    """Looks at some of the rows of snapshots."""
+
+    def note(self, selection: Selection, first: int, count: int) -> None:
+        """Look at rows [first, first + count) of a selection, by position, as they are now."""
+
+
+class Snapshot:
+    """A snapshot in progress, or done; ``Checkpointer.save`` returns it.
+
+    Attributes:
+        number: counts the snapshots of the store; newer ones are higher.
+        kind: ``base`` (all rows) or ``partial`` (selected rows).
+        state: ``capturing`` -> ``captured`` -> ``committed``, or ``failed``.
+        first_step, last_step: the steps at which rows were captured.
+        num_samples: samples trained at ``last_step``.
+        file_bytes: bytes of all its segments.
+        bytes_captured: bytes of rows captured so far.
+        is_complete: it makes a full-recovery point.
+        is_held: it is of one step, and its rows are captured with their values at that step.
+        is_to_be_held: it will be held once its rows are chosen.
+        error: why it failed.
+
+    Args:
+        saved_rows: is shown rows when trackers take them for saved.
+        captured_rows: is shown rows when they are copied.
+        choose_later: choose the rows of a shard only when its turn comes to be captured.
+        hold_later: choose rows with :meth:`choose_rows`, then :meth:`hold` them.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        kind: SnapshotKind,
+        store: Store,
+        selector: Selector,
+        pipeline: Any,
+        options: WriteOptions,
+        capture_dense: Callable[[], DensePart],
+        saved_rows: RowSample | None = None,
+        captured_rows: RowSample | None = None,
+        choose_later: bool = False,
+        hold_later: bool = False,
+    ) -> None:
+        self._saved_rows = saved_rows
+        self._captured_rows = captured_rows
+        self.number = number
+        self.kind: SnapshotKind = kind
+        self._state: State = "capturing"
+        self.first_step = -1
+        self.last_step = -1
+        self.num_samples = 0
+        self.file_bytes = 0
+        self.bytes_captured = 0
+        self.is_complete = False
+        self.is_held = False
+        self.is_to_be_held = hold_later
+        self.error: Exception | None = None
+        self._store = store
+        self._selector = selector
+        self._pipeline = pipeline
+        self._options = options
+        self._capture_dense = capture_dense
+        self._dense: DensePart | None = None
+        self._done = threading.Event()
+        self._creator = Creator()
+        self._parts: list[_Part] = []
+        self._chosen: list[Selection] = []
+        self._choosing: list[Selection] = []  # of the next shard, table by table
+        self._shards_chosen = 0
+        self._pending: dict[tuple[int, int], Any] = {}
+        if choose_later and kind == "partial":
+            self._begin_choosing()
+        elif not (choose_later or hold_later):
+            self.choose_rows()
+
+    def _begin_choosing(self) -> None:
+        """Rows on a GPU are chosen as of now; which they are is asked when their turn comes."""
+        try:
+            for shard in range(self._store.num_shards):
+                for table in range(self._selector.num_tables):
+                    pending = self._selector.begin_partial(table, shard)
+                    if pending is not None:
+                        self._pending[table, shard] = pending
+        except Exception as error:
+            self._fail(error)
+
+    def choose_rows(self, stop: Any = None) -> None:
+        """Choose all rows, or until ``stop``, a native ``StopFlag``, is set; on any thread."""
+        try:
+            while not self.is_chosen:
+                self._choose_next()
+                if stop is not None and stop.is_set():
+                    return
+        except Exception as error:
+            self._fail(error)
+
+    @property
+    def is_chosen(self) -> bool:
+        """All rows are chosen."""
+        return self._shards_chosen == self._store.num_shards
+
+    def _is_choosing_elsewhere(self) -> bool:
+        """A GPU has not chosen the rows of the next table yet."""
+        pending = self._pending.get((len(self._choosing), self._shards_chosen))
+        return pending is not None and not pending.is_ready()
+
+    def _choose_next(self) -> None:
+        """Choose rows of the next table of a shard; after its last, start the shard's segment."""
+        shard, selector, table = self._shards_chosen, self._selector, len(self._choosing)
+        if table < selector.num_tables:
+            self._choosing.append(
+                selector.base(table, shard)
+                if self.kind == "base"
+                else selector.partial(table, shard, self._pending.pop((table, shard), None))
+            )
+            if len(self._choosing) < selector.num_tables:
+                return
+        chosen, self._choosing = self._choosing, []
+        self._shards_chosen += 1
+        self._chosen += chosen
+        selections = [selection for selection in chosen if selection.num_rows > 0]
+        if selections:
+            self._parts.append(_Part(shard, self._start(shard, selections), selections))
+
+    def _start(self, shard: int, selections: Sequence[Selection]) -> SegmentCapture:
+        self._store.shards[shard].require_in_place()
+        return SegmentCapture(
+            self._pipeline,
+            self._store.shards[shard],
+            snapshot=self.number,
+            kind=self.kind,
+            sources=[selection_source(selection) for selection in selections],
+            metadata={"shard": shard},
+            options=self._options,
+        )
+
+    @property
+    def has_rows_left(self) -> bool:
+        """Rows remain to be chosen or captured."""
+        return self._state == "capturing" and (
+            not self.is_chosen or any(part.capture.is_capturing for part in self._parts)
+        )
+
+    def capture_rows(
+        self, step: int, *, max_bytes: int, wait_for_slot: bool, stop: Any = None
+    ) -> bool:
+        """Capture rows with their values at ``step``, or at the step of a held snapshot.
+
+        On any thread, while nothing changes the tables.
+
+        Args:
+            max_bytes: about how much to capture in this call; 0: no limit.
+            wait_for_slot: wait for the disk, and for a GPU that chooses, instead of returning.
+            stop: a native ``StopFlag``; once it is set, returns after the current chunk.
+
+        Returns:
+            False if there was nothing to do or no slot free.
+        """
+        if self._state != "capturing":
+            return False
+        try:
+            return self._capture_rows(step, max_bytes, wait_for_slot, stop)
+        except Exception as error:
+            self._fail(error)
+            return False
+
+    def _capture_rows(self, step: int, max_bytes: int, wait_for_slot: bool, stop: Any) -> bool:
+        captured_bytes = 0
+        index = 0
+        while True:
+            if index == len(self._parts):
+                if self.is_chosen or (not wait_for_slot and self._is_choosing_elsewhere()):
+                    break
+                self._choose_next()
+                if stop is not None and stop.is_set():
+                    return True
+                continue
+            part = self._parts[index]
+            index += 1
+            if not part.capture.is_capturing:
+                continue
+            if 0 < max_bytes <= captured_bytes:
+                break
+            chunks = part.capture.capture(
+                self.first_step if self.is_held else step,
+                max_bytes=max_bytes - captured_bytes if max_bytes else 0,
+                wait_for_slot=wait_for_slot,
+                stop=stop,
+            )
+            captured_bytes += self._take(part, chunks, step)
+            was_stopped = stop is not None and stop.is_set()
+            if was_stopped or _is_capturing(part):
+                break
+        return captured_bytes > 0
+
+    def finish_if_captured(self, step: int, num_samples: int) -> None:
+        """If all rows are captured, capture the dense part as it is now; on the training thread."""
+        if self._state != "capturing" or self.has_rows_left:
+            return
+        try:
+            if self.is_held:
+                self._state = "captured"
+            else:
+                self._finish_capture(step, num_samples)
+        except Exception as error:
+            self._fail(error)
+
+    def hold(self, step: int, num_samples: int) -> None:
+        """Make this a snapshot of ``step``: all rows, which are chosen, and the dense part, as now.
+
+        Rows are captured later, so each must be given to :meth:`keep` before it changes.
+        """
+        self.is_to_be_held = False
+        if self._state != "capturing":
+            return
+        try:
+            for part in self._parts:
+                for selection in part.selections:
+                    self._take_rows(part, selection, 0, selection.num_rows)
+            self.first_step = step
+            self._finish_capture(step, num_samples)
+            self._state = "capturing"
+            self.is_held = True
+        except Exception as error:
+            self._fail(error)
+
+    def keep(self, table: str, row_ids: torch.Tensor) -> None:
+        """Rows of ``table`` are about to change: those not yet captured are copied aside.
+
+        Where the memory for it is full, rows are captured until there is room.
+        """
+        if self._state != "capturing":
+            return
+        try:
+            for part in self._parts:
+                for index, selection in enumerate(part.selections):
+                    if selection.table.name == table:
+                        self._keep(part, index, row_ids)
+        except Exception as error:
+            self._fail(error)
+
+    def _keep(self, part: _Part, index: int, row_ids: torch.Tensor) -> None:
+        done = 0
+        while (done := part.capture.keep(index, row_ids, done)) < row_ids.numel():
+            self._capture_rows(self.first_step, max_bytes=1, wait_for_slot=True, stop=None)
+
+    def _take(self, part: _Part, chunks: Sequence[Chunk], step: int) -> int:
+        """Note captured rows as saved; returns their bytes."""
+        if chunks and self.first_step < 0:
+            self.first_step = step
+        if not self.is_held:
+            for table, first, count, *_ in chunks:
+                self._take_rows(part, part.selections[table], first, count)
+        if self._captured_rows is not None:
+            for table, first, count, *_ in chunks:
+                self._captured_rows.note(part.selections[table], first, count)
+        captured_bytes = sum(part.capture.chunk_bytes(chunk[0], chunk[2]) for chunk in chunks)
+        self.bytes_captured += captured_bytes
+        return captured_bytes
+
+    def _take_rows(self, part: _Part, selection: Selection, first: int, count: int) -> None:
+        part.taken.append((selection.tracker, selection.take(first, count)))
+        if self._saved_rows is not None:
+            self._saved_rows.note(selection, first, count)
+
+    def _finish_capture(self, step: int, num_samples: int) -> None:
+        self.first_step = step if self.first_step < 0 else self.first_step
+        self.last_step = step
+        self.num_samples = num_samples
+        self.is_complete = self.first_step == step and all(
+            self._selector.is_complete(selection) for selection in self._chosen
+        )
+        self._dense = self._capture_dense()
+        self._state = "captured"
+
+    def commit(self) -> None:
+        """Finish every segment and commit it; the dense part last. On the committer's thread."""
+        try:
+            for part in self._parts:
+                record = part.capture.finish(num_samples=self.num_samples)
+                self._store.add_to_shard(part.shard, record)
+                part.capture.mark_committed()
+                part.is_committed = True
+                self.file_bytes += record.file_bytes
+            self._commit_dense()
+            self._store.retain()
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._state = "committed"
+            self._done.set()
+
+    def _commit_dense(self) -> None:
+        assert self._dense is not None, "commit() before everything is captured"
+        # The dense part is a copy already, so filling the slots needs no training thread.
+        capture = SegmentCapture(
+            self._pipeline,
+            self._store.dense,
+            snapshot=self.number,
+            kind="dense",
+            sources=dense_sources(self._dense),
+            metadata={"skeleton": self._dense.skeleton},
+            options=WriteOptions(self._options.direct_io, refuse_nan=False),
+        )
+        while capture.is_capturing:
+            capture.capture(self.last_step, max_bytes=0, wait_for_slot=True)
+        record = capture.finish(num_samples=self.num_samples, is_complete=self.is_complete)
+        self._store.add_dense(record)
+        capture.mark_committed()
+        self.file_bytes += record.file_bytes
+        self._dense = None
+
+    def cancel(self, reason: str) -> None:
+        """Abort a snapshot that is still capturing; from the training thread."""
+        self.give_up(SnapshotError(f"snapshot {self.number} was aborted: {reason}"))
+
+    def give_up(self, error: Exception) -> None:
+        """Fail, because of ``error``, unless all is captured; from the training thread."""
+        if self._state == "capturing":
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        try:
+            for part in self._parts:
+                if not part.is_committed:
+                    part.capture.cancel(str(error))
+        finally:  # whoever waits must be told
+            self.error = error
+            self._state = "failed"
+            self._done.set()
+
+    def put_back(self) -> None:
+        """Give the rows of a failed save their priority back; from the training thread."""
+        for part in self._parts:
+            if not part.is_committed:
+                for tracker, taken in part.taken:
+                    tracker.put_back(taken)
+            part.taken.clear()
+
+    @property
+    def state(self) -> State:
+        """Where it is; it changes while other threads work on it."""
+        return self._state
+
+    @property
+    def is_captured(self) -> bool:
+        """All of it is captured and nothing has failed: it may be committed."""
+        return self._state == "captured"
+
+    @property
+    def is_done(self) -> bool:
+        """Committed or failed."""
+        return self._done.is_set()
+
+    def wait_until_done(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until the snapshot is committed or failed; False if the time ran out.
+
+        Only a captured snapshot gets there without further training steps.
+        """
+        self._creator.require("snapshot")
+        return self._done.wait(timeout_seconds)

@@ -1,0 +1,1 @@
+"""What is saved: tables, the dense state, the position of training."""

@@ -1,0 +1,125 @@
+"""The tree of values that a dense part holds, checked before anything of it is used.
+
+A checksum proves that a file is unchanged, not who wrote it. The state restored to a model, its
+optimizers and the random number generators must have the form that ``capture_dense`` makes.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.state.flatten import unpack
+from cpr_ext.state.position import MAX_SOUND, Position
+
+_MT_WORDS = 624
+_POSITION = {"step", "num_samples", "extra_state"}
+
+
+def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The tree of a dense part.
+
+    Returns:
+        ``model`` (state_dict name -> tensor, or what a module's ``get_extra_state()`` gave),
+        ``table_keys`` (state_dict name -> table), ``optimizers`` (each ``type``, ``groups``,
+        ``states``), ``rng``, ``extra`` (see :func:`read_position`, which checks it); ``wrapped``
+        (paths of modules that wrappers hold) since 0.2.
+
+    Raises:
+        DamageError: it is not such a tree.
+    """
+    try:
+        tree = unpack(skeleton, tensors)
+        _check(tree)
+    except (StoreError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        # RuntimeError: also RecursionError, and what torch says of a generator's state
+        raise DamageError(f"not the dense part of a snapshot: {error}") from error
+    assert isinstance(tree, dict)
+    return tree
+
+
+def read_position(tree: dict[str, Any]) -> Position:
+    """The position in training that a tree of :func:`unpack_dense` holds.
+
+    Raises:
+        DamageError: it holds none.
+    """
+    extra = tree["extra"]
+    known = _POSITION | {"rows_unsaved", "samples_lost"}  # the last two since 0.2
+    if not isinstance(extra, dict) or not _POSITION <= extra.keys() <= known:
+        raise DamageError("not the dense part of a snapshot: it has no position in training")
+    for name in extra.keys() - {"extra_state"}:
+        value = extra[name]
+        if name == "rows_unsaved" and value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SOUND:
+            raise DamageError(f"not the dense part of a snapshot: its {name} is {value!r:.100}")
+    return Position(**extra)
+
+
+def is_extra_state(name: str) -> bool:
+    """True for the state_dict name of what a module's ``get_extra_state()`` gave."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def _check(tree: Any) -> None:
+    _require(isinstance(tree, dict), "it is no tree")
+    model, optimizers = tree["model"], tree["optimizers"]
+    _require(_has_names(model), "its parameters have no names")
+    for name, value in model.items():
+        good = isinstance(value, torch.Tensor) or is_extra_state(name)
+        _require(good, f"parameter {name!r} is no tensor")
+    table_keys = tree["table_keys"]
+    _require(_has_names(table_keys) and _all(str, table_keys.values()), "its table_keys")
+    wrapped = tree.get("wrapped", [])
+    _require(isinstance(wrapped, list) and _all(str, wrapped), "its wrapped modules")
+    _require(_all(dict, optimizers), "its optimizers")
+    for optimizer in optimizers:
+        groups, states = optimizer["groups"], optimizer["states"]
+        _require(isinstance(optimizer["type"], str), "an optimizer's type")
+        good = _all(dict, groups) and not any("params" in group for group in groups)
+        _require(good, "an optimizer's parameter groups")
+        numbers = [str(index) for index in range(len(states))]
+        good = isinstance(states, dict) and list(states) == numbers
+        _require(good and _all(dict, states.values()), "an optimizer's states")
+    _require("extra" in tree, "it has no position")
+    _check_generators(tree["rng"])
+
+
+def _check_generators(rng: dict[str, Any]) -> None:
+    """Try the states on generators that nobody uses, and what those would believe unseen."""
+    torch.Generator().set_state(rng["torch"])
+    version, words, gauss_next = rng["python"]
+    random.Random().setstate((version, words, gauss_next))
+    _require(gauss_next is None or isinstance(gauss_next, float), "Python's generator")
+    kind, keys, position, has_gauss, cached = rng["numpy"]
+    good = (
+        kind == "MT19937"
+        and isinstance(keys, np.ndarray)
+        and (keys.dtype, keys.shape) == (np.uint32, (_MT_WORDS,))
+        and _all(int, (position, has_gauss))
+        and 0 <= position <= _MT_WORDS
+        and has_gauss in (0, 1)
+        and isinstance(cached, float)
+    )
+    _require(good, "NumPy's generator")
+    for state in rng.get("cuda", ()):
+        good = isinstance(state, torch.Tensor) and (state.dtype, state.dim()) == (torch.uint8, 1)
+        _require(good and state.numel() <= 64, "a CUDA generator")
+
+
+def _has_names(value: Any) -> bool:
+    return isinstance(value, dict) and _all(str, value)
+
+
+def _all(kind: type, values: Any) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _require(is_good: bool, what: str) -> None:
+    if not is_good:
+        raise ValueError(what)

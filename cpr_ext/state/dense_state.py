@@ -1,0 +1,271 @@
+"""The dense part of a snapshot: all that is not a table row.
+
+Parameters and buffers of the model, what optimizers keep that is not per row, random number
+generators, the position in training and the caller's extra state.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cpr_ext._native import native
+from cpr_ext.errors import NanError, StoreError
+from cpr_ext.state.dense_schema import is_extra_state, unpack_dense
+from cpr_ext.state.flatten import pack
+from cpr_ext.state.table import Table, is_row_state
+from cpr_ext.state.wrapper_names import match_names, wrapped_modules
+
+
+@dataclass(frozen=True)
+class DensePart:
+    """A captured dense part: a JSON-able skeleton and copies of its tensors, on the CPU.
+
+    Attributes:
+        names: what the tree calls a parameter, by its stored name, where that is another.
+    """
+
+    skeleton: Any
+    tensors: dict[str, torch.Tensor]
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def tree(self) -> dict[str, Any]:
+        """What it holds, see :func:`unpack_dense`; raises DamageError."""
+        tree = unpack_dense(self.skeleton, self.tensors)
+        if self.names:
+            tree["model"] = {self.names.get(k, k): value for k, value in tree["model"].items()}
+        return tree
+
+    def named_as_in(self, model: nn.Module, tables: Sequence[Table]) -> DensePart:
+        """The same with a live model's names for parameters that only wrappers call otherwise."""
+        return replace(self, names=match_names(self.tree()["model"], _dense_values(model, tables)))
+
+
+def capture_dense(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tables: Sequence[Table],
+    extra: Any,
+) -> DensePart:
+    """Copy everything that is not a table row, as it is now."""
+    table_names = {id(table.weight): table.name for table in tables}
+    values = model.state_dict(keep_vars=True)
+    tree = {
+        "model": {name: value for name, value in values.items() if id(value) not in table_names},
+        "table_keys": {
+            name: table_names[id(value)]
+            for name, value in values.items()
+            if id(value) in table_names
+        },
+        "optimizers": [_optimizer_tree(optimizer, tables) for optimizer in optimizers],
+        "wrapped": wrapped_modules(model),
+        "rng": generator_states(),
+        "extra": extra,
+    }
+    skeleton, tensors = pack(tree, "dense")
+    return DensePart(
+        skeleton,
+        {
+            name: tensor.detach().to("cpu", copy=True).contiguous()
+            for name, tensor in tensors.items()
+        },
+    )
+
+
+def refuse_nan(part: DensePart) -> None:
+    """Raise NanError, naming the parameter, if one of the model's holds NaN."""
+    for name, tensor in part.tensors.items():
+        if name.startswith("dense.model.") and native.find_nan(tensor) >= 0:
+            raise NanError(
+                f"parameter '{name.removeprefix('dense.model.')}' holds NaN; the snapshot is "
+                "aborted and earlier ones are kept. Look for divergence, or save NaN with "
+                'on_nan="save"'
+            )
+
+
+def restore_dense(
+    part: DensePart,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tables: Sequence[Table],
+    *,
+    strict: bool = True,
+    generators: bool = True,
+) -> Any:
+    """Put a captured dense part back, in place; returns what was captured as ``extra``.
+
+    Args:
+        strict: False restores the parameters, and the optimizers' state of them, that match.
+        generators: put random number generators back, too.
+
+    Raises:
+        StoreError: the model or the optimizers are not those of the snapshot; nothing was changed.
+        DamageError: it is no dense part; nothing was changed.
+    """
+    tree = part.tree()
+    live = _dense_values(model, tables)
+    differences = dense_differences(part, model, optimizers, tables) if strict else []
+    if differences:
+        raise StoreError("; ".join(differences))
+    same_optimizers = not _optimizer_differences(tree["optimizers"], optimizers)
+    with torch.no_grad():
+        for name, value in live.items():
+            if _parameter_difference(name, tree["model"], live):
+                continue
+            if is_extra_state(name):
+                model.load_state_dict({name: tree["model"][name]}, strict=False)
+            else:
+                value.copy_(tree["model"][name])
+        for optimizer, saved in zip(optimizers, tree["optimizers"], strict=False):
+            if same_optimizers:
+                _restore_optimizer(
+                    optimizer, saved if strict else _fitting(optimizer, saved), tables
+                )
+    if generators:
+        restore_generators(tree["rng"])
+    return tree["extra"]
+
+
+def shared_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Table]
+) -> list[torch.optim.Optimizer]:
+    """The optimizers that update more than tables: those that workers share."""
+    weights = {id(table.weight) for table in tables}
+    return [o for o in optimizers if any(id(value) not in weights for value in _parameters(o))]
+
+
+def dense_differences(
+    part: DensePart,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tables: Sequence[Table],
+) -> list[str]:
+    """What differs between a captured dense part and a live model, one sentence each."""
+    tree = part.tree()
+    saved, live = tree["model"], _dense_values(model, tables)
+    found = [_parameter_difference(name, saved, live) for name in sorted(saved.keys() | live)]
+    return [text for text in found if text] + _optimizer_differences(tree["optimizers"], optimizers)
+
+
+def _dense_values(model: nn.Module, tables: Sequence[Table]) -> dict[str, Any]:
+    table_ids = {id(table.weight) for table in tables}
+    return {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if id(value) not in table_ids
+    }
+
+
+def _fitting(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """``saved`` without the state of parameters that had another shape."""
+    states = {}
+    for index, parameter in enumerate(_parameters(optimizer)):
+        state = saved["states"][str(index)]
+        shapes = {v.shape for v in state.values() if isinstance(v, torch.Tensor) and v.dim() > 0}
+        states[str(index)] = state if shapes <= {parameter.shape} else {}
+    return {**saved, "states": states}
+
+
+def _parameter_difference(name: str, saved: dict[str, Any], live: dict[str, Any]) -> str | None:
+    if name not in live or name not in saved:
+        where = "model" if name not in live else "store"
+        return f"parameter '{name}' is not in the {where}"
+    if is_extra_state(name):
+        return None
+    stored, wanted = ((p[name].dtype, tuple(p[name].shape)) for p in (saved, live))
+    if stored == wanted:
+        return None
+    return (
+        f"parameter '{name}' has dtype {stored[0]} and shape {stored[1]} in the store, "
+        f"{wanted[0]} and {wanted[1]} in the model"
+    )
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The optimizer's parameters in the order in which torch numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _optimizer_tree(optimizer: torch.optim.Optimizer, tables: Sequence[Table]) -> dict[str, Any]:
+    num_rows = {id(table.weight): table.num_embeddings for table in tables}
+    states = {}
+    for index, parameter in enumerate(_parameters(optimizer)):
+        rows = num_rows.get(id(parameter))
+        states[str(index)] = {
+            name: value
+            for name, value in optimizer.state.get(parameter, {}).items()
+            if rows is None or not is_row_state(value, rows)
+        }
+    groups = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    return {"type": type(optimizer).__name__, "groups": groups, "states": states}
+
+
+def _optimizer_differences(
+    saved: list[Any], optimizers: Sequence[torch.optim.Optimizer]
+) -> list[str]:
+    live = [(type(o).__name__, len(o.param_groups), len(_parameters(o))) for o in optimizers]
+    stored = [(s["type"], len(s["groups"]), len(s["states"])) for s in saved]
+    if live == stored:
+        return []
+    return [f"the store holds optimizers (type, groups, parameters) {stored}, the run has {live}"]
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any], tables: Sequence[Table]
+) -> None:
+    """State made since the snapshot is dropped; that of rows is left to the shards."""
+    num_rows = {id(table.weight): table.num_embeddings for table in tables}
+    for group, saved_group in zip(optimizer.param_groups, saved["groups"], strict=True):
+        group.update(saved_group)
+    for index, parameter in enumerate(_parameters(optimizer)):
+        rows = num_rows.get(id(parameter))
+        saved_state = saved["states"][str(index)]
+        state = {
+            name: value
+            for name, value in optimizer.state.pop(parameter, {}).items()
+            if name in saved_state or (rows is not None and is_row_state(value, rows))
+        }
+        for name, value in saved_state.items():
+            state[name] = _restored_value(state.get(name), value, parameter)
+        if state:
+            optimizer.state[parameter] = state
+
+
+def _restored_value(live: Any, saved: Any, parameter: torch.Tensor) -> Any:
+    if not isinstance(saved, torch.Tensor):
+        return saved
+    if isinstance(live, torch.Tensor) and (live.shape, live.dtype) == (saved.shape, saved.dtype):
+        return live.copy_(saved)
+    # As the optimizer makes it: step counters stay on the CPU, the rest follows.
+    device = "cpu" if saved.dim() == 0 else parameter.device
+    return saved.to(device, copy=True)
+
+
+def generator_states() -> dict[str, Any]:
+    """Of torch, NumPy and Python, as :func:`restore_generators` takes them."""
+    tree: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),  # noqa: NPY002 - the generator users' code shares
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available():
+        tree["cuda"] = torch.cuda.get_rng_state_all()
+    return tree
+
+
+def restore_generators(tree: dict[str, Any]) -> None:
+    """Put the states of random number generators back."""
+    torch.set_rng_state(tree["torch"])
+    np.random.set_state(tree["numpy"])  # noqa: NPY002
+    random.setstate(tree["python"])
+    if "cuda" in tree and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(tree["cuda"][: torch.cuda.device_count()])

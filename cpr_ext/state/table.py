@@ -1,0 +1,259 @@
+"""Tables: an embedding weight with its per-row optimizer state, and its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
+from cpr_ext.errors import UsageError
+from cpr_ext.state.table_part import TablePart
+
+WEIGHT = "weight"
+# Tables that hold this share of all rows are prioritised; the small rest is saved whole.
+PRIORITIZED_SHARE = 0.99
+
+
+class LookupSource(Protocol):
+    """Reports the rows of tables that training looks up, where modules' inputs do not show them."""
+
+    def attach(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
+        """Call ``note(table, indices)`` for every lookup that training may change rows by.
+
+        Args:
+            note: ``indices`` have any shape, int32 or int64, and may be kept until the next step.
+
+        Returns:
+            Handles; their ``remove()`` ends it.
+        """
+
+
+@dataclass(eq=False)
+class Table:
+    """An embedding table and everything that belongs to its rows.
+
+    Attributes:
+        name: unique in the model, the key in every snapshot.
+        weight: parameter, shape (num_embeddings, embedding_dim).
+        optimizer: the optimizer that updates ``weight``, if any.
+        modules: the ``nn.Embedding`` / ``nn.EmbeddingBag`` modules that look rows up in it.
+        lookups: reports lookups, in addition to ``modules``; several tables may have the same one.
+        part: the part of a larger table that this is, if other processes hold the rest.
+    """
+
+    name: str
+    weight: torch.Tensor
+    optimizer: torch.optim.Optimizer | None = None
+    modules: list[nn.Module] = field(default_factory=list)
+    lookups: LookupSource | None = None
+    part: TablePart | None = None
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.weight.shape)
+        if len(shape) != 2 or 0 in shape:
+            raise UsageError(
+                f"table {self.name!r} has shape {shape}; needed: (num_embeddings, embedding_dim) "
+                "with at least one row and one column"
+            )
+        if self.weight.dtype not in DTYPE_NAMES:
+            raise UsageError(
+                f"table {self.name!r} has dtype {self.weight.dtype}; can be stored: {list_dtypes()}"
+            )
+        if not self.weight.is_contiguous():
+            raise UsageError(f"table {self.name!r} is not contiguous; call .contiguous() on it")
+        if self.part is not None and self.part.shape != shape:
+            raise UsageError(f"table {self.name!r} has shape {shape}, its part {self.part.shape}")
+        self._form = (self.weight.shape, self.weight.dtype)
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the table."""
+        return self.weight.shape[0]
+
+    @property
+    def embedding_dim(self) -> int:
+        """Columns of the table."""
+        return self.weight.shape[1]
+
+    def row_states(self) -> dict[str, torch.Tensor]:
+        """Per-row optimizer state as it is now: every tensor whose first dimension is num_rows.
+
+        Optimizers make their state at the first step, so each snapshot calls this again.
+
+        Raises:
+            UsageError: the state is a sparse tensor (SGD with momentum on sparse gradients).
+        """
+        if self.optimizer is None:
+            return {}
+        states = {}
+        for name, value in self.optimizer.state.get(self.weight, {}).items():
+            if is_row_state(value, self.num_embeddings):
+                if value.layout != torch.strided:
+                    raise UsageError(
+                        f"table {self.name!r}: optimizer state {name!r} is {value.layout}, which "
+                        "has no rows to save. Use an optimizer made for sparse gradients (SGD "
+                        "without momentum, Adagrad, SparseAdam), or sparse=False embeddings"
+                    )
+                states[name] = value
+        return states
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """The weight and every per-row state, each (num_embeddings, ...), detached, not copied.
+
+        Raises:
+            UsageError: what the modules look rows up in is not this weight any more, or it has
+                another shape or dtype; or a state cannot be saved.
+        """
+        replaced = any(module.weight is not self.weight for module in self.modules)
+        if replaced or (self.weight.shape, self.weight.dtype) != self._form:
+            raise UsageError(
+                f"table {self.name!r}: its weight was replaced, or has another shape or dtype than "
+                "when the Checkpointer was made; make a new Checkpointer after such a change"
+            )
+        return {WEIGHT: self.weight.detach(), **self.row_states()}
+
+    def array_names(self) -> list[str]:
+        """Sorted names of the weight and its per-row states, also of those no file can hold."""
+        states = {} if self.optimizer is None else self.optimizer.state.get(self.weight, {})
+        names = [name for name, value in states.items() if is_row_state(value, self.num_embeddings)]
+        return sorted([WEIGHT, *names])
+
+    def keep_row_states(self, names: Collection[str]) -> None:
+        """Drop every per-row state but these; the optimizer creates them again on demand."""
+        for name in self.row_states().keys() - set(names):
+            assert self.optimizer is not None
+            del self.optimizer.state[self.weight][name]
+        if self.optimizer is not None and not self.optimizer.state.get(self.weight, True):
+            del self.optimizer.state[self.weight]
+
+    def make_row_state(self, name: str, row_shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Create an all-zero per-row state that the optimizer would have made at its first step."""
+        if self.optimizer is None:
+            raise UsageError(
+                f"table {self.name!r}: the store holds optimizer state {name!r}, but no optimizer "
+                "updates this table; pass it to the Checkpointer"
+            )
+        shape = (self.num_embeddings, *row_shape)
+        self.optimizer.state[self.weight][name] = torch.zeros(
+            shape, dtype=dtype, device=self.weight.device
+        )
+
+    def _group(self) -> dict[str, Any] | None:
+        if self.optimizer is None:
+            return None
+        for group in self.optimizer.param_groups:
+            if any(parameter is self.weight for parameter in group["params"]):
+                return group
+        return None
+
+    def untouched_rows_keep_still(self) -> bool:
+        """True if a step changes only rows that were looked up since the last one.
+
+        Momentum, weight decay and dense Adam move every row at every step; for their tables
+        "not looked up" does not mean "not changed". Unknown optimizers are taken to move all rows.
+        """
+        group = self._group()
+        if self.optimizer is None or group is None:
+            return True  # it was frozen: nothing updates it
+        if group.get("weight_decay", 0) != 0 or group.get("momentum", 0) != 0:
+            return False
+        known = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
+        return isinstance(self.optimizer, known) or bool(
+            getattr(self.optimizer, "updates_only_looked_up_rows", False)
+        )
+
+
+def is_row_state(value: object, num_rows: int) -> bool:
+    """True for optimizer state that belongs to rows: a tensor whose first dimension is num_rows."""
+    return isinstance(value, torch.Tensor) and value.dim() >= 1 and value.shape[0] == num_rows
+
+
+def find_tables(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()) -> list[Table]:
+    """Every ``nn.Embedding`` and ``nn.EmbeddingBag`` of ``model``, in the order of its modules.
+
+    A weight shared by several modules is one table, named by the first of them.
+
+    Raises:
+        UsageError: a table without rows, or one whose weight two optimizers update.
+    """
+    owners = optimizers_by_parameter(optimizers)
+    tables: dict[int, Table] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        if not isinstance(module.weight, nn.Parameter) or "weight" not in module._parameters:
+            raise UsageError(
+                f"table {name!r}: its weight is computed from other parameters "
+                "(torch.nn.utils.parametrize, weight_norm), so it has no rows to save. "
+                "Name the other tables with tables={...}; this one is then saved whole each time"
+            )
+        if (known := tables.get(id(module.weight))) is not None:
+            known.modules.append(module)
+            continue
+        table = Table(name or "embedding", module.weight, owners.get(id(module.weight)), [module])
+        tables[id(module.weight)] = table
+    return list(tables.values())
+
+
+def register_tables(
+    named: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table],
+    optimizers: Iterable[torch.optim.Optimizer],
+) -> list[Table]:
+    """Tables given by name: parameters, or modules with a ``weight``; or ready-made."""
+    if not isinstance(named, Mapping):
+        for table in named:
+            if not isinstance(table, Table):
+                raise UsageError(
+                    f"tables holds a {type(table).__name__}; give modules or parameters by name, "
+                    'such as tables={"items": model.items}'
+                )
+        return list(named)
+    owners = optimizers_by_parameter(optimizers)
+    tables = []
+    for name, given in named.items():
+        weight = given.weight if isinstance(given, nn.Module) else given
+        if not isinstance(weight, torch.Tensor):
+            raise UsageError(
+                f"table {name!r} is a {type(given).__name__}; needed: tensor or module"
+            )
+        modules = [given] if isinstance(given, nn.Module) else []
+        tables.append(Table(name, weight, owners.get(id(weight)), modules))
+    return tables
+
+
+def optimizers_by_parameter(
+    optimizers: Iterable[torch.optim.Optimizer],
+) -> dict[int, torch.optim.Optimizer]:
+    """The optimizer of each parameter, by ``id(parameter)``."""
+    owners: dict[int, torch.optim.Optimizer] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if owners.setdefault(id(parameter), optimizer) is not optimizer:
+                    raise UsageError(
+                        f"a parameter of shape {tuple(parameter.shape)} is updated by two "
+                        "optimizers; give each parameter to one"
+                    )
+    return owners
+
+
+def shard_row_range(num_embeddings: int, shard: int, num_shards: int) -> tuple[int, int]:
+    """Rows [begin, end) of a table that ``shard`` of ``num_shards`` holds; may be empty."""
+    return shard * num_embeddings // num_shards, (shard + 1) * num_embeddings // num_shards
+
+
+def prioritized_tables(tables: Sequence[Table]) -> list[Table]:
+    """The fewest largest tables that together hold 99 % of all rows."""
+    total = sum(table.num_embeddings for table in tables)
+    chosen: list[Table] = []
+    held = 0
+    for table in sorted(tables, key=lambda table: -table.num_embeddings):
+        if held >= PRIORITIZED_SHARE * total:
+            break
+        chosen.append(table)
+        held += table.num_embeddings
+    return chosen

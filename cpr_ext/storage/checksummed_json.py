@@ -1,0 +1,128 @@
+"""Small JSON files with a version and a checksum, replaced as a whole by one atomic rename."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cpr_ext._native import native
+from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.storage.file_names import TEMPORARY_SUFFIX
+from cpr_ext.storage.filesystem import create_anew, read_whole, storage_error, sync_directory
+from cpr_ext.storage.reading import retrying
+
+MAX_BYTES = 64 << 20
+REPAIR_HINT = ". `cpr repair` shows what can be rebuilt"
+# A larger one must come with files: it takes memory of many times its size to read.
+FREE_BYTES = 2 << 20
+_BYTES_DESCRIBED = 16  # a byte of JSON describes at least so many of the files around it
+
+
+def write_signed(path: Path, format_name: str, content: dict[str, Any], version: int = 1) -> None:
+    """Replace ``path`` atomically and durably by ``content`` with its checksum.
+
+    Raises:
+        StorageError: the operating system refused; the old file is intact.
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(create_anew(temporary), "wb") as file:
+            file.write(_serialize(format_name, version, content))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise storage_error("write", path, error) from error
+    sync_directory(path.parent)
+
+
+def read_signed(
+    path: Path, format_name: str, *, free_bytes: int = FREE_BYTES
+) -> dict[str, Any] | None:
+    """Content of a version 1 written by :func:`write_signed`, or None if there is no such file.
+
+    Args:
+        free_bytes: a larger file is read only if the files around it justify its size.
+
+    Raises:
+        DamageError: any byte of it differs from what was written, or it is no regular file.
+        StoreError: it has another format version.
+        StorageError: the operating system refused to read.
+    """
+    document = read_versioned(path, format_name, (1,), free_bytes=free_bytes)
+    return None if document is None else document[1]
+
+
+def read_versioned(
+    path: Path,
+    format_name: str,
+    known_versions: tuple[int, ...],
+    *,
+    free_bytes: int = FREE_BYTES,
+) -> tuple[int, dict[str, Any]] | None:
+    """The same of one of several versions: which one it is, and the content."""
+    try:
+        text = retrying(path, lambda: read_whole(path, _allowed_bytes(path, free_bytes)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        document = json.loads(text)
+        version = document["format_version"]
+        content = document["content"]
+        is_as_written = _is_text_of(document, text) and text == _serialize(
+            format_name, version, content
+        )
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DamageError(
+            f"{path}: not a {format_name} file ({error!r:.200}){REPAIR_HINT}"
+        ) from error
+    if not is_as_written or not isinstance(content, dict) or type(version) is not int:
+        raise DamageError(f"{path}: its checksum differs from its content{REPAIR_HINT}")
+    if version not in known_versions:
+        raise StoreError(
+            f"{path}: format version {version}; this release reads "
+            f"{' and '.join(map(str, known_versions))}. "
+            "Use the release that wrote the store, or a newer one"
+        )
+    return version, content
+
+
+def _allowed_bytes(path: Path, free_bytes: int) -> int:
+    """Return how large a file may be, given the files in and below its directory."""
+    if os.lstat(path).st_size <= free_bytes:
+        return free_bytes
+    beside = [entry for entry in os.scandir(path.parent) if entry.name != path.name]
+    files = [entry for entry in beside if entry.is_file(follow_symlinks=False)]
+    for entry in beside:
+        if entry.is_dir(follow_symlinks=False):
+            files += [e for e in os.scandir(entry.path) if e.is_file(follow_symlinks=False)]
+    held = 0
+    for file in files:
+        status = file.stat(follow_symlinks=False)
+        held += min(status.st_size, 512 * status.st_blocks)  # not its holes
+    return min(MAX_BYTES, free_bytes + held // _BYTES_DESCRIBED)
+
+
+def _is_text_of(document: Any, text: bytes) -> bool:
+    """True if ``text`` is what a writer makes of ``document``; takes no memory for it."""
+    at = 0
+    for chunk in json.JSONEncoder(indent=1, sort_keys=True).iterencode(document):
+        part = chunk.encode()
+        if text[at : at + len(part)] != part:
+            return False
+        at += len(part)
+    return text[at:] == b"\n"
+
+
+def _serialize(format_name: str, version: int, content: dict[str, Any]) -> bytes:
+    signed = json.dumps([format_name, version, content], sort_keys=True, separators=(",", ":"))
+    document = {
+        "format": format_name,
+        "format_version": version,
+        "crc32c": f"{native.crc32c(signed.encode()):08x}",
+        "content": content,
+    }
+    return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"

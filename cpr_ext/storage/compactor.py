@@ -1,0 +1,159 @@
+"""Compaction in a background thread.
+
+Merging reads the live files and writes next to them for as long as it takes. Only the swap of the
+manifest runs on the committer's thread, which checks that the merged segments are still live.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import partial
+
+from cpr_ext.errors import SnapshotError
+from cpr_ext.runtime.threads import close_at_exit
+from cpr_ext.state.table import Table, shard_row_range
+from cpr_ext.storage.commit_thread import Committer
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.merge import MergeLimits, commit_merged, write_merged
+from cpr_ext.storage.merge_plan import Merge, plan_merges, recovery_points
+from cpr_ext.storage.segment_writer import Pace
+from cpr_ext.storage.store import Store
+
+logger = logging.getLogger("cpr_ext")
+
+
+class Compactor:
+    """Merges a shard's segments once they have grown enough.
+
+    Args:
+        row_ranges: of each shard: rows [begin, end) by table.
+        after: a merge is due once the segments that it adds to its oldest one exceed this many
+            times the bytes of the shard's base.
+
+    Attributes:
+        merges_done: how many merged segments became live.
+        errors: why merges failed; the caller may empty it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        committer: Committer,
+        row_ranges: list[dict[str, tuple[int, int]]],
+        *,
+        after: float,
+        limits: MergeLimits,
+    ) -> None:
+        self._store = store
+        self._committer = committer
+        self._row_ranges = row_ranges
+        self._after = after
+        self._limits = limits
+        self.merges_done = 0
+        self.errors: list[Exception] = []
+        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=_serve,
+            args=(self._requests, weakref.ref(self)),
+            name="cpr_ext-compactor",
+            daemon=True,
+        )
+        close_at_exit(self)  # first: an interrupt may come between the two
+        self._thread.start()
+
+    def consider(self) -> None:
+        """A snapshot was committed: merge what is due, unless a merge is under way."""
+        if self._is_idle.is_set():
+            self._is_idle.clear()
+            self._requests.put(True)
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until nothing is being merged; False if the time ran out first."""
+        return self._is_idle.wait(timeout_seconds)
+
+    def stop(self, timeout_seconds: float | None = None) -> None:
+        """Abort the current merge and wait for its end; ``consider`` starts again."""
+        self._is_stopped.set()
+        self._is_idle.wait(timeout_seconds)
+        self._is_stopped.clear()
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Stop for good; it may be called again, also after an interrupt."""
+        self._is_stopped.set()
+        self._requests.put(False)
+        if self._thread.ident is not None:  # else it was never started
+            self._thread.join(timeout_seconds)
+
+    def _compact_all(self) -> None:
+        try:
+            for shard in range(self._store.num_shards):
+                self._compact(shard)
+        except SnapshotError:
+            pass  # stopped
+        except Exception as error:
+            logger.error("compaction failed: %s", error)
+            self.errors.append(error)
+        finally:
+            self._is_idle.set()
+
+    def _compact(self, shard: int) -> None:
+        manifest = self._store.shards[shard]
+        # The points first: segments that are committed meanwhile are newer than all of them.
+        points = recovery_points(self._store.dense.segments)
+        segments = manifest.segments
+        for merge in plan_merges(segments, points):
+            if not self._is_due(merge, segments):
+                continue
+            try:
+                pace = Pace(self._limits.bytes_per_second, self._is_stopped.is_set)
+                ranges = self._row_ranges[shard]
+                merged = write_merged(manifest, shard, ranges, merge, self._limits, pace)
+            except SnapshotError:
+                raise
+            except Exception:
+                if set(merge.sources) <= set(manifest.segments):
+                    raise
+                continue  # a newer base took their place meanwhile
+            swapped = self._committer.call(partial(commit_merged, manifest, merged))
+            self.merges_done += swapped.result()
+
+    def _is_due(self, merge: Merge, segments: tuple[SegmentRecord, ...]) -> bool:
+        base_bytes = max((r.file_bytes for r in segments if r.kind == "base"), default=0)
+        added_bytes = sum(record.file_bytes for record in merge.read[1:])
+        return added_bytes > self._after * base_bytes
+
+
+def _serve(requests: queue.SimpleQueue[bool], owner: weakref.ref[Compactor]) -> None:
+    """Run the compactor's thread, which keeps neither it nor its store alive while it waits."""
+    while requests.get():
+        compactor = owner()
+        if compactor is None:
+            return
+        compactor._compact_all()
+        del compactor
+
+
+def make_compactor(
+    store: Store,
+    committer: Committer,
+    tables: Sequence[Table],
+    *,
+    after: float | None,
+    bytes_per_second: float | None,
+) -> Compactor | None:
+    """A compactor of all shards of ``tables``; None with ``after=None``."""
+    if after is None:
+        return None
+    ranges = [
+        {t.name: shard_row_range(t.num_embeddings, shard, store.num_shards) for t in tables}
+        for shard in range(store.num_shards)
+    ]
+    limits = MergeLimits(bytes_per_second=bytes_per_second)
+    return Compactor(store, committer, ranges, after=after, limits=limits)

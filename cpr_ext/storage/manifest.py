@@ -1,0 +1,241 @@
+"""The manifest: what is committed in one directory, replaced as a whole by one atomic rename."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+from cpr_ext.errors import DamageError
+from cpr_ext.state.position import is_count
+from cpr_ext.storage import leases
+from cpr_ext.storage.checksummed_json import read_versioned, write_signed
+from cpr_ext.storage.file_names import MANIFEST_FILE, TEMPORARY_SUFFIX, Kind, parse_segment_name
+from cpr_ext.storage.filesystem import require_directory, sync_directory
+from cpr_ext.storage.locks import DirectoryLock
+from cpr_ext.storage.reading import list_directory, retrying
+
+logger = logging.getLogger("cpr_ext")
+
+FORMAT_VERSION = 2
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """What a manifest says of one segment.
+
+    Attributes:
+        file: name inside the manifest's directory; never a path.
+        kind: ``base`` (all rows of the shard), ``partial`` (selected rows), ``merged`` (the rows of
+            several partial ones) or ``dense``.
+        snapshot: number of the snapshot; newer ones are higher.
+        first_step, last_step: the steps at which its rows were captured.
+        num_samples: samples trained when the last of them was captured.
+        file_bytes, header_bytes, header_crc32c: how to read and check it.
+        is_complete: dense only. The snapshots up to this one contain every row of every shard with
+            its value at ``last_step``: a full-recovery point.
+    """
+
+    file: str
+    kind: Kind
+    snapshot: int
+    first_step: int
+    last_step: int
+    num_samples: int
+    file_bytes: int
+    header_bytes: int
+    header_crc32c: int
+    is_complete: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if not is_count(value := getattr(self, name)):
+                raise ValueError(f"{name} is {value!r:.100}")
+        if not isinstance(self.file, str) or type(self.is_complete) is not bool:
+            raise ValueError("a field has another type")
+        if parse_segment_name(self.file) != (self.snapshot, self.kind):
+            raise ValueError(f"{self.file!r:.100} does not name segment {self.snapshot}")
+
+
+_COUNTS = (
+    *("snapshot", "first_step", "last_step", "num_samples"),
+    *("file_bytes", "header_bytes", "header_crc32c"),
+)
+
+
+class Manifest:
+    """The live segments of one directory, oldest first, and what it knows of its neighbours.
+
+    Attributes:
+        segments: the live ones.
+        generation: counts the commits of this manifest; 0: none yet, or of format version 1.
+        seen: the generation that other manifests of the store had at least, by directory name,
+            when this one was committed. One that is older than that has been replaced.
+        highest_left_over: the number of a segment that no manifest names and that cannot be
+            removed; 0: there is none.
+        is_in_doubt: the last commit failed, perhaps after it had reached the disk.
+        is_recorded: there is a manifest file; False: nothing was ever committed here.
+
+    Args:
+        lock: of the directory; without it nothing may be committed while others may write.
+
+    Raises:
+        DamageError: the file is not what was committed in this directory.
+        StoreError: it has a format version not known here.
+        StorageError: the operating system refused to read.
+    """
+
+    def __init__(self, directory: Path, lock: DirectoryLock | None = None) -> None:
+        self._begin(directory, lock)
+        path = directory / MANIFEST_FILE
+        try:
+            retrying(directory, lambda: require_directory(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        document = read_versioned(path, "cpr_ext.manifest", (1, FORMAT_VERSION))
+        if document is None:
+            return
+        version, content = document
+        self.is_recorded = True
+        try:
+            self._take(version, content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamageError(f"{path}: {error}") from error
+
+    @classmethod
+    def rebuilt(cls, directory: Path, generation: int) -> Manifest:
+        """A manifest without segments for a directory whose file is of no use.
+
+        Args:
+            generation: the highest that the file, or any other manifest, records for it.
+        """
+        manifest = cls.__new__(cls)
+        manifest._begin(directory)
+        manifest.generation = manifest._highest_tried = generation
+        return manifest
+
+    def _begin(self, directory: Path, lock: DirectoryLock | None = None) -> None:
+        self.directory = directory
+        self._lock = lock
+        self.segments: tuple[SegmentRecord, ...] = ()
+        self.generation = 0
+        self.seen: Mapping[str, int] = {}
+        self.is_in_doubt = False
+        self.highest_left_over = 0
+        self.is_recorded = False
+        self._highest_tried = 0
+        self._to_remove: dict[str, float] = {}  # until when it waits for readers
+
+    def _take(self, version: int, content: dict[str, Any]) -> None:
+        self.segments = tuple(SegmentRecord(**record) for record in content["segments"])
+        numbers = [record.snapshot for record in self.segments]
+        if any(newer <= older for older, newer in pairwise(numbers)):
+            raise ValueError("its snapshots do not ascend")
+        if version == 1:
+            return
+        if content["directory"] != self.directory.name:
+            raise ValueError(f"it is the manifest of '{content['directory']!s:.100}'")
+        generation, seen = content["generation"], content["seen"]
+        if not is_count(generation) or not all(is_count(value) for value in seen.values()):
+            raise ValueError("a generation is no number")
+        self.generation, self.seen = generation, dict(seen)
+        self._highest_tried = generation
+
+    def commit(
+        self, segments: tuple[SegmentRecord, ...], seen: Mapping[str, int] | None = None
+    ) -> None:
+        """Make ``segments`` the live ones; once this returns they are, whatever happens next.
+
+        The files of those no longer live are removed afterwards, once nobody reads the store.
+
+        Args:
+            seen: generations of other manifests, each durable already; None: those known before.
+
+        Raises:
+            StorageError: the operating system refused; the old manifest is intact, unless only the
+                directory could not be synced.
+            StoreError: the directory was moved or replaced.
+        """
+        self.require_in_place()
+        # The directory entries of new segment files must be durable before a manifest names them.
+        sync_directory(self.directory)
+        seen = dict(self.seen if seen is None else seen)
+        # A commit that failed may have reached the disk all the same; its number is not used again.
+        self._highest_tried += 1
+        content = {
+            "directory": self.directory.name,
+            "generation": self._highest_tried,
+            "seen": seen,
+            "segments": [asdict(record) for record in segments],
+        }
+        path = self.directory / MANIFEST_FILE
+        self.is_in_doubt = True
+        write_signed(path, "cpr_ext.manifest", content, FORMAT_VERSION)
+        self.require_in_place()  # else it was committed elsewhere, or where nobody looks
+        self.is_in_doubt, self.is_recorded = False, True
+        dropped = set(self.segments) - set(segments)
+        self.segments, self.generation, self.seen = segments, self._highest_tried, seen
+        until = time.monotonic() + leases.WAIT_SECONDS
+        self._to_remove |= {record.file: until for record in dropped}
+        self.remove_dropped()
+
+    def remove_dropped(self, *, at_once: bool = False) -> None:
+        """Remove the files of segments that are no longer live.
+
+        Args:
+            at_once: also while somebody reads the store; else that waits, for a bounded time.
+        """
+        live = {record.file for record in self.segments}  # a repair writes a file anew
+        waiting = {file: until for file, until in self._to_remove.items() if file not in live}
+        self._to_remove = {}
+        if not waiting:
+            return
+        waits = not at_once and leases.has_readers(self.directory.parent)
+        for file, until in waiting.items():
+            if waits and time.monotonic() < until:
+                self._to_remove[file] = until
+                continue
+            # A file that cannot be removed costs space, not safety; the next open tries again.
+            with suppress(OSError):
+                (self.directory / file).unlink()
+
+    def require_room(self, limit: int) -> None:
+        """Raise DamageError if a number is so high that little can be counted on from it."""
+        records = ((r.snapshot, r.last_step, r.num_samples) for r in self.segments)
+        highest = max((self.generation, *self.seen.values(), *chain.from_iterable(records)))
+        if highest > limit:
+            raise DamageError(
+                f"{self.directory / MANIFEST_FILE}: it counts to {highest}; no training gets "
+                f"beyond {limit}"
+            )
+
+    def require_in_place(self) -> None:
+        """Raise StoreError if the lock says that the directory was moved or replaced."""
+        if self._lock is not None:
+            self._lock.require_in_place()
+
+    def path_of(self, record: SegmentRecord) -> Path:
+        """The file of a segment."""
+        return self.directory / record.file
+
+    def remove_unlisted(self) -> None:
+        """Remove segments that no manifest names and temporary files: leavings of a crash.
+
+        One that cannot be removed costs space and a warning; its number is not used again.
+        """
+        live = {record.file for record in self.segments}
+        for path in list_directory(self.directory):
+            parsed = parse_segment_name(path.name)
+            left_over = parsed is not None and path.name not in live
+            if left_over or path.name == MANIFEST_FILE + TEMPORARY_SUFFIX:
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    logger.warning("a file left over cannot be removed: %s", error)
+                    if parsed is not None:
+                        self.highest_left_over = max(self.highest_left_over, parsed[0])

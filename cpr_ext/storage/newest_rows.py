@@ -1,0 +1,138 @@
+"""The newest state of rows of one table in one shard, laid together from its segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cpr_ext.errors import DamageError
+from cpr_ext.storage.segment_format import ArraySpec
+from cpr_ext.storage.segment_reader import SegmentRows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one table.
+
+    Attributes:
+        row_ids: (n,) int64.
+        arrays: ``weight`` (n, embedding_dim) and each per-row optimizer state (n, ...).
+        steps: (n,) int64, the step at which each row was captured; -1: no segment holds it.
+    """
+
+    row_ids: torch.Tensor
+    arrays: dict[str, torch.Tensor]
+    steps: torch.Tensor
+
+
+# (segment file, chunk, rows in it, error): what is damaged, and passed over.
+OnDamage = Callable[[Path, int, int, DamageError], None]
+
+
+class ShardRows:
+    """The rows of ``table`` in the given segments; where they overlap the last one wins.
+
+    With ``on_damage``, damaged chunks are reported to it and rows fall back to older segments;
+    without it, they raise.
+
+    Raises:
+        DamageError: the segments do not agree on an array's dtype or row shape.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        segments: Sequence[SegmentRows],
+        *,
+        on_damage: OnDamage | None = None,
+    ) -> None:
+        self.table = table
+        self._on_damage = on_damage
+        self.segments = [segment for segment in segments if segment.chunks_of(table)]
+        found: dict[str, ArraySpec] = {}
+        for segment in self.segments:
+            spec = segment.table(table)
+            assert spec is not None
+            for array in spec.arrays:
+                if found.setdefault(array.name, array) != array:
+                    raise DamageError(
+                        f"{segment.segment.path}: '{table}/{array.name}' is {array.dtype} with "
+                        f"rows of shape {array.row_shape}, in an older segment it is not"
+                    )
+        self.arrays: tuple[ArraySpec, ...] = tuple(found.values())
+
+    def range(self, begin: int, end: int) -> Rows:
+        """Rows [begin, end), read with memory for them and one chunk.
+
+        Raises:
+            DamageError: a chunk that overlaps them is damaged.
+        """
+        return self._newest(torch.arange(begin, end))
+
+    def chosen(self, row_ids: torch.Tensor) -> Rows:
+        """Rows ``row_ids`` (n,) int64, ascending and unique; reads only chunks that hold one.
+
+        Raises:
+            DamageError: a chunk that holds one of them is damaged.
+        """
+        return self._newest(row_ids)
+
+    def all_row_ids(self) -> torch.Tensor:
+        """(n,) int64, ascending: every row that one of the segments holds."""
+        found = [
+            segment.row_ids(chunk)
+            for segment in self.segments
+            for chunk in segment.chunks_of(self.table)
+        ]
+        return torch.unique(torch.cat(found)) if found else torch.empty(0, dtype=torch.int64)
+
+    def _newest(self, row_ids: torch.Tensor) -> Rows:
+        count = len(row_ids)
+        # An optimizer's state that was made after a segment was captured is zero in it.
+        arrays = {
+            array.name: torch.zeros((count, *array.row_shape), dtype=array.dtype)
+            for array in self.arrays
+        }
+        steps = torch.full((count,), -1, dtype=torch.int64)
+        missing = torch.ones(count, dtype=torch.bool)
+        for segment in reversed(self.segments):
+            for chunk in segment.chunks_of(self.table):
+                if not missing.any():
+                    break
+                try:
+                    at = self._positions(segment, chunk, row_ids)
+                    if at is None:
+                        continue
+                    rows = segment.rows(chunk)
+                except DamageError as error:
+                    if self._on_damage is None:
+                        raise
+                    held = segment.segment.chunks[chunk][2]
+                    self._on_damage(segment.segment.path, chunk, held, error)
+                    continue
+                where, hit = at
+                hit &= missing[where]
+                where, source = where[hit], torch.searchsorted(rows.row_ids, row_ids[where[hit]])
+                for name, values in rows.arrays.items():
+                    arrays[name][where] = values[source]
+                steps[where] = rows.step
+                missing[where] = False
+        return Rows(row_ids, arrays, steps)
+
+    def _positions(
+        self, segment: SegmentRows, chunk: int, row_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Positions in ``row_ids`` inside the chunk's span, and which of them it holds."""
+        begin, end = segment.span(chunk)
+        bounds = torch.searchsorted(row_ids, torch.tensor([begin, end]))
+        low, high = int(bounds[0]), int(bounds[1])
+        if low == high:
+            return None
+        held = segment.row_ids(chunk)
+        where = torch.arange(low, high)
+        found = torch.searchsorted(held, row_ids[low:high])
+        hit = held[found] == row_ids[low:high]
+        return (where, hit) if bool(hit.any()) else None

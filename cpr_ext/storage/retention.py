@@ -1,0 +1,93 @@
+"""The history that a store keeps, and its segments. Pure functions of manifests."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cpr_ext.errors import UsageError
+from cpr_ext.storage.manifest import SegmentRecord
+
+Records = tuple[SegmentRecord, ...]
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How much history to keep in addition to the newest snapshot, which is always kept.
+
+    Attributes:
+        full_recovery_points: how many full-recovery points ``recover(mode="full")`` and the tools
+            can go back to, newest first; the newest snapshot counts if it is one. Points that use
+            the same base snapshot share its rows, so they cost little; each one that uses an older
+            base costs about as much as a base.
+        max_bytes: drop full-recovery points, oldest first, once the live files of the store
+            together exceed this. The newest snapshot stays, even if it alone is larger.
+        release_when_full: drop all of them if a snapshot failed because the disk is full.
+    """
+
+    full_recovery_points: int = 1
+    max_bytes: int | None = None
+    release_when_full: bool = False
+
+    def __post_init__(self) -> None:
+        if self.full_recovery_points < 0:
+            raise UsageError(
+                f"full_recovery_points is {self.full_recovery_points}; it must not be negative"
+            )
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise UsageError(f"max_bytes is {self.max_bytes}; it must be positive, or None")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The records that stay, of the dense part and of each shard."""
+
+    dense: Records
+    shards: tuple[Records, ...]
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of their files."""
+        return sum(r.file_bytes for records in (self.dense, *self.shards) for r in records)
+
+
+def plan_retention(
+    dense: Sequence[SegmentRecord],
+    shards: Sequence[Sequence[SegmentRecord]],
+    retention: Retention,
+) -> Kept:
+    """Choose the records to keep: all that the newest snapshot or a kept full-recovery point needs.
+
+    Its time depends on the content of the store, not on the numbers in ``retention``.
+    """
+
+    def keep(points: int) -> Kept:
+        kept_dense = keep_points(dense, points)
+        oldest = kept_dense[0].snapshot if kept_dense else 0
+        return Kept(kept_dense, tuple(keep_needed(records, oldest) for records in shards))
+
+    most = min(retention.full_recovery_points, sum(record.is_complete for record in dense))
+    max_bytes = retention.max_bytes
+    if max_bytes is None:
+        return keep(most)
+    # Fewer points never need more bytes.
+    fewer = bisect_left(range(most), True, key=lambda n: keep(most - n).file_bytes <= max_bytes)
+    return keep(most - fewer)
+
+
+def keep_points(dense: Sequence[SegmentRecord], full_recovery_points: int) -> Records:
+    """The newest dense part and the newest ``full_recovery_points`` complete ones."""
+    complete = [record for record in dense if record.is_complete]
+    wanted = {*complete[len(complete) - min(full_recovery_points, len(complete)) :], *dense[-1:]}
+    return tuple(record for record in dense if record in wanted)
+
+
+def keep_needed(records: Sequence[SegmentRecord], oldest_point: int) -> Records:
+    """The segments that snapshots from ``oldest_point`` on need: from their newest base on."""
+    bases = [
+        index
+        for index, record in enumerate(records)
+        if record.kind == "base" and record.snapshot <= oldest_point
+    ]
+    return tuple(records[bases[-1] :] if bases else records)

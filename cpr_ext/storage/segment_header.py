@@ -1,0 +1,221 @@
+"""Read a segment's header. It may be untrusted: it is checked against the file.
+
+After :func:`read_segment` every number is such that reading the segment takes no more memory than
+the file has bytes, and no more time than to read it once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cpr_ext._native import native
+from cpr_ext.dtypes import DTYPES
+from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.state.position import is_count
+from cpr_ext.storage.file_names import parse_segment_name
+from cpr_ext.storage.filesystem import open_regular, require_all_bytes
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.reading import retrying, retrying_segment
+from cpr_ext.storage.segment_format import (
+    ALIGNMENT,
+    FORMAT_VERSION,
+    MAX_HEADER_BYTES,
+    NO_CHECKSUM,
+    ROW_IDS,
+    ArraySpec,
+    Chunk,
+    Segment,
+    SegmentLayout,
+    TableSpec,
+    with_checksum,
+)
+
+MAX_SEGMENT_BYTES = 1 << 50  # as in csrc/pipeline/segment_plan.h
+_MAX_DIMENSIONS = 32
+_MAX_NAME = 4096
+_MALFORMED = (
+    *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError),
+    RecursionError,
+)
+
+
+def read_segment(path: Path, *, header_bytes: int, header_crc32c: int) -> Segment:
+    """Read and check a segment's header; the rows are checked when they are read.
+
+    Args:
+        path: the segment file.
+        header_bytes: size of the header block, from the manifest.
+        header_crc32c: its checksum, from the manifest.
+
+    Raises:
+        DamageError: the file is missing or no regular file, ends early, or its header is not what
+            was committed, or describes what cannot be.
+        StorageError: it could not be read; see :mod:`cpr_ext.storage.reading`.
+        StoreError: it has a format version not known here.
+    """
+    if not 8 <= header_bytes <= MAX_HEADER_BYTES:
+        raise DamageError(f"{path}: the manifest gives a header of {header_bytes} bytes")
+    try:
+        file_bytes, block = retrying_segment(path, lambda: _read_block(path, header_bytes))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamageError(f"{path}: {error.strerror or error}") from error
+    if len(block) != header_bytes:
+        raise DamageError(f"{path}: the file ends inside its header ({len(block)} bytes)")
+    if (actual := native.crc32c(block)) != header_crc32c:
+        raise DamageError(
+            f"{path}: header checksum {actual:08x}, the manifest recorded {header_crc32c:08x}"
+        )
+    try:
+        return _parse(path, block, file_bytes)
+    except _MALFORMED as error:
+        raise DamageError(f"{path}: not a cpr_ext segment ({error!r:.200})") from error
+
+
+def _read_block(path: Path, header_bytes: int) -> tuple[int, bytes]:
+    """Size of a segment file in bytes, and its header block as far as the file reaches."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        file_bytes = os.fstat(file.fileno()).st_size
+        wanted = min(header_bytes, file_bytes)
+        block = file.read(wanted)
+        require_all_bytes(file.fileno(), len(block), wanted)
+    return file_bytes, block
+
+
+def read_own_record(path: Path) -> SegmentRecord:
+    """What a manifest would say of a segment, from the segment's own header.
+
+    Raises:
+        DamageError: the file is not what was written, or an earlier release wrote it, which kept
+            in headers neither a checksum of their own nor all that a manifest says.
+        StorageError: it could not be read.
+    """
+    name = parse_segment_name(path.name)
+    header_bytes = retrying(path, lambda: _own_header_bytes(path))
+    if name is None or header_bytes % ALIGNMENT != 0 or header_bytes > MAX_HEADER_BYTES:
+        raise DamageError(f"{path}: not a segment")
+    file_bytes, block = retrying(path, lambda: _read_block(path, header_bytes))
+    try:
+        metadata = json.loads(block[8:])["__metadata__"]
+        own, committed = metadata["header_crc32c"], json.loads(metadata["committed"])
+        unsigned = with_checksum(block, NO_CHECKSUM, of=own)
+        if f"{native.crc32c(unsigned):08x}" != own:
+            raise ValueError("its header's checksum differs from the header")
+        segment = _parse(path, block, file_bytes)
+        kind: Any = segment.metadata["kind"]
+        _require((segment.metadata["snapshot"], kind) == name, "it is another segment")
+        return SegmentRecord(
+            file=path.name,
+            kind=kind,
+            snapshot=name[0],
+            file_bytes=file_bytes,
+            header_bytes=header_bytes,
+            header_crc32c=native.crc32c(block),
+            **committed,
+        )
+    except _MALFORMED as error:
+        raise DamageError(
+            f"{path}: its header does not show what it is ({error!r:.200})"
+        ) from error
+
+
+def _own_header_bytes(path: Path) -> int:
+    with os.fdopen(open_regular(path), "rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
+def _parse(path: Path, block: bytes, file_bytes: int) -> Segment:
+    metadata = json.loads(block[8:])["__metadata__"]
+    version = int(metadata["format_version"])
+    if metadata["format"] != "cpr_ext.segment":
+        raise ValueError(f"format {metadata['format']!r}")
+    if version != FORMAT_VERSION:
+        raise StoreError(
+            f"{path}: segment format version {version}; this release reads {FORMAT_VERSION}. "
+            "Use the release that wrote the store, or a newer one"
+        )
+    own = json.loads(metadata["cpr_ext"])
+    tables = tuple(_table(table) for table in own.pop("tables"))
+    _require(len({table.name for table in tables}) == len(tables), "a table appears twice")
+    chunks = [_chunk(chunk) for chunk in own.pop("chunks")]
+    layout = SegmentLayout(tables, own, header_bytes=len(block))
+    layout.place_at(start=len(block))
+    if layout.file_bytes != file_bytes or file_bytes > MAX_SEGMENT_BYTES:
+        raise ValueError(f"{file_bytes} bytes; its header describes {layout.file_bytes}")
+    _check_chunks(layout, chunks)
+    return Segment(path, layout, chunks)
+
+
+def _table(table: dict[str, Any]) -> TableSpec:
+    spec = TableSpec(
+        name=_name(table["name"]),
+        num_rows=_count(table["num_rows"]),
+        range_begin=None if table["range_begin"] is None else _count(table["range_begin"]),
+        shape=None if table["shape"] is None else _shape(table["shape"]),
+        arrays=tuple(
+            ArraySpec(_name(name), DTYPES[dtype], _shape(row_shape))
+            for name, dtype, row_shape in table["arrays"]
+        ),
+    )
+    names = {array.name for array in spec.arrays}
+    _require(len(names) == len(spec.arrays) and ROW_IDS not in names, "an array appears twice")
+    # Rows without bytes would be as many as one likes in a file of any size.
+    _require(bool(names) and all(array.row_bytes for array in spec.arrays), "rows have no bytes")
+    if spec.shape is not None:
+        is_flat = spec.range_begin == 0 and [(a.name, a.row_shape) for a in spec.arrays] == [
+            ("", ())
+        ]
+        _require(is_flat and math.prod(spec.shape) == spec.num_rows, "a tensor has another shape")
+    return spec
+
+
+def _chunk(chunk: Sequence[Any]) -> Chunk:
+    table, first, count, step, crcs = chunk
+    numbers = [int(crc, 16) for crc in crcs]
+    _require(all(0 <= number < 2**32 for number in numbers), "a checksum is no checksum")
+    _require(is_count(step), f"step {step!r:.100}")
+    return _count(table), _count(first), _count(count), step, numbers
+
+
+def _check_chunks(layout: SegmentLayout, chunks: Sequence[Chunk]) -> None:
+    """They cover every row once, in order, and each piece starts on a block."""
+    next_row = [0] * len(layout.tables)
+    for table, first, count, _, crcs in chunks:
+        _require(first == next_row[table] and count >= 1, "its chunks do not follow one another")
+        next_row[table] += count
+        stored = layout.stored(layout.tables[table])
+        _require(
+            len(crcs) == len(stored)
+            and not any(first * array.row_bytes % ALIGNMENT for array in stored),
+            f"a chunk of '{layout.tables[table].name}' is misplaced",
+        )
+    for spec, rows in zip(layout.tables, next_row, strict=True):
+        _require(
+            rows == spec.num_rows, f"{rows} of {spec.num_rows} rows of '{spec.name}' in chunks"
+        )
+
+
+def _shape(sizes: Sequence[Any]) -> tuple[int, ...]:
+    _require(len(sizes) <= _MAX_DIMENSIONS, f"{len(sizes)} dimensions")
+    return tuple(_count(size) for size in sizes)
+
+
+def _name(value: Any) -> str:
+    _require(isinstance(value, str) and len(value) <= _MAX_NAME, f"{value!r:.100} is no name")
+    value.encode()  # ValueError: half a character
+    return str(value)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r:.100} is not a count")
+    return value
+
+
+def _require(is_good: bool, otherwise: str) -> None:
+    if not is_good:
+        raise ValueError(otherwise)

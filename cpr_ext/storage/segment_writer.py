@@ -1,0 +1,195 @@
+"""Write a segment from rows that arrive chunk by chunk, without a table in memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from math import gcd
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from cpr_ext._native import native
+from cpr_ext.errors import SnapshotError
+from cpr_ext.storage.file_names import Kind, segment_name
+from cpr_ext.storage.filesystem import create_anew, remove_opened, storage_error
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.segment_format import (
+    ALIGNMENT,
+    ROW_IDS,
+    Chunk,
+    Committed,
+    SegmentLayout,
+    TableSpec,
+    align_up,
+)
+
+
+class Pace:
+    """Holds a copying loop to a number of bytes per second, and stops it when asked to.
+
+    Args:
+        bytes_per_second: None: as fast as it goes.
+        is_stopped: called periodically; True ends the work with SnapshotError.
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: float | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._rate = bytes_per_second
+        self._is_stopped = is_stopped
+        self._started = time.monotonic()
+        self._bytes = 0
+
+    def spend(self, size_bytes: int) -> None:
+        """Account for bytes read or written; sleeps for as long as they are ahead of the limit.
+
+        Raises:
+            SnapshotError: the work is to stop.
+        """
+        self._bytes += size_bytes
+        while True:
+            if self._is_stopped():
+                raise SnapshotError("it was stopped")
+            ahead = 0.0
+            if self._rate is not None:
+                ahead = self._started + self._bytes / self._rate - time.monotonic()
+            if ahead <= 0:
+                return
+            time.sleep(min(ahead, 0.05))
+
+
+def rows_per_chunk(table: TableSpec, chunk_bytes: int) -> int:
+    """About ``chunk_bytes`` worth of rows, such that every chunk starts on a block in every array.
+
+    The same rule as ``rows_per_chunk`` in ``csrc/pipeline/segment_plan.h``, but never none.
+    """
+    sizes = [array.row_bytes for array in table.arrays]
+    if table.range_begin is None:
+        sizes.append(torch.int64.itemsize)
+    unit = max(ALIGNMENT // gcd(ALIGNMENT, size) for size in sizes)
+    return max(1, chunk_bytes // (unit * sum(sizes))) * unit
+
+
+class SegmentStream:
+    """A segment being written next to the live ones; nothing names it until a manifest does.
+
+    Used as a context manager: a file that was not finished is removed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        snapshot: int,
+        kind: Kind,
+        tables: tuple[TableSpec, ...],
+        metadata: Mapping[str, Any],
+        chunk_bytes: int,
+        pace: Pace,
+    ) -> None:
+        self.path = directory / segment_name(snapshot, kind)
+        self._snapshot = snapshot
+        self._kind: Kind = kind
+        self._layout = SegmentLayout(tables, {"kind": kind, "snapshot": snapshot, **metadata})
+        self.rows_per_chunk = [rows_per_chunk(table, chunk_bytes) for table in tables]
+        self._layout.place(self.rows_per_chunk)
+        self._chunks: list[Chunk] = []
+        self._pace = pace
+        self._is_finished = False
+        try:
+            self._file = create_anew(self.path)
+        except OSError as error:
+            raise storage_error("write", self.path, error) from error
+
+    @property
+    def file_bytes(self) -> int:
+        """Size the file will have."""
+        return self._layout.file_bytes
+
+    def write(
+        self,
+        table: int,
+        first: int,
+        step: int,
+        row_ids: torch.Tensor,
+        arrays: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Write one chunk: the rows at position ``first`` of table ``table`` of the layout.
+
+        Raises:
+            StorageError: the operating system refused.
+        """
+        spec = self._layout.tables[table]
+        stored: list[tuple[str, torch.Tensor, int]] = []
+        if spec.range_begin is None:
+            stored.append((ROW_IDS, row_ids, torch.int64.itemsize))
+        stored += [(array.name, arrays[array.name], array.row_bytes) for array in spec.arrays]
+        checksums = []
+        for name, values, row_bytes in stored:
+            piece = _padded_bytes(values)
+            checksums.append(int(native.crc32c(piece)))
+            self._write_at(piece, self._layout.offset(table, name) + first * row_bytes)
+            self._pace.spend(len(piece))
+        self._chunks.append((table, first, len(row_ids), step, checksums))
+
+    def finish(self, *, first_step: int, last_step: int, num_samples: int) -> SegmentRecord:
+        """Write the header and sync the file; what a manifest is to say of it."""
+        committed = Committed(first_step, last_step, num_samples)
+        header = self._layout.header(self._chunks, committed)
+        self._write_at(memoryview(header), 0)
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise storage_error("sync", self.path, error) from error
+        self._is_finished = True
+        return SegmentRecord(
+            file=self.path.name,
+            kind=self._kind,
+            snapshot=self._snapshot,
+            file_bytes=self._layout.file_bytes,
+            header_bytes=self._layout.header_bytes,
+            header_crc32c=native.crc32c(header),
+            **asdict(committed),
+        )
+
+    def _write_at(self, data: memoryview, offset: int) -> None:
+        try:
+            while data:
+                written = os.pwrite(self._file, data, offset)
+                data, offset = data[written:], offset + written
+        except OSError as error:
+            raise storage_error("write", self.path, error) from error
+
+    def __enter__(self) -> SegmentStream:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._is_finished:
+            # The rows are on disk; the page cache is for training.
+            with suppress(OSError):
+                os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+        else:
+            with suppress(OSError):
+                remove_opened(self.path, self._file)
+        os.close(self._file)
+
+
+def _padded_bytes(values: torch.Tensor) -> memoryview:
+    """The rows' bytes, zeros after them up to a whole number of blocks."""
+    size_bytes = values.numel() * values.element_size()
+    padded = torch.zeros(align_up(size_bytes), dtype=torch.uint8)
+    padded[:size_bytes] = values.contiguous().reshape(-1).view(torch.uint8)
+    return padded.numpy().data

@@ -1,0 +1,76 @@
+"""Manifests that are older than their neighbours know: replaced by an older copy, or removed.
+
+A directory commits independently, so nothing in it shows that its manifest was newer once. The
+others do: each records the generation that its neighbors had reached. No other manifest knows only
+the last commit of a store. See docs/decisions/0014-manifests-witness-each-other.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cpr_ext.errors import DamageError
+from cpr_ext.storage.checksummed_json import REPAIR_HINT
+from cpr_ext.storage.file_names import MANIFEST_FILE
+from cpr_ext.storage.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Outdated:
+    """A manifest of which ``witness`` has seen a newer generation."""
+
+    manifest: Manifest
+    witness: Manifest
+    seen: int
+
+    def __str__(self) -> str:
+        path, witness = (m.directory / MANIFEST_FILE for m in (self.manifest, self.witness))
+        found = f"generation {self.manifest.generation}"
+        if not path.exists():
+            found = "missing"
+        return (
+            f"{path} is {found}, but {witness} has seen generation {self.seen} of it: it was "
+            "removed, or replaced by an older copy. Put the newer one back with its segments, or "
+            f"the whole store from one copy{REPAIR_HINT}"
+        )
+
+    def is_still_so(self) -> bool:
+        """Read it again: False if it was read before the witness, and has been replaced since."""
+        return Manifest(self.manifest.directory).generation < self.seen
+
+
+def find_outdated(manifests: Sequence[Manifest]) -> list[Outdated]:
+    """Of the manifests of one store: those that are older than another has seen.
+
+    Each is reported once, with the manifest that has seen the newest.
+    """
+    found = []
+    for manifest in manifests:
+        name = manifest.directory.name
+        witness = max(manifests, key=lambda other: other.seen.get(name, 0))
+        if (seen := witness.seen.get(name, 0)) > manifest.generation:
+            found.append(Outdated(manifest, witness, seen))
+    return found
+
+
+def refuse_outdated(manifests: Sequence[Manifest]) -> None:
+    """Raise DamageError, naming all of them with their witnesses, if any is outdated."""
+    if found := find_outdated(manifests):
+        raise DamageError("; ".join(str(outdated) for outdated in found))
+
+
+def is_torn(manifests: Sequence[Manifest]) -> bool:
+    """True if manifests changed between the reading of the first and that of the last.
+
+    For those who read while another process commits: a manifest that was read too early for what
+    a later one has seen is there by now, as it is durable before it is seen.
+
+    Raises:
+        DamageError: one is older than another has seen, however late one looks.
+    """
+    found = find_outdated(manifests)
+    now = [outdated for outdated in found if outdated.is_still_so()]
+    if now:
+        raise DamageError("; ".join(str(outdated) for outdated in now))
+    return bool(found)

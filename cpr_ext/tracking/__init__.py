@@ -1,0 +1,1 @@
+"""Which rows training has changed since they were last saved."""

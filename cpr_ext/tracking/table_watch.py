@@ -1,0 +1,429 @@
+"""What changes tables: the steps of optimizers, seen by hooks, and all else, seen by versions.
+
+An optimizer changes the rows of its gradient, so those are what counts, and they count just before
+they change. Whether a lookup was made, by which module and in which mode, does not matter. Every
+other change in place moves PyTorch's version counter of a tensor; the table then counts as changed
+as a whole.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from cpr_ext._native import native
+from cpr_ext.cuda import devices_of, keep_for_stream, use_training_streams
+from cpr_ext.errors import UntrackedChangeWarning
+from cpr_ext.state.table import Table
+from cpr_ext.tracking.abandoned_hooks import abandoned_hooks
+from cpr_ext.tracking.table_versions import TableVersions
+from cpr_ext.tracking.trackers import native_trackers
+
+_CHANGED_OUTSIDE = (
+    "table '{name}' was changed outside its optimizer's step() ({what}). All of its rows count as "
+    "changed until they are saved; only a base snapshot makes a full-recovery point again. Change "
+    "rows by the optimizer, or call save('base') after such a change. This is reported once for "
+    "each table"
+)
+_STRANGER = (
+    "a {kind} that the Checkpointer does not know updates table '{name}'; its state would not be "
+    "saved. Give all optimizers to the Checkpointer; after replacing one, make a new Checkpointer"
+)
+
+
+_SETTLED_ROWS = 1 << 20  # at a time, so that their ids take little memory
+# Steps after which all versions are read, whether or not a snapshot needs it.
+_CHECK_EVERY_STEPS = 16
+
+
+class TableWatch:
+    """Knows which rows of the tables changed, and whether an optimizer has stepped.
+
+    Args:
+        trackers: by table name; the rows of gradients are counted in them.
+        pool: native threads that look for the rows of dense gradients.
+
+    Attributes:
+        has_stepped: an optimizer has stepped since :meth:`begin_step`: the model is past the step
+            that the Checkpointer knows.
+        num_row_updates: rows of gradients counted so far, with multiplicity.
+        problem: what makes further snapshots untrue, for a UsageError; None: nothing.
+        before_change: called on the training thread before rows change and before trackers are
+            used; no other thread uses either once it returns.
+        rows_change: called then with a table and the ids (n,) of the rows that are about to change,
+            some perhaps repeated. None, which ``before_change`` may choose, costs less.
+        changed_outside: called with a table that something else than its optimizer has changed.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        optimizers: Sequence[torch.optim.Optimizer],
+        trackers: Mapping[str, Any],
+        pool: Any,
+    ) -> None:
+        self.has_stepped = False
+        self.num_row_updates = 0
+        self.problem: str | None = None
+        self.before_change: Callable[[], None] | None = None
+        self.rows_change: Callable[[Table, torch.Tensor], None] | None = None
+        self.changed_outside: Callable[[Table], None] | None = None
+        self._tables = tables
+        self._pool = pool
+        self._trackers = [native_trackers(trackers[table.name]) for table in tables]
+        self._counter = native.GradientCounter(
+            [table.weight for table in tables], self._trackers, pool
+        )
+        self._by_weight = {id(table.weight): index for index, table in enumerate(tables)}
+        self._optimizers = optimizers
+        self._hooks: dict[int, tuple[Any, Any]] = {}  # before and after, by optimizer
+        self._versions = TableVersions(tables)
+        self._unchecked_steps = 0  # since all versions were read
+        self._parameters: dict[int, tuple[Any, list[int]]] = {}  # see _owned
+        self._stepped: list[int] | None = None  # tables with gradients in this step, where known
+        self._running: list[torch.optim.Optimizer] = []  # whose step() is being made
+        self._changed: dict[int, list[tuple[int, int]]] = {}  # ranges of rows, by table
+        self._unseen: set[int] = set()  # tables changed where no hook runs
+        self._drifted: set[int] = set()  # tables of which an optimizer moved rows without gradient
+        self._drifting: dict[int, tuple[list[int], list[int]]] = {}  # see _note_drift
+        self._expected: set[int] = set()  # tables of which the user reports changes
+        self._devices = devices_of(table.weight for table in tables)
+        self._reported: set[int] = set()
+        self._held_seconds = 0.0
+        self._handles: list[Any] = []
+
+    def attach(self) -> None:
+        """Listen to the steps of all optimizers of this process."""
+        if self._handles:
+            return
+        # Weak: hooks of torch.optim live as long as the process.
+        before, after = (_hook_of(self, call) for call in ("_before_step", "_after_step"))
+        self._hooks = {
+            _identity(optimizer): (
+                optimizer.register_step_pre_hook(before),
+                optimizer.register_step_post_hook(after),
+            )
+            for optimizer in self._optimizers
+        }
+        self._handles = [
+            register_optimizer_step_pre_hook(_hook_of(self, "_before_any_step")),
+            *(handle for pair in self._hooks.values() for handle in pair),
+        ]
+        abandoned_hooks.remove()
+        weakref.finalize(self, abandoned_hooks.take, self._handles).atexit = False
+        self.accept()
+
+    def detach(self) -> None:
+        """Listen no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._running.clear()
+        abandoned_hooks.remove()
+
+    @property
+    def is_inside_step(self) -> bool:
+        """Whether an optimizer is in the middle of its step."""
+        return bool(self._running)
+
+    def begin_step(self) -> None:
+        """The model stands at a step: everything that changed it so far belongs to that."""
+        self._running.clear()  # an optimizer's step may have ended by an exception
+        self._expected.clear()
+        self.has_stepped = False
+
+    def accept(self) -> None:
+        """Take the tables as they are: whatever changed them until now was meant to."""
+        self._versions.accept()
+
+    def forget(self) -> None:
+        """The tables are as they were saved: nothing has changed since."""
+        self._changed.clear()
+        self._drifted.clear()
+        self.begin_step()
+        self._versions.read()
+
+    def is_proven(self, table: Table) -> bool:
+        """Whether a row that no tracker calls dirty is as it was when it was last saved."""
+        index = self._by_weight[id(table.weight)]
+        unproven = index in self._changed or index in self._unseen or index in self._drifted
+        return not unproven and self.problem is None
+
+    def has_kept_still(self, table: Table) -> bool:
+        """Whether nothing but known optimizers has changed the table since :meth:`settle`."""
+        index = self._by_weight[id(table.weight)]
+        return index not in self._changed and index not in self._expected and self.problem is None
+
+    def check(self) -> None:
+        """Look for changes outside of optimizers' steps; their tables count as changed."""
+        self._unchecked_steps = 0
+        if not self._running and not self._versions.are_same():
+            self._note_outside(self._versions.differences())
+
+    def check_all(self) -> None:
+        """As :meth:`check`, and find replaced tensors, too; for moments at which it matters."""
+        if not self._running:
+            self._note_outside(self._versions.differences())
+
+    def expect(self, table: Table) -> None:
+        """The user reports the changes of a table that no optimizer has, until the next step."""
+        if table.optimizer is None:
+            index = self._by_weight[id(table.weight)]
+            self._expected.add(index)
+            self._unseen.add(index)
+
+    def check_loss(self, lost: Callable[[Table], Sequence[tuple[int, int]]]) -> None:
+        """As :meth:`check`, but rows that are about to be restored may have changed in any way.
+
+        Args:
+            lost: the ranges [begin, end) of a table that are restored, ascending.
+        """
+        for index in self._versions.differences():
+            table = self._tables[index]
+            kept = _complement(lost(table), table.num_embeddings)
+            if kept:
+                self._changed.setdefault(index, []).extend(kept)
+        self._versions.read()
+
+    def settle(self) -> None:
+        """Make the rows of tables that changed outside dirty, in their trackers.
+
+        So are those of tables whose optimizer moved rows without a gradient, but does so no more:
+        it was set to, or the table was frozen.
+        """
+        for index in sorted(self._drifted):
+            if self._tables[index].untouched_rows_keep_still():
+                self._drifted.remove(index)
+                self._changed[index] = [(0, self._tables[index].num_embeddings)]
+        for index, ranges in self._changed.items():
+            device = self._tables[index].weight.device
+            for begin, end in ranges:
+                for first in range(begin, end, _SETTLED_ROWS):
+                    rows = torch.arange(first, min(end, first + _SETTLED_ROWS), device=device)
+                    self._count([index], [rows])
+        self._changed.clear()
+
+    def take_held_seconds(self) -> float:
+        """How long the hooks held training since last asked."""
+        held_seconds, self._held_seconds = self._held_seconds, 0.0
+        return held_seconds
+
+    def note_hidden_change(self, table: Table, what: str) -> None:
+        """Something has changed rows of a table, and no version counter moved."""
+        self._note_outside({self._by_weight[id(table.weight)]: what})
+
+    def _note_outside(self, differences: Mapping[int, str]) -> None:
+        if differences:
+            self._versions.accept_tables(differences)
+            self._versions.read_always()
+        for index, what in differences.items():
+            table = self._tables[index]
+            if index in self._expected:
+                continue
+            self._changed[index] = [(0, table.num_embeddings)]
+            if self.changed_outside is not None:
+                self.changed_outside(table)
+            if index not in self._reported:
+                self._reported.add(index)
+                text = _CHANGED_OUTSIDE.format(name=table.name, what=what)
+                warnings.warn(text, UntrackedChangeWarning, stacklevel=4)
+
+    def _owned(self, optimizer: torch.optim.Optimizer) -> list[int]:
+        """Positions of the tables that an optimizer has."""
+        known = self._parameters.get(id(optimizer))
+        if known is None or not known[0].are_same(optimizer.param_groups):
+            positions = [
+                self._by_weight[id(parameter)]
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if id(parameter) in self._by_weight
+            ]
+            known = native.ParameterLists(optimizer.param_groups), positions
+            self._parameters[id(optimizer)] = known
+        return known[1]
+
+    def _before_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """See to it that other hooks of an optimizer come between this watch's two, or before."""
+        if _identity(optimizer) not in self._hooks:
+            owned = self._owned(optimizer)
+            if owned and not self._running:
+                name = self._tables[owned[0]].name
+                self.problem = _STRANGER.format(kind=type(optimizer).__name__, name=name)
+                self.has_stepped = True
+                if self.before_change is not None:
+                    self.before_change()
+            return
+        before, after = self._hooks[_identity(optimizer)]
+        _place(optimizer._optimizer_step_pre_hooks, before.id, last=True)
+        _place(optimizer._optimizer_step_post_hooks, after.id, last=False)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        self.has_stepped = True
+        owned = self._owned(optimizer)
+        if not owned:
+            return None  # it changes no table
+        started = time.perf_counter()
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        self._enter(optimizer, owned)
+        self._note_drift(optimizer, owned)
+        if callable(closure):
+            # The gradient exists once the closure has run, which may be several times.
+            self._held_seconds += time.perf_counter() - started
+            return _with_closure(self._noting(closure, owned), args, kwargs)
+        self._stepped = self._note_gradients(owned)
+        self._held_seconds += time.perf_counter() - started
+        return None
+
+    def _enter(self, optimizer: torch.optim.Optimizer, owned: Collection[int]) -> None:
+        if self._devices:
+            use_training_streams(self._devices)
+        if self.before_change is not None:
+            self.before_change()
+        if any(running is optimizer for running in self._running):
+            self._running.clear()  # its last step ended by an exception
+            self.check()
+        self._stepped = None
+        if self._running:  # this step is part of another one, or that ended by an exception
+            found = self._versions.differences()
+            self._note_outside({index: found[index] for index in found if index in owned})
+        else:
+            self._unchecked_steps += 1
+            if self._unchecked_steps >= _CHECK_EVERY_STEPS or not self._versions.seem_same():
+                self.check()
+        self._running.append(optimizer)
+
+    def _note_drift(self, optimizer: torch.optim.Optimizer, owned: list[int]) -> None:
+        """Remember the tables of which this step moves rows that have no gradient."""
+        groups = optimizer.param_groups
+        settings = [bool(g.get("momentum")) + 2 * bool(g.get("weight_decay")) for g in groups]
+        settings += owned
+        known = self._drifting.get(id(optimizer))
+        if known is None or known[0] != settings:
+            moved = [i for i in owned if not self._tables[i].untouched_rows_keep_still()]
+            known = self._drifting[id(optimizer)] = (settings, moved)
+        self._drifted.update(known[1])
+
+    def _noting(self, closure: Callable[[], Any], owned: list[int]) -> Callable[[], Any]:
+        def run_and_note() -> Any:
+            loss = closure()
+            started = time.perf_counter()
+            self._note_gradients(owned)
+            self._held_seconds += time.perf_counter() - started
+            return loss
+
+        return run_and_note
+
+    def _note_gradients(self, owned: list[int]) -> list[int]:
+        """Count the rows of the gradients; returns the positions of the tables that have one."""
+        if self.rows_change is not None:
+            return self._note_each_gradient(owned)
+        stepped: list[int]
+        num_rows, stepped, unread = self._counter.count(owned)
+        self.num_row_updates += num_rows
+        if unread:
+            self._note_each_gradient(unread)
+        return stepped
+
+    def _note_each_gradient(self, owned: Sequence[int]) -> list[int]:
+        indexes: list[int] = []
+        rows: list[torch.Tensor] = []
+        for index in owned:
+            weight = self._tables[index].weight
+            gradient = weight.grad
+            if gradient is None:
+                continue
+            if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+                self._unseen.add(index)  # a replayed graph runs no hook
+            indexes.append(index)
+            rows.append(changed_rows(gradient, self._pool))
+        if self.rows_change is not None:
+            for index, row_ids in zip(indexes, rows, strict=True):
+                self.rows_change(self._tables[index], row_ids)
+        self._count(indexes, rows)
+        self.num_row_updates += sum(row_ids.numel() for row_ids in rows)
+        return indexes
+
+    def _count(self, indexes: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+        if self._devices:
+            for row_ids in rows:
+                keep_for_stream(row_ids)
+        native.count_lookups(
+            [tracker for index in indexes for tracker in self._trackers[index]],
+            [
+                row_ids
+                for index, row_ids in zip(indexes, rows, strict=True)
+                for _ in self._trackers[index]
+            ],
+            self._pool,
+        )
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not any(running is optimizer for running in self._running):
+            return
+        started = time.perf_counter()
+        while self._running and self._running.pop() is not optimizer:
+            pass  # steps inside of this one that ended by exceptions
+        if self._running:
+            self._versions.accept_tables(self._owned(optimizer))
+            self._stepped = None
+        elif self._stepped is None:
+            self.accept()
+        else:
+            self._versions.accept_step(self._owned(optimizer), self._stepped)
+        self._held_seconds += time.perf_counter() - started
+
+
+def changed_rows(gradient: torch.Tensor, pool: Any = None) -> torch.Tensor:
+    """Row ids (n,) int64, some perhaps repeated, outside of which a gradient is zero."""
+    if gradient.layout == torch.sparse_coo:
+        indices = gradient._indices()
+        return indices.view(-1) if indices.shape[0] == 1 else indices[0].contiguous()
+    if gradient.layout != torch.strided:
+        return changed_rows(gradient.to_sparse_coo())  # type: ignore[no-untyped-call]
+    if gradient.is_cuda or not gradient.is_contiguous():
+        return gradient.any(dim=1).nonzero().view(-1)
+    return torch.from_numpy(native.nonzero_rows(gradient, pool))
+
+
+def _with_closure(closure: Callable[[], Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), kwargs  # the first is the optimizer
+
+
+def _complement(ranges: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    kept, at = [], 0
+    for first, last in ranges:
+        if at < first:
+            kept.append((at, first))
+        at = max(at, last)
+    return [*kept, (at, end)] if at < end else kept
+
+
+def _hook_of(watch: TableWatch, name: str) -> Callable[..., Any]:
+    known = weakref.ref(watch)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        watch = known()
+        return None if watch is None else getattr(watch, name)(optimizer, args, kwargs)
+
+    listening: Callable[..., Any] = hook
+    return listening
+
+
+def _identity(optimizer: torch.optim.Optimizer) -> int:
+    """The same for an optimizer and a wrapper that shares its attributes (Lightning's)."""
+    return id(optimizer._optimizer_step_pre_hooks)
+
+
+def _place(hooks: Any, key: int, *, last: bool) -> None:
+    """Have the hook of that key called as the last, or the first, of an optimizer's."""
+    if key in hooks and next(reversed(hooks) if last else iter(hooks)) != key:
+        hooks.move_to_end(key, last=last)

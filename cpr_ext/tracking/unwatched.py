@@ -1,0 +1,78 @@
+"""Warnings of what users take for saved row by row, or for saved at all, and is not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from cpr_ext.errors import UntrackedChangeWarning, UsageError
+from cpr_ext.state.table import Table
+
+_LARGE_BYTES = 64 << 20
+
+
+def require_own_optimizers(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Table]
+) -> None:
+    """Raises UsageError for an optimizer that updates nothing of the model."""
+    known = {id(parameter) for parameter in model.parameters()} | {id(t.weight) for t in tables}
+    if len(known) == len(tables):
+        return  # a model that shows no parameters but tables
+    for optimizer in optimizers:
+        groups = optimizer.param_groups
+        if not any(id(parameter) in known for group in groups for parameter in group["params"]):
+            raise UsageError(
+                f"a {type(optimizer).__name__} updates no parameter of this model; was it made for "
+                "another one, or before the model's parameters were replaced?"
+            )
+
+
+def warn_of_large_parameters(model: nn.Module, tables: Sequence[Table]) -> None:
+    """Warn of parameters that are copied whole at every snapshot although they are large."""
+    for name, parameter in _others(model, tables):
+        if parameter.nbytes >= _LARGE_BYTES:
+            warnings.warn(
+                f"parameter '{name}' ({parameter.nbytes >> 20} MB) is no table: training waits "
+                "while all of it is copied, at every snapshot. If rows of it are looked up, name "
+                f"it: Checkpointer(..., tables={{'{name}': parameter, ...}})",
+                UntrackedChangeWarning,
+                stacklevel=3,
+            )
+
+
+def warn_of_sparse_gradients(model: nn.Module, tables: Sequence[Table]) -> None:
+    """Warn of parameters whose gradients are sparse but which are no tables."""
+    for name, parameter in _others(model, tables):
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            warnings.warn(
+                f"parameter '{name}' has sparse gradients but is no table: all of it is copied at "
+                f"every snapshot. Name it: Checkpointer(..., tables={{'{name}': parameter, ...}})",
+                UntrackedChangeWarning,
+                stacklevel=3,
+            )
+
+
+def warn_of_schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Warn of learning-rate schedulers, whose position nothing saves."""
+    for optimizer in optimizers:
+        # What every scheduler of torch leaves at the optimizer that it drives.
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            warnings.warn(
+                f"a learning-rate scheduler drives {type(optimizer).__name__}, and its position is "
+                "not saved: after a restart it would begin again. Save it with extra_state=lambda: "
+                '{"scheduler": scheduler.state_dict()}, and after recover() load '
+                'report.extra_state["scheduler"] into it',
+                UntrackedChangeWarning,
+                stacklevel=3,
+            )
+            return
+
+
+def _others(model: nn.Module, tables: Sequence[Table]) -> Iterator[tuple[str, nn.Parameter]]:
+    weights = {id(table.weight) for table in tables}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in weights:
+            yield name, parameter

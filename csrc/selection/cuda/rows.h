@@ -1,0 +1,38 @@
+// top_rows of scores that lie on a device; for *.cu only.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cuda/device.h"
+#include "core/row_id_vector.h"
+#include "selection/cuda/scores.h"
+
+namespace cpr_ext {
+
+// Row ids on the device, ascending, and how many there are, or will be.
+class DeviceRows {
+ public:
+  // As top_rows of scores (num_rows,), with first_row_id added to every row id; on `stream`, for
+  // which it allocates 8 bytes per row that may be chosen and 8 KiB per 16 K rows, at most 8 MiB.
+  // The caller returns before the rows are known.
+  // Scores: one of cuda/scores.h. REQUIRES: the device is current.
+  template <class Scores>
+  DeviceRows(const Scores& scores, int64_t num_rows, int64_t k, int64_t first_row_id,
+             cudaStream_t stream);
+
+  bool is_ready() { return chosen_.is_done(); }
+
+  // Waits for the stream, but only for the rows; the stream goes on while they are copied.
+  RowIdVector read(int device);
+
+ private:
+  template <class Scores>
+  void choose(const Scores& scores, int64_t num_rows, int64_t most_rows, int64_t first_row_id,
+              cudaStream_t stream);
+
+  StreamMemory state_;
+  StreamMemory row_ids_;  // (<= k)
+  Event chosen_;
+};
+
+}  // namespace cpr_ext

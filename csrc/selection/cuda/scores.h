@@ -1,0 +1,72 @@
+// Where the scores of rows come from when a device chooses among them; for *.cu only.
+//
+// Each has load_keys(row, end, keys): the scores of the rows row to row + kRowsPerLoad - 1, zero
+// from `end` on. Rows count from the first of the range to choose from.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cuda/bits.h"
+#include "selection/lots.h"
+
+namespace cpr_ext {
+
+constexpr int kRowsPerLoad = 4;
+
+// In memory, one per row.
+struct StoredScores {
+  const uint32_t* scores;
+
+  __device__ void load_keys(int64_t row, int64_t end, uint32_t* keys) const {
+    const uint32_t* from = scores + row;
+    if (row + kRowsPerLoad <= end && reinterpret_cast<uintptr_t>(from) % sizeof(uint4) == 0) {
+      const uint4 four = *reinterpret_cast<const uint4*>(from);
+      keys[0] = four.x;
+      keys[1] = four.y;
+      keys[2] = four.z;
+      keys[3] = four.w;
+      return;
+    }
+    for (int i = 0; i < kRowsPerLoad; ++i) keys[i] = row + i < end ? from[i] : 0;
+  }
+};
+
+// One for each row whose bit is set.
+struct SetBits {
+  const uint32_t* words;
+  int64_t begin;  // the range's first row
+
+  __device__ void load_keys(int64_t row, int64_t end, uint32_t* keys) const {
+    for (int i = 0; i < kRowsPerLoad; ++i) {
+      keys[i] = row + i < end && is_bit_set(words, begin + row + i) ? 1 : 0;
+    }
+  }
+};
+
+// Two for each row from `first` on whose bit is set, one for each before it.
+struct BitsInTurn {
+  SetBits bits;
+  int64_t first;
+
+  __device__ void load_keys(int64_t row, int64_t end, uint32_t* keys) const {
+    bits.load_keys(row, end, keys);
+    for (int i = 0; i < kRowsPerLoad; ++i) {
+      if (row + i >= first) keys[i] *= 2;
+    }
+  }
+};
+
+// A lot for each row whose bit is set.
+struct BitLots {
+  SetBits bits;
+  const uint64_t* salt;  // on the device
+
+  __device__ void load_keys(int64_t row, int64_t end, uint32_t* keys) const {
+    bits.load_keys(row, end, keys);
+    for (int i = 0; i < kRowsPerLoad; ++i) {
+      if (keys[i] != 0) keys[i] = lot_of(*salt, bits.begin + row + i);
+    }
+  }
+};
+
+}  // namespace cpr_ext

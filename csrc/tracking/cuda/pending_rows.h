@@ -1,0 +1,45 @@
+// Rows that a device is choosing, for whoever asks later; for *.cu only.
+#pragma once
+
+#include <memory>
+
+#include "selection/cuda/rows.h"
+#include "tracking/cuda/bitmap.h"
+#include "tracking/row_tracker.h"
+
+namespace cpr_ext {
+
+class DevicePendingRows : public PendingRows {
+ public:
+  // Scores: of the rows of `range`, one of selection/cuda/scores.h. REQUIRES: the device is
+  // current.
+  template <class Scores>
+  DevicePendingRows(int device, const Scores& scores, RowRange range, int64_t k)
+      : device_(device), rows_(scores, range.size(), k, range.begin, stream_of(device)) {}
+
+  bool is_ready() override {
+    const DeviceGuard guard(device_);
+    return rows_.is_ready();
+  }
+
+  RowIdVector read() override {
+    const DeviceGuard guard(device_);
+    return rows_.read(device_);
+  }
+
+ protected:
+  const int device_;
+
+ private:
+  DeviceRows rows_;
+};
+
+// Lists the first `k` rows of the range whose bits are set.
+inline std::unique_ptr<PendingRows> begin_listing(const DeviceBitmap& bitmap, RowRange range,
+                                                  int64_t k, int device) {
+  const DeviceGuard guard(device);
+  const SetBits bits{bitmap.words(), range.begin};
+  return std::make_unique<DevicePendingRows>(device, bits, range, k);
+}
+
+}  // namespace cpr_ext

@@ -1,0 +1,77 @@
+#include "core/cuda/device.h"
+#include "core/error.h"
+#include "tracking/cuda/fault.h"
+#include "tracking/cuda/row_list.h"
+#include "tracking/cuda/taken_rows.h"
+#include "tracking/cuda/tracker.h"
+
+namespace cpr_ext {
+
+namespace {
+
+int checked_device(int device) {
+  if (device >= 0 && device < num_devices()) return device;
+  throw UsageError("device is " + std::to_string(device) + "; there are " +
+                   std::to_string(num_devices()) + " CUDA devices");
+}
+
+}  // namespace
+
+DeviceTracker::DeviceTracker(std::string name, int64_t num_rows, int device)
+    : RowTracker(std::move(name), num_rows), device_(checked_device(device)) {
+  const DeviceGuard guard(device);
+  fault_ = std::make_unique<DeviceFault>(stream_of(device));
+}
+
+DeviceTracker::~DeviceTracker() = default;
+
+void DeviceTracker::report_faults() { fault_->report(name(), num_rows(), device_); }
+
+RowIdVector DeviceTracker::list_dirty(RowRange range) const {
+  return begin_list_dirty(range, num_dirty(range))->read();
+}
+
+RowIdVector DeviceTracker::select_best(RowRange range, int64_t k, const WeightView* weight,
+                                       ThreadPool*) const {
+  return begin_select(range, k, weight)->read();
+}
+
+TakenRows DeviceTracker::clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool*) {
+  return take_list({row_ids.data, row_ids.data + row_ids.size}, {}, weight);
+}
+
+TakenRows DeviceTracker::clear_range(RowRange range, const WeightView* weight, ThreadPool*) {
+  return take_list({}, range, weight);
+}
+
+// The rows are row_ids, or if it is empty those of the range.
+TakenRows DeviceTracker::take_list(std::vector<int64_t> row_ids, RowRange range,
+                                   const WeightView* weight) {
+  TakenRows taken = nothing_taken();
+  const DeviceGuard guard(device_);
+  const cudaStream_t stream = stream_of(device_);
+  RowList rows{nullptr, range.begin, range.size()};
+  std::unique_ptr<Uploaded<int64_t>> ids;
+  if (!row_ids.empty()) {
+    const auto size = static_cast<int64_t>(row_ids.size());
+    ids = std::make_unique<Uploaded<int64_t>>(row_ids.data(), size, device_, stream);
+    rows = {ids->get(), 0, size};
+  }
+  auto late =
+      std::make_shared<DeviceTakenRows>(device_, std::move(row_ids), range, codec(), stream);
+  launch_take(rows, weight, late->values());
+  if (rows.size > 0) taken.late = std::move(late);
+  return taken;
+}
+
+void DeviceTracker::restore(const TakenRows& taken) {
+  const DeviceGuard guard(device_);
+  const cudaStream_t stream = stream_of(device_);
+  std::vector<uint32_t> values(taken.row_ids.size());
+  for (size_t i = 0; i < values.size(); ++i) values[i] = codec().encode(taken, i);
+  const Uploaded<int64_t> ids(taken.row_ids.data(), taken.num_rows(), device_, stream);
+  const Uploaded<uint32_t> uploaded(values.data(), taken.num_rows(), device_, stream);
+  launch_put_back({ids.get(), 0, taken.num_rows()}, uploaded.get());
+}
+
+}  // namespace cpr_ext

@@ -1,0 +1,178 @@
+"""The account of lost samples, beside a model that knows the fate of every sample."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpr_ext.distributed.collective.account import LossAccount
+from cpr_ext.distributed.collective.recovery_decision import Status, agree
+from python_tests.distributed.mlp_job import SAMPLES
+
+BATCH = 2
+
+
+class Process:
+    """What one process knows: its position and rows if it is live, and what it has told."""
+
+    def __init__(self, world_size):
+        self.is_live, self.samples, self.rows = False, 0, frozenset()
+        self.account = None
+        self.told = [0] * world_size
+        self.known = None  # by rank, what was lost before anybody told this process
+
+
+class World:
+    """Workers, their stores, and of which samples the rows of each worker have the effect."""
+
+    def __init__(self, world_size):
+        self.size = world_size
+        self.processes = [Process(world_size) for _ in range(world_size)]
+        self.stores = [(0, frozenset())] * world_size
+        self.recover()
+
+    def train(self, behind=()):
+        """A step; workers ``behind`` are interrupted in it, so that a recovery must follow."""
+        for rank, process in enumerate(self.processes):
+            if rank not in behind:
+                new = range(process.samples, process.samples + BATCH)
+                process.samples, process.rows = process.samples + BATCH, process.rows | set(new)
+
+    def save(self, rank):
+        process = self.processes[rank]
+        self.stores[rank] = (process.samples, process.rows)
+
+    def lose(self, ranks):
+        for rank in ranks:
+            self.processes[rank] = Process(self.size)
+
+    def recover(self, incomplete=()):
+        """All meet; a death at the end leaves the processes ``incomplete`` as they were."""
+        empty = LossAccount.empty(self.size)
+        agreement = agree(
+            [
+                Status(p.is_live, p.samples if p.is_live else self.stores[rank][0], (), "partial",
+                       p.account or empty)
+                for rank, p in enumerate(self.processes)
+            ]
+        )  # fmt: skip
+        samples, held = agreement.step, []
+        for rank, process in enumerate(self.processes):
+            if not process.is_live:
+                process.samples, process.rows = self.stores[rank]
+            held.append(process.samples)
+        for process in self.processes:
+            if process.account is None:
+                process.account = agreement.account
+                process.known = self.known_to(agreement)
+        for rank, process in enumerate(self.processes):
+            if rank not in incomplete:
+                account = agreement.account.add(held, samples)
+                lost = account.beyond(process.account)
+                process.account = account
+                process.told = [a + b for a, b in zip(process.told, lost, strict=True)]
+                process.is_live, process.samples = True, samples
+
+    def known_to(self, agreement):
+        """What a new process takes for told: what others count, and older holes that they know."""
+        veterans = [process for process in self.processes if process.known is not None]
+        if not veterans:
+            return [set(range(at)) - rows for at, rows in self.stores]
+        counted = [
+            {sample for begin, end in spans for sample in range(begin, end)}
+            for spans in agreement.account.counted
+        ]
+        return [
+            told.union(*(process.known[rank] for process in veterans))
+            for rank, told in enumerate(counted)
+        ]
+
+    def check(self):
+        for process in self.processes:
+            for rank, other in enumerate(self.processes):
+                missing = set(range(other.samples)) - other.rows
+                assert process.told[rank] == len(missing - process.known[rank])
+
+
+@st.composite
+def stories(draw):
+    size = draw(st.integers(1, 4))
+    ranks = st.sets(st.integers(0, size - 1))
+    event = st.one_of(
+        st.tuples(st.just("train"), st.integers(1, 3)),
+        st.tuples(st.just("save"), st.integers(0, size - 1)),
+        st.tuples(st.just("lose"), ranks, ranks, st.lists(st.tuples(ranks, ranks), max_size=2)),
+    )
+    return size, draw(st.lists(event, max_size=30))
+
+
+@settings(max_examples=400, deadline=None)
+@given(stories())
+def test_every_process_tells_each_lost_sample_once_in_any_order_of_losses(story):
+    size, events = story
+    world = World(size)
+    for event in events:
+        if event[0] == "train":
+            for _ in range(event[1]):
+                world.train()
+        elif event[0] == "save":
+            world.save(event[1])
+        else:
+            _, victims, behind, interruptions = event
+            world.train(behind - victims)
+            world.lose(victims)
+            for more_victims, incomplete in interruptions:
+                world.recover(incomplete | more_victims)
+                world.lose(more_victims)
+            world.recover()
+            world.check()
+    world.recover()
+    world.check()
+
+
+def test_a_survivor_lost_later_has_lost_all_since_its_own_snapshot():
+    """Worker 0 was lost at 1,280 samples, worker 1 at 2,560; both had saved nothing since 640."""
+    first = LossAccount.empty(2).add([640, 1280], 1280)
+    second = first.add([2560, 640], 2560)
+    assert first.beyond(LossAccount.empty(2)) == (640, 0)
+    assert second.beyond(first) == (0, 1920)
+
+
+def test_what_was_lost_and_told_is_not_told_again():
+    first = LossAccount.empty(1).add([10], 30)
+    second = first.add([10], 50)
+    third = second.add([40], 60)
+    assert (second.beyond(first), third.beyond(second)) == ((20,), (10,))
+    assert third.counted == (((10, 60),),)
+
+
+def test_a_job_that_goes_back_forgets_losses_of_later_samples():
+    account = LossAccount.empty(2).add([10, 40], 60)
+    assert account.going_back_to(50).counted == (((10, 50),), ((40, 50),))
+    assert account.going_back_to(10).counted == ((), ())
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=9))
+def test_an_account_is_the_same_behind_the_wire(losses):
+    account = LossAccount.empty(1)
+    for held, samples in losses:
+        account = account.add([held], samples)
+    assert LossAccount.from_plain(account.to_plain()) == account
+
+
+def test_a_job_tells_what_a_survivor_lost_later_had_lost_since_its_own_snapshot(make_cluster):
+    """Both save step 1 and no other; worker 1 is lost in its fifth step, worker 0 in its ninth."""
+    suicides = {"1": {"1": ["reduced", 4]}, "0": {"1": ["reduced", 8]}}
+    cluster = make_cluster(
+        job=("python_tests.distributed.mlp_job", "MlpJob"), num_steps=10, world_size=2,
+        every_steps=1000, suicides=suicides,
+        options={"variants": ["plain"], "layers": (8, 16, 1), "waits": True},
+    )  # fmt: skip
+    cluster.start()
+    for victim in (1, 0):
+        cluster.wait_for_death(victim)
+        cluster.start(victim)
+    cluster.finish()
+    batch = 2 * SAMPLES
+    _, first, second = (event["recovery"] for event in cluster.recoveries(1))
+    assert (first["lost"], second["lost"]) == ([1], [0])
+    assert first["samples_lost"] == [0, (first["step"] - 1) * batch]
+    assert second["samples_lost"] == [(second["step"] - 1) * batch, 0]

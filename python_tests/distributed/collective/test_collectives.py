@@ -1,0 +1,44 @@
+"""The dense part on its way from one worker to another."""
+
+import json
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext.distributed.collective.collectives import flatten, unflatten
+from cpr_ext.dtypes import DTYPE_NAMES
+from cpr_ext.state.dense_state import DensePart
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(DTYPE_NAMES)), st.lists(st.integers(0, 3), max_size=3)),
+        max_size=6,
+    ),
+    st.integers(0, 2**31),
+)
+def test_every_bit_of_every_tensor_arrives(kinds, seed):
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for number, (dtype, shape) in enumerate(kinds):
+        size = torch.empty(shape, dtype=dtype).nbytes
+        bits = torch.randint(0, 2, (size,), dtype=torch.uint8, generator=generator)
+        tensors[f"tensor {number}"] = bits.view(dtype).view(shape)
+    arrived = unflatten(*flatten(DensePart({"a": [1, None, "x"]}, tensors)))
+    assert arrived.skeleton == {"a": [1, None, "x"]}
+    assert list(arrived.tensors) == list(tensors)
+    for name, tensor in tensors.items():
+        other = arrived.tensors[name]
+        assert (other.dtype, other.shape) == (tensor.dtype, tensor.shape)
+        assert bits_of(other) == bits_of(tensor)
+
+
+def bits_of(tensor):
+    return tensor.reshape(-1).view(torch.uint8).tolist()
+
+
+def test_what_is_sent_is_json_and_bytes():
+    header, content = flatten(DensePart({"a": 1}, {"x": torch.tensor([1.0])}))
+    assert json.loads(header.numpy().tobytes())["skeleton"] == {"a": 1}
+    assert content.numpy().tobytes() == torch.tensor([1.0]).numpy().tobytes()

@@ -1,0 +1,148 @@
+"""What of DistributedDataParallel is found, reset, or refused by name; in one process."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_in_backward
+from torch.nn.parallel import DistributedDataParallel
+
+from cpr_ext.distributed.collective import data_parallel
+from cpr_ext.distributed.collective.process_group import init_group
+from cpr_ext.errors import UsageError
+from cpr_ext.state.table import find_tables
+
+
+@pytest.fixture(autouse=True)
+def group():
+    """This process is one of two, as while a worker builds its model."""
+    group = init_group(0, 2)
+    yield group
+    dist.destroy_process_group()
+
+
+def linear():
+    return torch.nn.Linear(3, 2)
+
+
+def ddp(module=None, **options):
+    return DistributedDataParallel(module or linear(), **options)
+
+
+def test_modules_in_lists_that_are_no_module_lists_are_found():
+    model = torch.nn.Sequential(linear(), ddp())
+    model[0].lookups = [linear(), ddp()]
+    model.other = torch.compile(ddp(), backend="eager")
+    found = data_parallel.find_ddp(model)
+    assert sorted(found) == ["0.lookups.1", "1", "other._orig_mod"]
+
+
+def test_gradients_are_reduced_once_after_a_reset(group, monkeypatch):
+    model = ddp()
+    data_parallel.reset(model)
+    data_parallel.reset(model)
+    reduced = []
+
+    def reduce(operation, *arguments, **options):
+        reduced.append(operation)
+        work = torch.futures.Future()
+        work.set_result(arguments[0])
+        return torch._C._distributed_c10d._create_work_from_future(work)
+
+    monkeypatch.setattr(type(group), "_call", lambda self, *a, **o: reduce(*a, **o))
+    model(torch.ones(4, 3)).sum().backward()
+    assert reduced == ["allreduce"]
+    assert torch.equal(model.module.bias.grad, torch.full((2,), 2.0))  # halved: of two workers
+
+
+def powersgd():
+    model = ddp()
+    state = powerSGD_hook.PowerSGDState(process_group=None)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return model
+
+
+def stepping_in_backward():
+    module = linear()
+    apply_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
+    return ddp(module)
+
+
+def fused():
+    model = ddp()
+    model._register_fused_optim(torch.optim.SGD, 0.1)
+    return model
+
+
+def delayed():
+    module = torch.nn.Sequential(linear(), linear())
+    named = [("0.weight", module[0].weight)]
+    return ddp(
+        module, delay_all_reduce_named_params=named, param_to_hook_all_reduce=module[1].weight
+    )
+
+
+class FSDPModule:
+    """Named as the class that ``torch.distributed.fsdp.fully_shard`` mixes in."""
+
+
+class FSDPLinear(FSDPModule, torch.nn.Linear):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (powersgd, r"'inner' .* powerSGD_hook keeps a state of its own \(PowerSGDState\)"),
+        (stepping_in_backward, "parameter 'weight' has its optimizer in backward"),
+        (fused, "_register_fused_optim"),
+        (delayed, "delay_all_reduce_named_params"),
+        (lambda: FSDPLinear(2, 2), "FSDPModule cannot be used .* a part of the dense parameters"),
+    ],
+)
+def test_what_cannot_be_reset_is_refused_by_name(make, message):
+    model = torch.nn.ModuleDict({"inner": make()})
+    with pytest.raises(UsageError, match=message):
+        data_parallel.refuse_unsupported(model, ())
+    with pytest.raises(UsageError, match=message):
+        data_parallel.reset(model)
+
+
+def test_a_sharded_optimizer_is_refused_by_name():
+    model = ddp()
+    optimizer = ZeroRedundancyOptimizer.__new__(ZeroRedundancyOptimizer)
+    with pytest.raises(UsageError, match="ZeroRedundancyOptimizer cannot be used"):
+        data_parallel.refuse_unsupported(model, [optimizer])
+
+
+def test_hooks_without_a_state_of_their_own_are_kept(group):
+    model = ddp()
+    model.register_comm_hook(group, default_hooks.allreduce_hook)
+    builtin = ddp()
+    builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    for module in (model, builtin):
+        data_parallel.reset(module)
+        before = data_parallel.layout_of(module)
+        data_parallel.reset(module)
+        assert data_parallel.layout_of(module) == before
+        assert before["hook"]
+
+
+def test_a_table_in_data_parallelism_is_replicated_also_where_it_is_tied():
+    table = torch.nn.EmbeddingBag(10, 2)
+    tied = torch.nn.Embedding(10, 2)
+    tied.weight = table.weight
+    own = torch.nn.Embedding(10, 2)
+    model = torch.nn.ModuleDict({"tied": tied, "own": own, "shared": ddp(table)})
+    tables = find_tables(model)
+    assert [t.name for t in data_parallel.replicated_tables(model, tables)] == ["tied"]
+    with pytest.raises(UsageError, match="table 'tied': replicated by DistributedDataParallel"):
+        data_parallel.refuse_replicated_tables(model, tables)
+
+
+def test_a_table_that_data_parallelism_ignores_is_a_workers_own():
+    module = torch.nn.Sequential(torch.nn.Embedding(10, 2), linear())
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["0.weight"])
+    model = ddp(module)
+    assert data_parallel.replicated_tables(model, find_tables(model)) == []

@@ -1,0 +1,249 @@
+"""The process group that is formed again while modules hold it; members are forked processes."""
+
+import json
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from cpr_ext.distributed.collective.process_group import Round, init_group
+from cpr_ext.errors import PeerLostError, UsageError
+from python_tests.distributed.cluster import free_port
+
+WORLD_SIZE = 3
+
+
+@pytest.fixture
+def members(nursery, tmp_path):
+    """Run ``scenario(rank, group, meet)`` in forked processes; ``meet(number)`` forms a round.
+
+    What they return, by rank; None for one that was killed.
+    """
+
+    def run(scenario):
+        port = free_port()
+        host = nursery.ask("host", port)
+        (tmp_path / "host").write_text(str(host))
+        pids = [
+            nursery.ask("call", __name__, "run_member", scenario, rank, str(tmp_path), port)
+            for rank in range(WORLD_SIZE)
+        ]
+        codes = [nursery.ask("wait", pid, 30) for pid in pids]
+        for pid in (host, *pids):
+            if nursery.ask("wait", pid, 0) is None:
+                os.kill(pid, 9)
+                nursery.ask("wait", pid, 5)
+        assert set(codes) <= {0, -9}, codes
+        files = [tmp_path / str(rank) for rank in range(WORLD_SIZE)]
+        return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+    return run
+
+
+def run_member(scenario, rank, folder, port):
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    group = init_group(rank, WORLD_SIZE)
+
+    def meet(number, seconds=10):
+        round_store = PrefixStore(f"round {number}", store)
+        group.reform(Round(round_store, timedelta(seconds=seconds), "127.0.0.1"))
+
+    meet.host = int(Path(folder, "host").read_text())
+    said = globals()[scenario](rank, group, meet)
+    Path(folder, str(rank)).write_text(json.dumps(said))
+
+
+def collectives(rank, group, meet):
+    """Every kind that torch's own modules and TorchRec use, in a round and in the next."""
+    said = []
+    for number in range(2):
+        meet(number)
+        said.append(one_of_each(rank, group))
+    return said
+
+
+def one_of_each(rank, group):
+    size = WORLD_SIZE
+    said = {}
+    summed = torch.tensor([1.0 + rank])
+    dist.all_reduce(summed)
+    said["all_reduce"] = summed.tolist()
+    own = torch.arange(size) + 10 * rank
+    out = torch.empty_like(own)
+    dist.all_to_all_single(out, own, group=group, async_op=True).wait()
+    said["all_to_all_single"] = out.tolist()
+    sizes = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(sizes, torch.tensor([rank]), group=group)
+    said["all_gather"] = torch.cat(sizes).tolist()
+    gathered = torch.empty(size, dtype=torch.int64)
+    dist.all_gather_into_tensor(gathered, torch.tensor([rank * rank]))
+    said["all_gather_into_tensor"] = gathered.tolist()
+    scattered = torch.empty(1)
+    dist.reduce_scatter_tensor(scattered, torch.arange(size) + 0.0)
+    said["reduce_scatter_tensor"] = scattered.tolist()
+    value = torch.tensor([float(rank)])
+    dist.broadcast(value, 2)
+    said["broadcast"] = value.tolist()
+    if rank == 0:
+        dist.send(torch.tensor([7]), 1)
+    if rank == 1:
+        dist.recv(received := torch.empty(1, dtype=torch.int64), 0)
+        said["recv"] = received.tolist()
+    from torch.distributed import _functional_collectives as functional
+
+    said["functional"] = functional.all_reduce(torch.ones(1), "sum", group).tolist()
+    dist.barrier()
+    return said
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_every_collective_does_what_torch_says_in_every_round(members):
+    for rank, rounds in enumerate(members("collectives")):
+        assert rounds[0] == rounds[1]
+        said = rounds[0]
+        assert said["all_reduce"] == [6.0]
+        assert said["all_to_all_single"] == [rank, rank + 10, rank + 20]
+        assert said["all_gather"] == [0, 1, 2]
+        assert said["all_gather_into_tensor"] == [0, 1, 4]
+        assert said["reduce_scatter_tensor"] == [3.0 * rank]
+        assert said["broadcast"] == [2.0]
+        assert said["functional"] == [3.0]
+        assert said.get("recv") == ([7] if rank == 1 else None)
+
+
+def data_parallel(rank, group, meet):
+    """DistributedDataParallel is made alone, loses a member in its backward pass, and goes on."""
+    torch.manual_seed(rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    subgroup = dist.new_group([0, 1])
+    meet(0)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, 0)
+    before = step(model, rank)
+    if rank == 2:
+        os.kill(os.getpid(), 9)
+    with pytest.raises(RuntimeError):
+        train(model, rank)
+    assert group.has_lost_peer()
+    group.dissolve()
+    assert not group.has_lost_peer()
+    return before, subgroup.size() if rank < 2 else None
+
+
+def train(model, rank):
+    for _ in range(100):
+        step(model, rank)
+
+
+def step(model, rank):
+    model.zero_grad()
+    model(torch.tensor([[1.0 + rank, 1.0]])).sum().backward()
+    return model.module.weight.grad.tolist()
+
+
+def test_a_data_parallel_module_is_made_alone_and_notices_a_lost_member(members):
+    said = members("data_parallel")
+    assert said[2] is None
+    # The mean over the members of 1 + rank.
+    assert said[0] == said[1] == [[[2.0, 1.0]], 2]
+
+
+def lost_in_reduce_scatter(rank, group, meet):
+    """The last member dies; what the others notice it in, and whether the group knows."""
+    pair = dist.new_group([0, 2])
+    meet(0)
+    dist.barrier()
+    own, all_of_it = torch.empty(1), torch.ones(WORLD_SIZE)
+    dist.reduce_scatter_tensor(own, all_of_it)
+    if rank != 1:
+        dist.barrier(group=pair)
+    if rank == 2:
+        os.kill(os.getpid(), 9)
+    values, of = (torch.ones(2), pair) if rank == 0 else (all_of_it, group)
+    with pytest.raises(RuntimeError):  # waited for later than it is called, as TorchRec does
+        dist.reduce_scatter_tensor(own, values, group=of, async_op=True).wait()
+    return own.item(), group.has_lost_peer()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_member_that_is_lost_in_a_reduce_scatter_is_noticed(members):
+    assert members("lost_in_reduce_scatter") == [[3.0, True], [3.0, True], None]
+
+
+def alone(rank, group, meet):
+    """What a process hears before the others are there."""
+    heard = [torch.empty(1) for _ in range(WORLD_SIZE)]
+    dist.all_gather(heard, torch.tensor([5.0]))
+    dist.broadcast(value := torch.tensor([rank]), 0)
+    dist.barrier()
+    with pytest.raises(UsageError, match="build\\(\\) runs while other workers train"):
+        dist.all_reduce(torch.ones(1))
+    return torch.cat(heard).tolist(), value.tolist()
+
+
+def test_a_process_that_is_alone_hears_itself_and_may_not_exchange_data(members):
+    said = members("alone")
+    assert said == [[[5.0, 5.0, 5.0], [rank]] for rank in range(WORLD_SIZE)]
+
+
+def subgroups(rank, group, meet):
+    """A group of some of the ranks is formed anew with the whole."""
+    pair = dist.new_group([0, 2])
+    sums = []
+    for number in range(2):
+        meet(number)
+        if rank != 1:
+            dist.all_reduce(value := torch.tensor([1.0 + rank]), group=pair)
+            sums.append(value.item())
+    return sums
+
+
+def test_a_group_of_some_ranks_is_formed_again_with_the_whole(members):
+    assert members("subgroups") == [[4.0, 4.0], [], [4.0, 4.0]]
+
+
+def hanging_host(rank, group, meet):
+    """Nobody answers those who want to connect."""
+    meet(0)
+    dist.barrier()
+    if rank == 0:
+        os.kill(meet.host, signal.SIGSTOP)
+    meet(1, seconds=1)
+    with pytest.raises(PeerLostError, match="could not connect to all 3 within 1 s"):
+        dist.all_reduce(torch.ones(1))
+    return group.has_lost_peer()
+
+
+def test_connecting_ends_though_the_rendezvous_hangs(members):
+    assert members("hanging_host") == [True] * WORLD_SIZE
+
+
+class HeardOfByItsFuture:
+    """A work as whoever waits for its future sees it: failed, and not marked as over yet."""
+
+    def is_completed(self):
+        return False
+
+    def get_future(self):
+        future = torch.futures.Future()
+        future.set_exception(RuntimeError("Connection reset by peer"))
+        return future
+
+    def wait(self):
+        return self.get_future().wait()
+
+
+def test_a_loss_that_only_a_future_tells_of_yet_is_a_loss():
+    group = init_group(0, WORLD_SIZE)
+    try:
+        assert not group.has_lost_peer()
+        group._works.append(HeardOfByItsFuture())
+        assert group.has_lost_peer()
+    finally:
+        dist.destroy_process_group()

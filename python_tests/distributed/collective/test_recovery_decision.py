@@ -1,0 +1,89 @@
+"""What workers agree on, over all they may say of themselves."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext.distributed.collective.account import LossAccount
+from cpr_ext.distributed.collective.recovery_decision import Status, agree
+from cpr_ext.distributed.worker import choose_recovery
+from cpr_ext.schedules.intervals import EverySteps, RunCosts
+from cpr_ext.schedules.target_pls import TargetPLS
+
+
+@st.composite
+def worlds(draw):
+    size = draw(st.integers(1, 6))
+    status = st.builds(
+        Status,
+        is_live=st.booleans(),
+        step=st.integers(0, 20),
+        full_points=st.lists(st.integers(1, 8), unique=True).map(tuple),
+        choice=st.sampled_from(["partial", "full"]),
+        account=st.lists(st.integers(0, 9), min_size=size, max_size=size).map(
+            lambda held: LossAccount.empty(size).add(held, 9)
+        ),
+    )
+    return draw(st.lists(status, min_size=size, max_size=size))
+
+
+@given(worlds())
+def test_partial_recovery_goes_on_from_whoever_got_furthest(statuses):
+    agreement = agree(statuses)
+    if agreement.recovery == "full":
+        return
+    survivors = [status for status in statuses if status.is_live]
+    furthest = max(status.step for status in survivors or statuses)
+    assert agreement.step == furthest == statuses[agreement.source].step
+    assert statuses[agreement.source].is_live or not survivors
+    for status in statuses:
+        assert agreement.account.united(status.account) == agreement.account
+
+
+@given(worlds())
+def test_nobody_is_sent_back_unless_somebody_lost_its_state(statuses):
+    agreement = agree(statuses)
+    assert agreement.lost == tuple(r for r, status in enumerate(statuses) if not status.is_live)
+    assert agreement.lost or agreement.recovery == "partial"
+
+
+@given(worlds())
+def test_full_recovery_goes_to_the_newest_point_that_all_have(statuses):
+    agreement = agree(statuses)
+    if agreement.recovery == "partial":
+        return
+
+    def has(step):
+        return all(step in status.full_points for status in statuses)
+
+    assert has(agreement.step) or agreement.step == 0
+    assert not any(has(step) for step in range(agreement.step + 1, 30))
+
+
+@given(worlds())
+def test_a_status_is_the_same_behind_the_wire(statuses):
+    assert [Status.from_plain(status.to_plain()) for status in statuses] == statuses
+
+
+@pytest.mark.parametrize(("save_hours", "expected"), [(0.001, "partial"), (0.5, "full")])
+def test_on_auto_the_plan_of_the_schedule_decides(save_hours, expected):
+    """Full recovery where saves as often as the target asks for cost more than going back."""
+    schedule = TargetPLS(0.001, mtbf_hours=10, num_shards=4, total_hours=1000)
+    assert choose_recovery("auto", schedule) == "partial"  # there is no plan yet
+    costs = RunCosts(num_shards=1, fraction=0.125, save_hours=save_hours, load_hours=0.001)
+    schedule.observe(costs)
+    schedule.observe(replace(costs, prioritized_bytes=1e9))
+    assert schedule.plan is not None
+    assert choose_recovery("auto", schedule) == schedule.plan.recommended.recovery == expected
+    assert choose_recovery("full", schedule) == "full"
+    assert choose_recovery("auto", EverySteps(5)) == "partial"
+
+
+def test_the_choice_of_the_source_counts():
+    ahead = Status(True, 7, (4,), "full", LossAccount.empty(3))
+    behind = Status(True, 6, (4,), "partial", LossAccount.empty(3))
+    lost = Status(False, 0, (2, 4), "partial", LossAccount.empty(3))
+    assert agree([behind, lost, ahead]).recovery == "full"
+    assert agree([behind, lost, ahead]).step == 4

@@ -1,0 +1,170 @@
+"""Who a worker is, and that it is the only one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from cpr_ext.distributed.identity.worker_identity import Identity, Place, TimeOuts, worker_directory
+from cpr_ext.errors import StoreError, UsageError
+
+OURS = {"CPR_RANK": "2", "CPR_WORLD_SIZE": "4", "CPR_RENDEZVOUS": "head:29400"}
+
+
+def test_a_worker_finds_itself_in_the_environment():
+    identity = Identity.from_environment(OURS)
+    assert identity == Identity(2, 4, "head", 29400, "cpr", None)
+    assert identity.secret is None
+    local = Identity.from_environment({**OURS, "CPR_RENDEZVOUS": "127.0.0.1:1", "CPR_JOB": "b"})
+    assert (local.address, local.job) == ("127.0.0.1", "b")
+
+
+@pytest.mark.parametrize(
+    ("place", "host", "address"),
+    [
+        ("localhost:1", "localhost", "127.0.0.1"),
+        ("127.0.0.2:1", "127.0.0.2", "127.0.0.1"),
+        ("[::1]:1", "::1", "::1"),
+        ("[fd00::7]:1", "fd00::7", None),
+    ],
+)
+def test_a_rendezvous_on_loopback_means_that_peers_are_reached_there_too(place, host, address):
+    found = Identity.from_environment({**OURS, "CPR_RENDEZVOUS": place})
+    assert (found.host, found.address) == (host, address)
+
+
+def test_a_secret_is_shown_by_no_representation():
+    secret = "0123456789abcdef" * 4
+    identity = Identity.from_environment({**OURS, "CPR_JOB_SECRET": secret})
+    assert identity.secret == secret
+    assert secret not in repr(identity)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, {"JOB_COMPLETION_INDEX": "2"}],
+)
+def test_schedulers_say_the_rank_by_names_of_their_own(environment):
+    known = {"CPR_WORLD_SIZE": "4", "CPR_RENDEZVOUS": "head:29400", **environment}
+    assert Identity.from_environment(known).rank == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"CPR_RANK": "4"}, "worker 4 of 4 cannot be"),
+        ({"CPR_RANK": "two"}, "CPR_RANK is 'two'"),
+        ({"CPR_RENDEZVOUS": "head"}, "HOST:PORT"),
+        ({"CPR_RENDEZVOUS": ""}, "HOST:PORT"),
+    ],
+)
+def test_a_wrong_variable_is_named(change, message):
+    with pytest.raises(UsageError, match=message):
+        Identity.from_environment({**OURS, **change})
+
+
+def test_a_script_started_by_hand_is_told_how_to_start_it():
+    with pytest.raises(UsageError, match="cpr launch --nproc N SCRIPT"):
+        Identity.from_environment({})
+
+
+def test_every_time_out_is_above_zero():
+    with pytest.raises(UsageError, match="join_seconds is 0"):
+        TimeOuts(join_seconds=0)
+
+
+def test_every_worker_has_a_directory_of_its_own(tmp_path):
+    directories = {worker_directory(tmp_path, rank, 3) for rank in range(3)}
+    assert len(directories) == 3
+    assert worker_directory(tmp_path, 0, 3) != worker_directory(tmp_path, 0, 2)
+
+
+def test_a_place_is_held_by_one_and_free_once_its_process_is_dead(tmp_path):
+    identity = Identity(0, 1, "127.0.0.1", 1)
+    code = (
+        "import sys, time\n"
+        "from cpr_ext.distributed.identity.worker_identity import Identity, Place\n"
+        "Place(sys.argv[1], Identity(0, 1, '127.0.0.1', 1)).take(1)\n"
+        "print('taken', flush=True)\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"taken\n"
+        place = Place(tmp_path, identity)
+        with pytest.raises(StoreError, match=f"worker 0 is still process {holder.pid}"):
+            place.take(0.1)
+        holder.kill()
+        place.take(10)
+    place.give_back()
+    again = Place(tmp_path, identity)
+    again.take(0.1)
+    again.give_back()
+
+
+HOLDER = """
+import ctypes, os, pathlib, sys, time
+from cpr_ext.distributed.identity.worker_identity import Identity, Place
+from cpr_ext.storage.locks import DirectoryLock
+
+folder, fork, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+Place(folder, Identity(0, 1, "127.0.0.1", 1)).take(1)
+shard = pathlib.Path(folder, "worker-00000-of-00001", "shard-00000")
+shard.mkdir(parents=True)
+lock = DirectoryLock(shard)
+child = {"python": os.fork, "c": ctypes.PyDLL(None).fork}[fork]()
+if child == 0:
+    time.sleep(seconds)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def killed_holder(folder, fork, seconds):
+    """A worker's place and the child of the process that had it, which was killed."""
+    command = [sys.executable, "-c", HOLDER, str(folder), fork, str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        child = int(holder.stdout.readline())
+        holder.kill()
+        holder.wait()
+        try:
+            yield Place(folder, Identity(0, 1, "127.0.0.1", 1)), holder.pid, child
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_children_of_a_killed_worker_such_as_data_loaders_do_not_keep_its_place(tmp_path):
+    with killed_holder(tmp_path, "python", 60) as (place, _, child):
+        place.take(0.05)
+        os.kill(child, 0)  # it lives
+        place.give_back()
+
+
+def test_a_lock_that_somebody_keeps_for_moments_is_waited_for(tmp_path):
+    with killed_holder(tmp_path, "c", 1.0) as (place, _, _):
+        began = time.monotonic()
+        place.take(20)
+        assert time.monotonic() - began > 0.2
+        place.give_back()
+
+
+def test_who_keeps_a_lock_for_ever_is_named_and_never_a_dead_process(tmp_path):
+    with killed_holder(tmp_path, "c", 60) as (place, dead, child):
+        with pytest.raises(StoreError) as error:
+            place.take(0.1)
+        assert f"what it started still holds its lock: process {child} after 0.1 s" in str(error)
+        assert str(dead) not in str(error)
+        # Also if only a lock of the store is kept.
+        (tmp_path / "worker-00000-of-00001.lock").unlink()
+        with pytest.raises(StoreError, match=rf"process {child} after .*shard-00000.LOCK"):
+            place.take(0.1)
+        # That one gave its own place back.
+        (tmp_path / "worker-00000-of-00001" / "shard-00000" / "LOCK").unlink()
+        Place(tmp_path, Identity(0, 1, "127.0.0.1", 1)).take(0.1)

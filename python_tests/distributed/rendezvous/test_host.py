@@ -1,0 +1,251 @@
+"""The rendezvous' host, and those who reach it without the job's secret."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from cpr_ext.distributed.identity.worker_identity import Identity
+from cpr_ext.distributed.rendezvous import host as host_module
+from cpr_ext.distributed.rendezvous.coordination_store import Notes
+from cpr_ext.distributed.rendezvous.host_connection import HostConnection, HostError, StrangerError
+from cpr_ext.distributed.rendezvous_host import listen
+from cpr_ext.errors import RendezvousError, UsageError
+from python_tests.distributed.strangers import KINDS, bother, listening
+
+SECRET = "of-the-tests-of-the-host-and-no-other"
+COMMAND = [sys.executable, "-m", "cpr_ext.distributed.rendezvous_host"]
+PROMPT_SECONDS = 3.0
+
+
+class Host:
+    def __init__(self, folder):
+        secret = folder / "secret"
+        secret.write_text(SECRET + "\n")
+        self.log = folder / "log"
+        environment = {**os.environ, "CPR_JOB_SECRET_FILE": str(secret)}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "--port", "0"], env=environment, stdout=subprocess.PIPE, stderr=log
+            )
+        self.port = int(self.process.stdout.readline().split()[-1])
+        self.place = ("127.0.0.1", self.port)
+
+    def connection(self, secret=SECRET, job="cpr"):
+        return HostConnection(Identity(0, 2, *self.place, job=job, secret=secret))
+
+    def memory(self):
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    host = Host(tmp_path_factory.mktemp("host"))
+    yield host
+    host.process.kill()
+    host.process.wait()
+    host.process.stdout.close()
+
+
+def ask_promptly(host):
+    """Connect, prove, leave a note and read it, within moments."""
+    began = time.monotonic()
+    with closing(host.connection()) as connection:
+        Notes(connection).write("prompt", "yes")
+        assert Notes(connection).read("prompt") == "yes"
+    assert time.monotonic() - began < PROMPT_SECONDS
+
+
+def test_a_worker_with_another_secret_is_refused_and_the_host_says_so(host):
+    Notes(host.connection()).write("ours", "here")
+    for secret in ("a-secret-of-somebody-else-entirely", SECRET + "!"):
+        notes = Notes(host.connection(secret))
+        with pytest.raises(StrangerError, match=f"{host.port} refused this worker's secret"):
+            notes.read("ours")
+        with pytest.raises(StrangerError):
+            notes.write("ours", "planted")
+    assert Notes(host.connection()).read("ours") == "here"
+    said = host.log.read_text()
+    assert "did not prove to know the job's secret, the last from 127.0.0.1" in said
+    assert SECRET not in said
+
+
+def test_a_client_of_torchs_store_can_neither_read_nor_plant(host):
+    Notes(host.connection()).write("ours", "here")
+    with pytest.raises(RuntimeError):
+        dist.TCPStore(*host.place, is_master=False, timeout=timedelta(seconds=1))
+    assert Notes(host.connection()).read("ours") == "here"
+
+
+class Wiretap:
+    """Passes on one connection to the host and keeps what the worker said."""
+
+    def __init__(self, place):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.place = self.listener.getsockname()
+        self.heard = bytearray()
+        self._target = place
+        threading.Thread(target=self._pass_on, daemon=True).start()
+
+    def _pass_on(self):
+        worker, _ = self.listener.accept()
+        host = socket.create_connection(self._target)
+        threading.Thread(target=self._copy, args=(host, worker, None), daemon=True).start()
+        self._copy(worker, host, self.heard)
+        host.close()
+
+    def _copy(self, source, target, kept):
+        with suppress(OSError):
+            while part := source.recv(4096):
+                if kept is not None:
+                    kept += part
+                target.sendall(part)
+
+
+def test_what_a_worker_said_once_is_refused_if_somebody_says_it_again(host):
+    tap = Wiretap(host.place)
+    recorded = HostConnection(Identity(0, 2, *tap.place, secret=SECRET))
+    with closing(recorded):
+        Notes(recorded).write("step", "old")
+    assert len(tap.heard) > 64
+    assert SECRET.encode() not in tap.heard
+    Notes(host.connection()).write("step", "new")
+    for content in (tap.heard, tap.heard + tap.heard):
+        with socket.create_connection(host.place, 2) as again:
+            again.sendall(content)
+            with suppress(OSError):
+                while again.recv(4096):
+                    pass  # until the host closes it
+    assert Notes(host.connection()).read("step") == "new"
+
+
+def test_a_connection_that_another_took_over_cannot_say_anything_more(host):
+    connection = host.connection()
+    Notes(connection).write("mine", "here")
+    taken = connection._socket
+    taken.sendall((40).to_bytes(4, "big") + bytes(40 + 32))
+    assert taken.recv(1) == b""
+    with pytest.raises(HostError):
+        Notes(connection).read("mine")
+    assert Notes(connection).read("mine") == "here"  # over a new one
+
+
+def test_many_strangers_hold_nobody_up_and_are_shown_out(host):
+    ask_promptly(host)
+    before = host.memory()
+    strangers = []
+    for kind in KINDS:
+        strangers += [bother(host.place, kind) for _ in range(host_module.MAX_STRANGERS // 2)]
+        ask_promptly(host)
+    deadline = time.monotonic() + host_module.PROOF_SECONDS + 3.0
+    for stranger in strangers:
+        with stranger, suppress(ConnectionError):
+            stranger.settimeout(deadline - time.monotonic())
+            while stranger.recv(4096):
+                pass  # until the host closes it
+    assert host.memory() - before < 32 << 20
+
+
+def test_a_flood_of_connections_holds_nobody_up_for_long(host):
+    is_over = threading.Event()
+
+    def flood():
+        open_ones = []
+        while not is_over.is_set():
+            with suppress(OSError):
+                open_ones.append(bother(host.place, "garbage"))
+            if len(open_ones) > 200:
+                open_ones.pop(0).close()
+        for connection in open_ones:
+            connection.close()
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        for _ in range(5):
+            ask_promptly(host)
+            time.sleep(0.1)
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("said", [b"", b"garbage" * 30, b"cpr_ext rendezvous 1\n" + bytes(64)])
+def test_a_worker_believes_nobody_in_the_hosts_place(said):
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        identity = Identity(0, 2, *impostor.getsockname(), secret=SECRET)
+        connection = HostConnection(identity)
+
+        def answer():
+            accepted, _ = impostor.accept()
+            with accepted, suppress(OSError):
+                accepted.sendall(said)
+                accepted.recv(4096)
+                is_asked.wait(10)
+
+        is_asked = threading.Event()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(HostError):
+            connection.ask("read", key="x", limit_seconds=0.5)
+        assert time.monotonic() - began < PROMPT_SECONDS
+        is_asked.set()
+        thread.join()
+
+
+def test_without_a_secret_nobody_hosts_and_nobody_joins(host):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("CPR_JOB_SECRET")}
+    for where in ("127.0.0.1", "0.0.0.0"):
+        done = subprocess.run(
+            [*COMMAND, "--host", where, "--port", "0"],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        assert "the job has no secret" in done.stderr
+        assert "set CPR_JOB_SECRET_FILE" in done.stderr
+    with pytest.raises(UsageError, match="the job has no secret"):
+        host.connection(secret=None)
+
+
+def test_it_listens_on_the_address_it_was_given_and_loopback_by_default(host):
+    assert listening(host.process.pid) == {host.place}
+    with listen("127.0.0.2", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.2"
+        with pytest.raises(RendezvousError, match="Address already in use"):
+            listen(*listener.getsockname())
+    with pytest.raises(RendezvousError, match=r"cannot listen on 192\.0\.2\.1"):
+        listen("192.0.2.1", 0)
+
+
+def test_the_secret_is_in_no_command_line(host):
+    command = Path(f"/proc/{host.process.pid}/cmdline").read_text()
+    assert "rendezvous_host" in command
+    assert SECRET not in command
+
+
+def test_requests_that_mean_nothing_are_answered_by_an_error_and_the_host_lives(host):
+    connection = host.connection()
+    for what, values in [
+        ("nothing", {}),
+        ("read", {}),
+        ("meet", {"rank": "x"}),
+        ("wait", {"keys": 1, "seconds": 0}),
+        ("wait", {"keys": ["x"], "seconds": "y"}),
+        ("read", {"key": ["x"]}),
+    ]:
+        with pytest.raises(Exception, match="not understood"):
+            connection.ask(what, **values)
+    ask_promptly(host)

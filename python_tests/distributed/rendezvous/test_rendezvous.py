@@ -1,0 +1,69 @@
+"""A worker's seat at the rendezvous: whom it meets, and with what reason it gives up."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts
+from cpr_ext.distributed.rendezvous import rendezvous
+from cpr_ext.distributed.rendezvous.host import Host
+from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
+from cpr_ext.distributed.rendezvous_host import listen
+from cpr_ext.errors import RendezvousError, UsageError
+
+SECRET = "of-the-tests-of-the-rendezvous-and-no-other"
+QUICK = TimeOuts(join_seconds=1.0, heartbeat_seconds=0.5)
+
+
+@pytest.fixture(scope="module")
+def place():
+    listener = listen("127.0.0.1", 0)
+    serving = Host(SECRET.encode()).serve(listener)
+    threading.Thread(target=asyncio.run, args=(serving,), daemon=True).start()
+    return listener.getsockname()
+
+
+def seat(place, rank, job, *, world_size=2, secret=SECRET, time_outs=QUICK):
+    return Rendezvous(Identity(rank, world_size, *place, job, secret=secret), time_outs)
+
+
+def test_workers_that_meet_share_the_store_of_their_round(place):
+    seats = [seat(place, rank, "meet", time_outs=TimeOuts()) for rank in range(2)]
+    for text in (b"first", b"second"):
+        with ThreadPoolExecutor() as pool:
+            one, other = pool.map(Rendezvous.join, seats)
+        assert not one.check(["key"])
+        one.set("key", text)
+        assert other.get("key") == text
+
+
+def test_who_waits_in_vain_names_the_missing_to_its_supervisor_too(place, tmp_path, monkeypatch):
+    alive = tmp_path / "alive"
+    alive.touch()
+    monkeypatch.setenv("CPR_ALIVE_FILE", str(alive))
+    waits = seat(place, 1, "vain", world_size=4)
+    with pytest.raises(RendezvousError, match=r"waited 1 s at .* for workers 0, 2, 3, which did"):
+        waits.join()
+    assert alive.read_text().startswith("worker 1 waited 1 s at 127.0.0.1:")
+    # It waits no more: the others do not meet it.
+    with pytest.raises(RendezvousError, match="for workers 1, 2, 3,"):
+        seat(place, 0, "vain", world_size=4).join()
+
+
+def test_a_worker_with_a_wrong_secret_gives_up_with_the_remedy(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_STRANGER_SECONDS", 0.3)
+    alive = tmp_path / "alive"
+    alive.touch()
+    monkeypatch.setenv("CPR_ALIVE_FILE", str(alive))
+    stranger = seat(place, 0, "wrong", secret="of-somebody-else-" * 3, time_outs=TimeOuts())
+    with pytest.raises(RendezvousError, match=r"refused this worker's secret; give .* the same"):
+        stranger.join()
+    assert "CPR_JOB_SECRET_FILE" in alive.read_text()
+    assert not stranger.all_noted(["anything"])
+
+
+def test_without_a_secret_there_is_no_seat(place):
+    with pytest.raises(UsageError, match="the job has no secret"):
+        seat(place, 0, "none", secret=None)

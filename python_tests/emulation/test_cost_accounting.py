@@ -1,0 +1,75 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext.emulation.cost_accounting import PlayedFailure, charge, running_pls
+from cpr_ext.emulation.strategies import Strategy
+from cpr_ext.policy import JobCosts
+
+COSTS = JobCosts(save_hours=0.1, load_hours=0.05, load_shard_hours=0.02, reschedule_hours=0.07)
+
+
+def failure(num_samples: int = 0, shards: tuple[int, ...] = (0,), lost: float = 0) -> PlayedFailure:
+    return PlayedFailure(
+        hour=0.0,
+        num_samples=num_samples,
+        shards=shards,
+        lost_computation_hours=lost,
+        rows_restored=0,
+        rows_stale=0,
+        recover_seconds=0.0,
+    )
+
+
+def test_full_recovery_pays_for_loading_everything_and_training_again() -> None:
+    overhead = charge(Strategy("full", 2.5), 20, [failure(lost=1.5), failure(lost=0.25)], COSTS)
+    assert overhead.save_hours == pytest.approx(2.0)
+    assert overhead.load_hours == pytest.approx(0.1)
+    assert overhead.lost_computation_hours == pytest.approx(1.75)
+    assert overhead.reschedule_hours == pytest.approx(0.14)
+    assert overhead.total_hours == pytest.approx(3.99)
+
+
+def test_partial_recovery_pays_once_for_shards_lost_together() -> None:
+    overhead = charge(Strategy("partial", 2.5), 20, [failure(shards=(0, 1, 2, 3))], COSTS)
+    assert overhead.load_hours == pytest.approx(0.02)
+    assert overhead.lost_computation_hours == 0
+    assert overhead.total_hours == pytest.approx(2.0 + 0.02 + 0.07)
+
+
+def test_a_save_of_an_eighth_of_the_rows_costs_an_eighth() -> None:
+    whole = charge(Strategy("cpr-vanilla", 40), 3, [], COSTS)
+    eighths = charge(Strategy("cpr-mfu", 40, 0.125), 24, [], COSTS)
+    assert whole.save_hours == pytest.approx(0.3)
+    assert eighths.total_hours == pytest.approx(whole.total_hours)
+
+
+def test_without_failures_and_saves_nothing_is_charged() -> None:
+    assert charge(Strategy("no-failure", float("inf")), 0, [], COSTS).total_hours == 0
+
+
+def test_pls_of_a_hand_worked_run() -> None:
+    failures = [failure(150, (0,)), failure(450, (1, 2)), failure(1000, (0,))]
+    # since the saves at 0, 400 and 800: 150, then 2 * 50, then 200 samples of 1000 * 4
+    expected = [150 / 4000, 250 / 4000, 450 / 4000]
+    assert running_pls(failures, [400, 800], 1000, 4) == pytest.approx(expected)
+
+
+@given(
+    moments=st.lists(st.integers(1, 1000), max_size=6).map(sorted),
+    saves=st.lists(st.integers(0, 1000), max_size=6),
+    shards=st.sets(st.integers(0, 7), min_size=1),
+)
+def test_pls_is_that_of_a_plain_replay(
+    moments: list[int], saves: list[int], shards: set[int]
+) -> None:
+    lost, expected = 0, []
+    for moment in moments:
+        last_save = 0
+        for sample in range(moment + 1):  # replay sample by sample
+            if sample in saves:
+                last_save = sample
+        lost += len(shards) * (moment - last_save)
+        expected.append(lost / (1000 * 8))
+    failures = [failure(moment, tuple(sorted(shards))) for moment in moments]
+    assert running_pls(failures, saves, 1000, 8) == pytest.approx(expected)

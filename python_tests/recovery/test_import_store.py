@@ -1,0 +1,254 @@
+"""A store of one shape, recovered into another."""
+
+import copy
+import shutil
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cpr_ext
+from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.recovery.import_store import TableTarget, transplant_rows
+from cpr_ext.recovery.restore import RecoveryReport
+from cpr_ext.state.table import shard_row_range
+from cpr_ext.storage.store_reader import StoreReader
+from python_tests.helpers import Trained, assert_same, copy_rows, flip, same_bits
+from python_tests.maintenance.stores import TABLES, recovered, trained_store
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """One run each, cut into 5 and into 8 shards."""
+    directory = tmp_path_factory.mktemp("stores")
+    for shards in (5, 8):
+        trained_store(directory / str(shards), num_shards=shards).checkpointer.close()
+    return {shards: directory / str(shards) for shards in (5, 8)}
+
+
+def contents(store):
+    return {p: p.read_bytes() for p in sorted(store.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize(("old", "new"), [(8, 5), (5, 8), (8, 1), (5, 5)])
+@pytest.mark.parametrize("mode", ["partial", "full"])
+def test_any_number_of_shards_recovers_into_any_other_bit_for_bit(stores, tmp_path, old, new, mode):
+    shutil.copytree(stores[old], tmp_path / "reference")
+    expected = recovered(tmp_path / "reference", num_shards=old, mode=mode)
+    before = contents(stores[old])
+    trained = Trained(tmp_path / "new", TABLES, num_shards=new, seed=5)
+    report = trained.checkpointer.recover(from_store=stores[old], mode=mode)
+    assert (report.step, report.num_samples) == (expected[0].step, expected[0].num_samples)
+    assert report.rows_restored == sum(rows for rows, _ in TABLES.values())
+    assert report.differences == []
+    assert_same(trained.rows(), expected[1])
+    assert_same(trained.state(), expected[2])
+    trained.checkpointer.close()
+    assert contents(stores[old]) == before
+
+
+def test_training_goes_on_in_the_new_store_as_it_would_have_in_the_old(stores, tmp_path):
+    shutil.copytree(stores[8], tmp_path / "old")
+    runs = []
+    for directory, shards, source in (("old", 8, None), ("new", 5, stores[8])):
+        trained = Trained(tmp_path / directory, TABLES, num_shards=shards, seed=5)
+        trained.checkpointer.recover(from_store=source)
+        trained.train(4)
+        trained.checkpointer.save("base")
+        trained.checkpointer.close()
+        runs.append(trained.state())
+    assert_same(*runs)
+    assert_same(recovered(tmp_path / "new", num_shards=5)[2], runs[1])
+
+
+def test_the_same_program_started_again_goes_on_from_its_own_store(stores, tmp_path):
+    for step in (13, 15):
+        trained = Trained(tmp_path / "new", TABLES, num_shards=5)
+        assert trained.checkpointer.recover(from_store=stores[8]).step == step
+        trained.train(2)
+        trained.checkpointer.save("base")
+        trained.checkpointer.close()
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_cut_of_rows_gets_these_rows_and_no_other(stores, tmp_path, data):
+    expected = recovered(_copy(stores[8]), num_shards=8)[1]
+    reader = StoreReader(stores[8])
+    trained = _Live()
+    before = copy_rows(trained.tables.values())
+    ranges = {}
+    for name, table in trained.tables.items():
+        cut = data.draw(st.tuples(*[st.integers(0, table.num_embeddings)] * 2))
+        if data.draw(st.booleans()):
+            ranges[name] = (min(cut), max(cut))
+    snapshot = reader.newest().snapshot
+    transplant_rows(reader, snapshot, _targets(trained), ranges, RecoveryReport())
+    for name, table in trained.tables.items():
+        begin, end = ranges.get(name, (0, 0))
+        weight = table.arrays()["weight"]
+        assert same_bits(weight[begin:end], expected[name]["weight"][begin:end])
+        assert same_bits(weight[:begin], before[name]["weight"][:begin])
+        assert same_bits(weight[end:], before[name]["weight"][end:])
+
+
+_COPIES = {}
+
+
+def _copy(store):
+    """What recovery needs: it removes what is newer, so it gets a copy."""
+    if store not in _COPIES:
+        _COPIES[store] = shutil.copytree(store, store.with_name(f"{store.name}-copy"))
+    return _COPIES[store]
+
+
+class _Live:
+    def __init__(self):
+        from cpr_ext.state.table import find_tables
+        from python_tests.helpers import build
+
+        self.model, self.optimizers = build(TABLES, seed=3)
+        self.tables = {t.name: t for t in find_tables(self.model, self.optimizers)}
+
+
+def _targets(live):
+    return {name: TableTarget(table) for name, table in live.tables.items()}
+
+
+def test_only_the_segments_and_chunks_whose_rows_are_needed_are_read(stores):
+    reader = StoreReader(stores[8])
+    snapshot = reader.newest().snapshot
+
+    def read(ranges):
+        report = RecoveryReport()
+        transplant_rows(reader, snapshot, _targets(_Live()), ranges, report)
+        return report
+
+    everything = read({f"tables.{name}": (0, rows) for name, (rows, _) in TABLES.items()})
+    one_of_five = read({"tables.big": shard_row_range(700, 1, 5)})
+    one_table = read({"tables.mid": (0, 90)})
+    assert one_of_five.segments_read < everything.segments_read / 2
+    assert one_of_five.bytes_read < everything.bytes_read / 2
+    assert one_table.bytes_read < everything.bytes_read * 0.7
+    # Every segment of every shard holds rows of big; a tenth of the rows touches at most two.
+    assert read({"tables.big": (0, 70)}).segments_read <= 2 * 5
+
+
+CHANGES = {
+    "added": ({**TABLES, "new": (10, 2)}, ["table 'tables.new' is not in the store"]),
+    "removed": ({"big": (700, 4), "mid": (90, 3)}, ["table 'tables.small' is not in the model"]),
+    "renamed": (
+        {"big": (700, 4), "middle": (90, 3), "small": (3, 2)},
+        ["table 'tables.mid' is not in the model", "table 'tables.middle' is not in the store"],
+    ),
+    "grown": ({**TABLES, "big": (900, 4)}, ["'tables.big' has num_embeddings 700, the model 900"]),
+    "shrunk": ({**TABLES, "big": (600, 4)}, ["'tables.big' has num_embeddings 700, the model 600"]),
+    "dim": ({**TABLES, "mid": (90, 5)}, ["'tables.mid' has embedding_dim 3, the model 5"]),
+}
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+def test_a_changed_model_is_refused_with_the_list_of_differences(stores, tmp_path, change):
+    tables, sentences = CHANGES[change]
+    trained = Trained(tmp_path / "new", tables, num_shards=5)
+    before = trained.state()
+    with pytest.raises(StoreError) as error:
+        trained.checkpointer.recover(from_store=stores[8])
+    assert all(sentence in str(error.value) for sentence in sentences)
+    assert_same(trained.state(), before)
+    trained.checkpointer.close()
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+def test_not_strict_takes_what_matches_and_leaves_the_rest(stores, tmp_path, change):
+    tables, sentences = CHANGES[change]
+    expected = recovered(_copy(stores[8]), num_shards=8)[1]
+    trained = Trained(tmp_path / "new", tables, num_shards=5)
+    before = trained.rows()
+    report = trained.checkpointer.recover(from_store=stores[8], strict=False)
+    assert report.step == 13
+    assert all(any(s in difference for difference in report.differences) for s in sentences)
+    after = trained.rows()
+    for name, (rows, dim) in tables.items():
+        old_rows, old_dim = TABLES.get(name, (0, 0))
+        key = f"tables.{name}"
+        taken = old_rows if dim == old_dim and rows >= old_rows else 0
+        if taken:
+            for array, values in after[key].items():
+                assert same_bits(values[:taken], expected[key][array][:taken])
+        assert same_bits(after[key]["weight"][taken:], before[key]["weight"][taken:])
+    trained.train(3)
+    trained.checkpointer.save()
+    trained.checkpointer.close()
+    again = Trained(tmp_path / "new", tables, num_shards=5, seed=9)
+    assert again.checkpointer.recover().step == 16
+    again.checkpointer.close()
+
+
+def test_another_dtype_and_another_dense_layer_are_listed_too(stores, tmp_path):
+    trained = Trained(tmp_path / "x", TABLES)
+    trained.checkpointer.close()
+    model, optimizers = trained.model.to(torch.float64), trained.optimizers
+    model.linear = torch.nn.Linear(4, 6)
+    optimizers = [optimizers[0], torch.optim.Adam(model.linear.parameters())]
+    with cpr_ext.Checkpointer(model, optimizers, tmp_path / "new") as ckpt:
+        with pytest.raises(StoreError) as error:
+            ckpt.recover(from_store=stores[5])
+    assert "'tables.big' has dtype torch.float32, the model torch.float64" in str(error.value)
+    assert "parameter 'linear.weight' has dtype torch.float32 and shape (2, 4)" in str(error.value)
+
+
+def test_damage_falls_back_to_the_older_state_and_is_reported(stores, tmp_path):
+    shutil.copytree(stores[8], tmp_path / "old")
+    reader = StoreReader(tmp_path / "old")
+    newest = reader.shards[2].segments[-1]
+    flip(reader.shards[2].path_of(newest), newest.header_bytes + 3)
+    trained = Trained(tmp_path / "new", TABLES, num_shards=5, seed=5)
+    report = trained.checkpointer.recover(from_store=tmp_path / "old")
+    assert [d.path.name for d in report.damaged_segments] == [newest.file]
+    # The row ids are what was damaged: which rows are older cannot be told, but how many at most.
+    assert report.rows_in_doubt == report.damaged_segments[0].num_rows
+    sound = Trained(tmp_path / "sound", TABLES, num_shards=5, seed=5)
+    unsaved = sound.checkpointer.recover(from_store=stores[8]).rows_stale
+    sound.checkpointer.close()
+    assert report.rows_stale == unsaved == 2  # changed since they were saved, whatever was damaged
+    expected = recovered(tmp_path / "old", num_shards=8)
+    assert_same(trained.rows(), expected[1])
+    trained.checkpointer.close()
+
+
+def test_a_store_of_another_shape_is_not_rewritten_and_the_error_says_what_to_do(stores):
+    before = contents(stores[8])
+    with pytest.raises(StoreError, match=r"it has 8 shards, not 5.*recover\(from_store="):
+        Trained(stores[8], TABLES, num_shards=5)
+    assert contents(stores[8]) == before
+
+
+def test_options_that_do_not_go_together_are_refused(stores, tmp_path):
+    trained = Trained(tmp_path / "new", TABLES)
+    with pytest.raises(UsageError, match="leave out"):
+        trained.checkpointer.recover(from_store=stores[8], shards=[0])
+    with pytest.raises(UsageError, match="needs from_store"):
+        trained.checkpointer.recover(strict=False)
+    with pytest.raises(StoreError, match="not a cpr_ext store"):
+        trained.checkpointer.recover(from_store=tmp_path / "nothing")
+    trained.checkpointer.close()
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one store", "a list of stores"])
+def test_a_store_with_nothing_of_the_model_is_refused_though_not_strict(tmp_path, many):
+    def checkpointer(model, name):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return cpr_ext.Checkpointer(model, optimizer, tmp_path / name)
+
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4), torch.nn.Linear(4, 1))
+    other = torch.nn.ModuleDict({"inner": copy.deepcopy(model)})
+    with checkpointer(other, "other") as saved:
+        saved.save("base").wait_until_done()
+    store = tmp_path / "other"
+    with checkpointer(model, "new") as new:
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        with pytest.raises(StoreError, match=r"have nothing in common.*Name a store of this model"):
+            new.recover(from_store=[store] if many else store, strict=False)
+        assert_same(dict(model.state_dict()), before)

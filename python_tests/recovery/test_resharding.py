@@ -1,0 +1,198 @@
+"""Tables in parts, cut anew: any cut of stores into any cut of a model, without TorchRec."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cpr_ext
+from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.errors import DamageError, StoreError, UsageError
+from cpr_ext.state.table import Table
+from cpr_ext.state.table_part import TablePart
+from cpr_ext.storage.retention import Retention
+
+ROWS, DIM = 40, 6
+OPTIMIZERS = {
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,  # makes its state at its first step
+    "rowwise_adagrad": RowWiseAdagrad,
+}
+
+
+class Holder(torch.nn.Module):
+    """Parts of table ``t`` as parameters, and a dense value."""
+
+    def __init__(self, parts, optimizer="adagrad", seed=None):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed or 0)
+        self.parts = torch.nn.ParameterList(
+            torch.zeros(p.shape) if seed is None else torch.randn(p.shape, generator=generator)
+            for p in parts
+        )
+        self.dense = torch.nn.Parameter(torch.full((2,), 0.0 if seed is None else float(seed)))
+        of_rows = OPTIMIZERS[optimizer](list(self.parts)) if parts else None
+        if of_rows is not None and seed is not None:
+            for part in self.parts:
+                part.grad = part.detach().sin()
+            of_rows.step()
+        self.tables = [
+            Table(part.name, weight, of_rows, part=part)
+            for part, weight in zip(parts, self.parts, strict=True)
+        ]
+
+    def checkpointer(self, directory, **options):
+        # Every process has the same dense part, whatever parts of the table it holds.
+        dense = torch.optim.SGD([self.dense], lr=0.1)
+        return cpr_ext.Checkpointer(self, dense, directory, tables=self.tables, **options)
+
+
+def bounds(draw, size):
+    inner = draw(st.lists(st.integers(1, size - 1), max_size=3, unique=True))
+    edges = [0, *sorted(inner), size]
+    return list(pairwise(edges))
+
+
+@st.composite
+def cuts(draw, columns=None):
+    """The table cut into a grid, its cells dealt to up to three processes."""
+    columns = columns or bounds(draw, DIM)
+    parts = [TablePart("t", r, c, ROWS, DIM) for r in bounds(draw, ROWS) for c in columns]
+    owners = [draw(st.integers(0, 2)) for _ in parts]
+    return [[p for p, owner in zip(parts, owners, strict=True) if owner == n] for n in range(3)]
+
+
+def whole(holders, name):
+    """The table laid together; state by row once per column."""
+    table = torch.full((ROWS, DIM), float("nan"))
+    for holder in holders:
+        for live in holder.tables:
+            array = live.arrays()[name]
+            values = array if array.dim() == 2 else array[:, None].expand(live.part.shape)
+            table[slice(*live.part.rows), slice(*live.part.columns)] = values
+    return table
+
+
+def saved(directory, cut, optimizer, **options):
+    holders = []
+    for number, parts in enumerate(cut):
+        holder = Holder(parts, optimizer, seed=number + 1)
+        with holder.checkpointer(directory / str(number), **options) as checkpointer:
+            for _ in range(number + 1):  # each is at another step
+                checkpointer.step()
+            checkpointer.save("base").wait_until_done()
+        holders.append(holder)
+    return holders, [directory / str(number) for number in range(len(cut))]
+
+
+@given(data=st.data())
+@settings(max_examples=15)
+def test_any_cut_is_taken_into_any_other_bit_for_bit(tmp_path_factory, data):
+    directory = tmp_path_factory.mktemp("cuts")
+    optimizer = data.draw(st.sampled_from(sorted(OPTIMIZERS)))
+    old = data.draw(cuts())
+    # State by row keeps its bits only where the columns are cut alike.
+    alike = sorted({p.columns for parts in old for p in parts})
+    new = data.draw(cuts(alike if optimizer == "rowwise_adagrad" else None))
+    holders, stores = saved(directory, old, optimizer, num_shards=data.draw(st.integers(1, 3)))
+    live = []
+    for number, parts in enumerate(new):
+        holder = Holder(parts, optimizer)
+        with holder.checkpointer(directory / f"new-{number}") as checkpointer:
+            report = checkpointer.recover(from_store=data.draw(st.permutations(stores)))
+            assert report.differences == []
+            assert report.step == 3  # where the newest dense part is
+            assert torch.equal(holder.dense, holders[2].dense)
+        live.append(holder)
+    names = {tuple(table.array_names()) for holder in holders for table in holder.tables}
+    assert names == {tuple(table.array_names()) for holder in live for table in holder.tables}
+    assert [len(of_table) for of_table in names] == [3 if optimizer == "adam" else 2]
+    for name in next(iter(names)):
+        assert torch.equal(whole(live, name), whole(holders, name))
+
+
+@given(data=st.data())
+@settings(max_examples=15)
+def test_a_part_that_no_store_holds_is_missed_and_nothing_is_changed(tmp_path_factory, data):
+    directory = tmp_path_factory.mktemp("cuts")
+    old = data.draw(cuts())
+    _, stores = saved(directory, old, "adagrad")
+    lost = data.draw(st.integers(0, 2))
+    holder = Holder([TablePart("t", (0, ROWS), (0, DIM), ROWS, DIM)])
+    with holder.checkpointer(directory / "new") as checkpointer:
+        left = [store for number, store in enumerate(stores) if number != lost]
+        if not old[lost]:
+            checkpointer.recover(from_store=left)
+            return
+        with pytest.raises(StoreError, match="is not, or not as a whole, in the stores"):
+            checkpointer.recover(from_store=left)
+        assert not holder.parts[0].any()
+        report = checkpointer.recover(from_store=left, strict=False)
+        assert len(report.differences) >= 1
+        for part in old[lost]:
+            assert not holder.parts[0][slice(*part.rows), slice(*part.columns)].any()
+
+
+def halves():
+    return [[TablePart("t", rows, (0, DIM), ROWS, DIM)] for rows in ((0, 10), (10, ROWS))]
+
+
+def test_full_recovery_goes_back_to_the_newest_step_that_all_have(tmp_path):
+    holders, stores = [], []
+    for number, parts in enumerate(halves()):
+        holder = Holder(parts, seed=number + 1)
+        directory = tmp_path / str(number)
+        retention = Retention(full_recovery_points=4)
+        with holder.checkpointer(directory, retention=retention) as checkpointer:
+            for step in range(1, 4 + number):
+                with torch.no_grad():
+                    holder.parts[0].fill_(10 * number + step)
+                checkpointer.step()
+                if step != 2:
+                    checkpointer.save("base").wait_until_done()
+        holders.append(holder)
+        stores.append(directory)
+    holder = Holder([TablePart("t", (0, ROWS), (0, DIM), ROWS, DIM)])
+    with holder.checkpointer(tmp_path / "new") as checkpointer:
+        report = checkpointer.recover(from_store=stores, mode="full")
+        assert report.step == 3
+        assert (holder.parts[0][:10] == 3).all()
+        assert (holder.parts[0][10:] == 13).all()
+
+
+def test_without_a_step_in_common_full_recovery_is_refused(tmp_path):
+    _, stores = saved(tmp_path, halves(), "adagrad")  # after one step, and after two
+    holder = Holder([TablePart("t", (0, ROWS), (0, DIM), ROWS, DIM)])
+    with holder.checkpointer(tmp_path / "new") as checkpointer:
+        with pytest.raises(StoreError, match="no step at which every one of them"):
+            checkpointer.recover(from_store=stores, mode="full")
+
+
+def test_damage_falls_back_or_raises_as_asked(tmp_path):
+    _, stores = saved(tmp_path, halves(), "adagrad")
+    (segment,) = sorted((stores[1] / "shard-00000").glob("*-base.safetensors"))[-1:]
+    content = bytearray(segment.read_bytes())
+    content[-1] ^= 1
+    segment.write_bytes(content)
+    holder = Holder([TablePart("t", (0, ROWS), (0, DIM), ROWS, DIM)])
+    with holder.checkpointer(tmp_path / "new") as checkpointer:
+        with pytest.raises(DamageError):
+            checkpointer.recover(from_store=stores, on_damage="raise")
+        assert not holder.parts[0].any()
+        report = checkpointer.recover(from_store=stores)
+        assert [damaged.path for damaged in report.damaged_segments] == [segment]
+
+
+def test_no_stores_at_all_are_refused(tmp_path):
+    holder = Holder([TablePart("t", (0, ROWS), (0, DIM), ROWS, DIM)])
+    with holder.checkpointer(tmp_path / "new") as checkpointer:
+        with pytest.raises(UsageError, match="empty list"):
+            checkpointer.recover(from_store=[])
+
+
+def test_a_part_of_another_shape_than_its_weight_is_refused():
+    part = TablePart("t", (0, 2), (0, DIM), ROWS, DIM)
+    with pytest.raises(UsageError, match="has shape"):
+        Table("t", torch.zeros(3, DIM), part=part)

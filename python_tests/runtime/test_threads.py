@@ -1,0 +1,216 @@
+"""A program that ends without close(): it ends well, whatever the library's threads are at."""
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import cpr_ext
+from cpr_ext.errors import SnapshotFailedWarning, StoreError
+from python_tests.helpers import Trained, build, run_python
+
+
+def run_to_end(code, *arguments):
+    """Run ``code`` in a process of its own, however it ends."""
+    here = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r})\n"
+    command = [sys.executable, "-c", here + code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd="/")
+
+
+PROGRAM = """
+import sys, tempfile
+import torch
+from torch import nn
+import cpr_ext
+
+torch.set_num_threads(1)
+model = nn.EmbeddingBag(300_000, 16, sparse=True)
+optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+options = {
+    "capture": {"overlap": "always", "consistency": "step"},
+    "commit": {"overlap": "never", "consistency": "step"},
+    "compact": {"overlap": "never", "consistency": "step", "compact_after": 0.01},
+}[sys.argv[1]]
+checkpointer = cpr_ext.Checkpointer(
+    model, optimizer, sys.argv[2], schedule=cpr_ext.EverySteps(1), when_busy="wait",
+    priority=cpr_ext.AllRows(), **options,
+)
+for _ in range(4):
+    model(torch.randint(0, 300_000, (64, 4))).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    checkpointer.step()
+print(checkpointer._saver.in_flight.state)
+"""
+
+
+@pytest.mark.parametrize("at", ["capture", "commit", "compact"])
+def test_a_program_ends_well_that_does_not_close(tmp_path, at):
+    for attempt in range(2):
+        assert run_python(PROGRAM, at, tmp_path / f"store{attempt}").strip() in (
+            "capturing",
+            "captured",
+            "committed",
+        )
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+import torch
+from cpr_ext.storage.commit_thread import Committer
+
+torch.set_num_threads(1)
+
+class Busy(Committer):
+    def close(self, timeout_seconds=None):
+        # From here on somebody presses Ctrl-C again and again.
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        if sys.argv[1] == "first":
+            os.kill(os.getpid(), signal.SIGINT)
+        super().close(timeout_seconds)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+def work():  # inside native code nearly all the time
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        torch.ones(300, 300) @ torch.ones(300, 300)
+    os.write(1, b"done")
+
+committer = Busy()
+committer.call(work)
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+def test_ctrl_c_while_threads_are_being_ended_does_not_abort(when):
+    done = run_to_end(INTERRUPTED, when)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "done"), done.stderr
+    assert "terminate called" not in done.stderr
+
+
+TWICE = """
+import os, signal, sys
+import torch
+import cpr_ext
+
+torch.set_num_threads(1)
+model = torch.nn.EmbeddingBag(400_000, 16, sparse=True)
+optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+with cpr_ext.Checkpointer(
+    model, optimizer, sys.argv[1], schedule=cpr_ext.EverySteps(1), priority=cpr_ext.AllRows(),
+    overlap=sys.argv[2], consistency="step", compact_after=0.01,
+) as ckpt:
+    ckpt.save("base").wait_until_done()
+    for step in range(1000):
+        if step == 3:
+            again = f"sleep {sys.argv[3]}; kill -INT {os.getpid()}"
+            os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", again)
+            os.kill(os.getpid(), signal.SIGINT)
+        model(torch.randint(0, 400_000, (64, 4))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ckpt.step()
+"""
+
+
+@pytest.mark.parametrize("overlap", ["always", "never"])
+@pytest.mark.parametrize("seconds", [0.002, 0.02])
+def test_a_program_that_is_interrupted_twice_ends_as_one_that_is_interrupted(
+    tmp_path, overlap, seconds
+):
+    for number in range(3):
+        done = run_to_end(TWICE, tmp_path / f"store-{number}", overlap, seconds)
+        # Two interrupts at one moment can break Python's own threading.Condition; nothing is left.
+        if "release unlocked lock" not in done.stderr:
+            break
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+
+
+def test_an_interrupted_close_keeps_the_lock_and_is_done_by_the_next(tmp_path, monkeypatch):
+    others = set(threading.enumerate())  # of tests before this one
+    run = Trained(tmp_path / "store", compact_after=0.01)
+    run.train(2)
+    join = threading.Thread.join
+
+    def interrupt(thread, timeout=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.checkpointer.close()
+    with pytest.raises(StoreError, match="is being written by this same process"):
+        Trained(tmp_path / "store")
+    monkeypatch.setattr(threading.Thread, "join", join)
+    run.checkpointer.close()
+    left = set(threading.enumerate()) - others
+    assert not [thread.name for thread in left if thread.name.startswith("cpr_ext")]
+    Trained(tmp_path / "store").checkpointer.close()
+
+
+@pytest.mark.parametrize("overlap", ["always", "never"])
+def test_training_goes_on_when_the_system_has_no_threads_left(tmp_path, monkeypatch, overlap):
+    run = Trained(
+        tmp_path / "store", schedule=cpr_ext.EverySteps(2), overlap=overlap, compact_after=0.01
+    )
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    run.train(8)
+    run.checkpointer.wait()
+    assert run.checkpointer.metrics.failed_snapshots == 0
+    run.checkpointer.close()
+    monkeypatch.undo()
+    again = Trained(tmp_path / "store", overlap=overlap)
+    assert again.checkpointer.recover().step > 0
+    again.checkpointer.close()
+
+
+@pytest.mark.parametrize("overlap", ["always", "never"])
+def test_no_memory_costs_the_snapshot_and_not_the_training(tmp_path, monkeypatch, overlap):
+    run = Trained(tmp_path / "store", schedule=cpr_ext.EverySteps(2), overlap=overlap)
+    run.train(1)
+    run.checkpointer.wait()
+
+    def refuse(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("cpr_ext.saving.snapshot.SegmentCapture", refuse)
+    with pytest.warns(SnapshotFailedWarning):
+        run.train(6)
+    monkeypatch.undo()
+    run.train(4)
+    run.checkpointer.wait()
+    run.checkpointer.close()  # later snapshots were committed
+    again = Trained(tmp_path / "store", overlap=overlap)
+    assert again.checkpointer.recover().step > 7
+    again.checkpointer.close()
+
+
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_a_checkpointer_that_cannot_have_its_threads_leaves_nothing_behind(
+    tmp_path, monkeypatch, which
+):
+    start, started = threading.Thread.start, []
+
+    def refuse_one(thread):
+        started.append(thread)
+        if len(started) == which:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_one)
+    model, optimizers = build({"a": (50, 4)})
+    options = {"overlap": "always", "compact_after": 0.01}
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        cpr_ext.Checkpointer(model, optimizers, tmp_path / "store", **options)
+    monkeypatch.undo()
+    assert not model.tables["a"]._forward_pre_hooks
+    cpr_ext.Checkpointer(model, optimizers, tmp_path / "store", **options).close()

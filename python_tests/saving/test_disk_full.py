@@ -1,0 +1,156 @@
+"""A really full disk: a file system of a few megabytes, filled up while training goes on."""
+
+import errno
+import os
+import subprocess
+import warnings
+
+import pytest
+
+import cpr_ext
+from cpr_ext.errors import SnapshotFailedWarning
+from cpr_ext.maintenance import verify
+from cpr_ext.storage.retention import Retention
+from python_tests.helpers import Trained, assert_same
+
+TABLES = {"big": (6000, 8)}  # 375 kB with its optimizer state
+SIZE_BYTES = 4 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A mounted tmpfs of 4 MB."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "tmpfs", str(tmp_path)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount command")
+    if done.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def fill(disk, leave_bytes=0):
+    """Take all space but ``leave_bytes``."""
+    free = os.statvfs(disk)
+    size = free.f_bavail * free.f_frsize - leave_bytes
+    with (disk / "filler").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def run(directory, **options):
+    trained = Trained(
+        directory,
+        TABLES,
+        num_shards=2,
+        slot_bytes=64 << 10,
+        lookups=200,
+        schedule=cpr_ext.EverySteps(10**9),
+        **options,
+    )
+    trained.checkpointer.recover()
+    return trained
+
+
+def save(trained, kind="partial"):
+    """True if it was committed."""
+    snapshot = trained.checkpointer.save(kind)
+    snapshot.wait_until_done(30)
+    trained.checkpointer._saver.settle(warn=False)
+    if snapshot.error is not None:
+        assert isinstance(snapshot.error, OSError)
+        assert snapshot.error.errno == errno.ENOSPC
+    return snapshot.error is None
+
+
+def rows_in(directory):
+    other = run(directory)
+    rows = other.rows()
+    step = other.checkpointer.step_count
+    other.die()
+    return step, rows
+
+
+@pytest.mark.parametrize("left_bytes", [0, 40_000, 200_000])
+def test_training_finishes_on_a_full_disk_and_nothing_committed_is_lost(small_disk, left_bytes):
+    trained = run(small_disk / "store", priority=cpr_ext.AllRows())
+    trained.train(1)
+    trained.checkpointer.wait()
+    trained.train(5)
+    assert save(trained)
+    committed = trained.checkpointer.step_count, trained.rows()
+    fill(small_disk, left_bytes)
+    trained.train(5)
+    assert not save(trained, "base")
+    trained.train(5)  # training goes on
+    assert verify(small_disk / "store").is_sound
+    (small_disk / "filler").unlink()
+    assert save(trained)  # only changed rows: those of the failed snapshot are among them
+    expected = trained.checkpointer.step_count, trained.rows()
+    assert trained.checkpointer.metrics.failed_snapshots == 1
+    trained.checkpointer.close()
+    step, rows = rows_in(small_disk / "store")
+    assert step == expected[0] > committed[0]
+    assert_same(rows, expected[1])
+    assert verify(small_disk / "store").left_overs == []
+
+
+def test_the_failure_is_told_at_the_next_step(small_disk):
+    trained = run(small_disk / "store")
+    trained.train(1)
+    trained.checkpointer.wait()
+    fill(small_disk)
+    trained.checkpointer.save("base").wait_until_done(30)
+    with pytest.warns(SnapshotFailedWarning, match="No space left"):
+        trained.train(1)
+    (small_disk / "filler").unlink()
+    trained.die()
+
+
+def with_history(directory, **options):
+    """A run with full-recovery points on three bases."""
+    retention = Retention(full_recovery_points=5, **options)
+    trained = run(directory, consistency="step", retention=retention)
+    trained.train(1)
+    trained.checkpointer.wait()
+    for _ in range(2):
+        trained.train(3)
+        assert save(trained, "base")
+    trained.train(3)
+    return trained
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_history_gives_way_to_the_next_snapshot_if_that_is_allowed(small_disk, allowed):
+    trained = with_history(small_disk / "store", release_when_full=allowed)
+    assert len(trained.store.dense.segments) == 3
+    fill(small_disk, 100_000)  # the next base has no room, unless two old ones go
+    assert not save(trained, "base")
+    assert save(trained, "base") is allowed
+    assert len(trained.store.dense.segments) == (2 if allowed else 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trained.die()
+    assert verify(small_disk / "store").is_sound
+
+
+def test_compaction_without_room_is_reported_and_leaves_everything(small_disk):
+    trained = run(
+        small_disk / "store", compact_after=0.01, retention=Retention(full_recovery_points=0)
+    )
+    trained.train(1)
+    trained.checkpointer.wait()
+    trained.train(3)
+    fill(small_disk, 180_000)
+    assert save(trained)  # a partial snapshot has room, a merged base has not
+    assert trained.checkpointer._saver._compactor.wait(30)
+    with pytest.warns(SnapshotFailedWarning, match=r"compaction failed.*No space left"):
+        trained.train(1)
+    assert verify(small_disk / "store").is_sound
+    (small_disk / "filler").unlink()
+    assert save(trained)
+    assert trained.checkpointer._saver._compactor.wait(30)
+    trained.train(1)
+    assert trained.checkpointer.metrics.compactions > 0
+    trained.checkpointer.close()

@@ -1,0 +1,193 @@
+"""All that is not a table row, captured and put back bit for bit."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cpr_ext.errors import NanError, StoreError
+from cpr_ext.state.dense_state import DensePart, capture_dense, refuse_nan, restore_dense
+from cpr_ext.state.table import find_tables
+from python_tests.helpers import assert_same, clone, copy_state, differences
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd_momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1), foreach=False),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True),
+    "adadelta": lambda p: torch.optim.Adadelta(p),
+    "asgd": lambda p: torch.optim.ASGD(p),
+    "rprop": lambda p: torch.optim.Rprop(p),
+    "nadam": lambda p: torch.optim.NAdam(p),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=2),
+}
+
+
+class WithState(nn.Module):
+    """A module whose state_dict holds more than tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.vocabulary = {}
+
+    def get_extra_state(self):
+        return dict(self.vocabulary)
+
+    def set_extra_state(self, state):
+        self.vocabulary = dict(state)
+
+
+def make(optimizer="adam", seed=0, width=3):
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Linear(4, width), nn.BatchNorm1d(width), nn.PReLU(), nn.Linear(width, 1), WithState()
+    )
+    model.register_buffer("scalar", torch.tensor(seed + 1.5, dtype=torch.float64))
+    model.register_buffer("nothing", torch.empty(0, 3))
+    return model, OPTIMIZERS[optimizer](model.parameters())
+
+
+def step(model, optimizer, seed):
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model[3](model[2](model[1](model[0](x)))).square().mean() + 0 * torch.rand(())
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("target", ["fresh", "live"])
+def test_everything_comes_back_bit_for_bit_and_the_next_steps_are_the_same(name, target):
+    model, optimizer = make(name)
+    for seed in range(3):
+        step(model, optimizer, seed)
+    model[4].vocabulary = {"word": 3}
+    part = capture_dense(model, [optimizer], [], {"extra": 1})
+    before = clone(copy_state(model, [optimizer]))
+    step(model, optimizer, 3)
+    after = copy_state(model, [optimizer])
+    if target == "fresh":
+        model, optimizer = make(name, seed=7)
+    random.random(), np.random.rand(), torch.rand(1)  # noqa: NPY002
+    assert restore_dense(part, model, [optimizer], []) == {"extra": 1}
+    assert_same(copy_state(model, [optimizer]), before)
+    assert model[4].vocabulary == {"word": 3}
+    step(model, optimizer, 3)
+    assert_same(copy_state(model, [optimizer]), after)
+
+
+def test_a_capture_is_a_copy_that_later_steps_do_not_change():
+    model, optimizer = make()
+    step(model, optimizer, 0)
+    part = capture_dense(model, [optimizer], [], None)
+    before = {name: tensor.clone() for name, tensor in part.tensors.items()}
+    step(model, optimizer, 1)
+    assert_same(dict(part.tensors), before)
+
+
+def test_state_made_since_is_dropped_when_going_back():
+    model, optimizer = make("sgd_momentum")
+    part = capture_dense(model, [optimizer], [], None)
+    before = copy_state(model, [optimizer])
+    step(model, optimizer, 0)
+    restore_dense(part, model, [optimizer], [])
+    assert_same(copy_state(model, [optimizer]), before)
+
+
+def test_table_rows_and_their_states_are_not_in_the_dense_part():
+    table = nn.Embedding(50, 3)
+    model = nn.Sequential(table, nn.Linear(3, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    tables = find_tables(model, [optimizer])
+    part = capture_dense(model, [optimizer], tables, None)
+    assert not [name for name in part.tensors if part.tensors[name].shape[:1] == (50,)]
+    state = copy_state(model, [optimizer])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    restore_dense(part, model, [optimizer], tables)
+    assert differences(copy_state(model, [optimizer]), state) == ["/model/0.weight"]
+
+
+def test_parameters_keep_their_memory():
+    """Others hold references to it: compiled graphs, optimizers, the caller."""
+    model, optimizer = make()
+    step(model, optimizer, 0)
+    part = capture_dense(model, [optimizer], [], None)
+    addresses = [parameter.data_ptr() for parameter in model.parameters()]
+    restore_dense(part, model, [optimizer], [])
+    assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+
+
+def wider():
+    return make(width=4)
+
+
+def one_layer_less():
+    model = nn.Sequential(nn.Linear(4, 3))
+    return model, torch.optim.Adam(model.parameters())
+
+
+def another_optimizer():
+    return make("adagrad")
+
+
+def more_groups():
+    model, _ = make()
+    parameters = list(model.parameters())
+    return model, torch.optim.Adam([{"params": parameters[:2]}, {"params": parameters[2:]}])
+
+
+def another_dtype():
+    model, _ = make()
+    model = model.double()
+    return model, torch.optim.Adam(model.parameters(), amsgrad=True)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (wider, r"parameter '0.bias' has dtype torch.float32 and shape \(3,\) in the store, "),
+        (one_layer_less, "parameter '1.bias' is not in the model"),
+        (another_optimizer, r"optimizers .* \[\('Adam', 1, 7\)\], the run has \[\('Adagrad'"),
+        (more_groups, r"\('Adam', 1, 7\).*\('Adam', 2, 7\)"),
+        (another_dtype, "parameter '0.bias' has dtype torch.float32 .* torch.float64"),
+    ],
+)
+def test_another_model_or_optimizer_is_refused_and_nothing_changes(other, told):
+    model, optimizer = make()
+    step(model, optimizer, 0)
+    part = capture_dense(model, [optimizer], [], None)
+    model, optimizer = other()
+    before = copy_state(model, [optimizer])
+    with pytest.raises(StoreError, match=told):
+        restore_dense(part, model, [optimizer], [])
+    assert_same(copy_state(model, [optimizer]), before)
+
+
+def test_a_parameter_that_the_store_lacks_is_named():
+    model, optimizer = one_layer_less()
+    part = capture_dense(model, [optimizer], [], None)
+    model, optimizer = make()
+    with pytest.raises(StoreError, match=r"parameter '1\.bias' is not in the store"):
+        restore_dense(part, model, [optimizer], [])
+
+
+def test_nan_in_a_parameter_is_refused_and_elsewhere_it_is_not():
+    refuse_nan(DensePart(None, {"dense.extra.x": torch.tensor(float("nan"))}))
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        tensor = torch.zeros(3, 3, dtype=dtype)
+        refuse_nan(DensePart(None, {"dense.model.w": tensor}))
+        tensor[2, 2] = float("nan")
+        with pytest.raises(NanError, match="parameter 'w' holds NaN"):
+            refuse_nan(DensePart(None, {"dense.model.w": tensor}))

@@ -1,0 +1,161 @@
+"""What a table is: found in any module, with the state that belongs to its rows."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from cpr_ext.errors import UsageError
+from cpr_ext.state.table import (
+    Table,
+    find_tables,
+    prioritized_tables,
+    register_tables,
+    shard_row_range,
+)
+from python_tests.helpers import STILL_OPTIMIZERS, TABLE_OPTIMIZERS, build, make_indices, train_step
+
+
+def test_tables_are_found_by_module_name_in_order_with_their_optimizers():
+    model = nn.ModuleDict(
+        {
+            "users": nn.Embedding(10, 2),
+            "tower": nn.Sequential(nn.EmbeddingBag(5, 3), nn.Linear(3, 1)),
+        }
+    )
+    users = torch.optim.SGD(model["users"].parameters(), lr=0.1)
+    found = find_tables(model, [users])
+    assert [(t.name, t.num_embeddings, t.embedding_dim) for t in found] == [
+        ("users", 10, 2),
+        ("tower.0", 5, 3),
+    ]
+    assert found[0].optimizer is users
+    assert found[1].optimizer is None
+    assert find_tables(nn.Linear(2, 2)) == []
+
+
+def test_subclasses_of_embeddings_are_tables_too():
+    class Hashed(nn.EmbeddingBag):
+        pass
+
+    assert [table.name for table in find_tables(nn.ModuleList([Hashed(4, 2)]))] == ["0"]
+
+
+def test_a_bare_embedding_is_a_table_with_a_name():
+    assert [table.name for table in find_tables(nn.Embedding(4, 2))] == ["embedding"]
+
+
+def test_registered_tables_are_tensors_or_modules_by_name():
+    weight, module = nn.Parameter(torch.zeros(4, 2)), nn.Embedding(5, 2)
+    tables = register_tables({"w": weight, "m": module}, [])
+    assert [table.name for table in tables] == ["w", "m"]
+    assert tables[0].modules == []
+    assert tables[1].modules == [module]
+    with pytest.raises(UsageError, match="'x' is a list; needed: tensor or module"):
+        register_tables({"x": [1]}, [])
+
+
+@pytest.mark.parametrize(
+    ("weight", "told"),
+    [
+        (torch.zeros(0, 3), r"'t' has shape \(0, 3\)"),
+        (torch.zeros(3, 0), r"'t' has shape \(3, 0\)"),
+        (torch.zeros(3), r"'t' has shape \(3,\)"),
+        (torch.zeros(3, 4).T, "'t' is not contiguous"),
+        (torch.zeros(3, 4, dtype=torch.complex64), "dtype torch.complex64; can be stored: float64"),
+    ],
+)
+def test_a_weight_that_is_no_table_is_refused_with_what_is_wrong(weight, told):
+    with pytest.raises(UsageError, match=told):
+        Table("t", weight)
+
+
+def test_a_parameter_of_two_optimizers_is_refused():
+    model = nn.Embedding(4, 2)
+    twice = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    with pytest.raises(UsageError, match="updated by two optimizers"):
+        find_tables(model, twice)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "states"),
+    [
+        ("sgd", set()),
+        ("sgd_momentum", {"momentum_buffer"}),
+        ("adagrad", {"sum"}),
+        ("adam", {"exp_avg", "exp_avg_sq"}),
+        ("sparse_adam", {"exp_avg", "exp_avg_sq"}),
+        ("rowwise_adagrad", {"sum"}),
+    ],
+)
+def test_the_state_of_rows_is_found_and_step_counters_are_not_taken_for_it(optimizer, states):
+    model, optimizers = build({"one": (1, 2), "many": (30, 2)}, optimizer)
+    generator = torch.Generator().manual_seed(0)
+    train_step(model, optimizers, make_indices(model, generator, 5), generator)
+    for table in find_tables(model, optimizers):
+        assert set(table.row_states()) == states
+        assert set(table.arrays()) == {"weight", *states}
+        assert table.array_names() == sorted(table.arrays())
+        assert all(len(array) == table.num_embeddings for array in table.arrays().values())
+
+
+@pytest.mark.parametrize("optimizer", sorted(TABLE_OPTIMIZERS))
+def test_what_is_said_of_untouched_rows_is_what_the_optimizer_does(optimizer):
+    model, optimizers = build({"a": (200, 3)}, optimizer)
+    (table,) = find_tables(model, optimizers)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        train_step(model, optimizers, make_indices(model, generator, 50), generator)
+    before = {name: array.clone() for name, array in table.arrays().items()}
+    train_step(model, optimizers, {"a": torch.tensor([7])}, generator)
+    untouched = torch.arange(200) != 7
+    kept = all(
+        torch.equal(array[untouched], before[name][untouched])
+        for name, array in table.arrays().items()
+    )
+    assert kept == table.untouched_rows_keep_still() == (optimizer in STILL_OPTIMIZERS)
+
+
+def test_weight_decay_and_unknown_optimizers_are_taken_to_move_every_row():
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+    for make in (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), Own):
+        model = nn.Embedding(4, 2)
+        (table,) = find_tables(model, [make(model.parameters())])
+        assert not table.untouched_rows_keep_still()
+    (table,) = find_tables(nn.Embedding(4, 2))
+    assert table.untouched_rows_keep_still()
+
+
+@given(st.integers(1, 10_000), st.integers(1, 64))
+def test_shards_cut_a_table_into_ranges_that_meet_and_are_of_nearly_equal_size(rows, num_shards):
+    ranges = [shard_row_range(rows, shard, num_shards) for shard in range(num_shards)]
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == rows
+    assert all(left[1] == right[0] for left, right in pairwise(ranges))
+    sizes = [end - begin for begin, end in ranges]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=30))
+def test_the_prioritised_tables_are_the_fewest_largest_that_hold_99_percent(sizes):
+    tables = [_FakeTable(str(i), rows) for i, rows in enumerate(sizes)]
+    chosen = prioritized_tables(tables)
+    held = sum(table.num_embeddings for table in chosen)
+    assert held >= 0.99 * sum(sizes)
+    assert held - chosen[-1].num_embeddings < 0.99 * sum(sizes)
+    others = [table.num_embeddings for table in tables if table not in chosen]
+    assert not others or max(others) <= min(table.num_embeddings for table in chosen)
+
+
+class _FakeTable:
+    """A table without its memory."""
+
+    def __init__(self, name, num_embeddings):
+        self.name = name
+        self.num_embeddings = num_embeddings

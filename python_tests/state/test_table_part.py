@@ -1,0 +1,73 @@
+"""Parts of tables: their names, what two have in common, and how they are written down."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext.state.table_part import TablePart
+
+
+@st.composite
+def parts(draw, table="t", num_rows=6, dim=5):
+    begin, end = sorted(
+        draw(st.lists(st.integers(0, num_rows), min_size=2, max_size=2, unique=True))
+    )
+    left, right = sorted(draw(st.lists(st.integers(0, dim), min_size=2, max_size=2, unique=True)))
+    return TablePart(table, (begin, end), (left, right), num_rows, dim)
+
+
+def cells(part):
+    return {(row, column) for row in range(*part.rows) for column in range(*part.columns)}
+
+
+@given(first=parts(), second=parts())
+def test_an_overlap_holds_the_cells_that_both_hold(first, second):
+    common = first.overlap(second)
+    assert (cells(common) if common else set()) == cells(first) & cells(second)
+    assert common == second.overlap(first)
+
+
+@given(first=parts(), second=parts())
+def test_different_parts_have_different_names(first, second):
+    assert (first.name == second.name) == (first == second)
+    assert (first.name == "t") == first.is_whole
+
+
+@given(part=parts())
+def test_a_part_is_written_down_as_json_and_read_back(part):
+    assert TablePart.from_json(json.loads(json.dumps(part.to_json()))) == part
+
+
+def test_parts_of_different_tables_have_nothing_in_common():
+    whole = TablePart("a", (0, 4), (0, 2), 4, 2)
+    assert whole.overlap(TablePart("b", (0, 4), (0, 2), 4, 2)) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"), [((2, 2), (0, 1)), ((-1, 2), (0, 1)), ((0, 7), (0, 1)), ((0, 1), (4, 6))]
+)
+def test_a_range_outside_the_table_is_refused(rows, columns):
+    with pytest.raises(ValueError, match="is no part of table 't'"):
+        TablePart("t", rows, columns, 6, 5)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        None,
+        [],
+        {},
+        {"rows": [0, 2.0]},
+        {"rows": [0, True]},
+        {"rows": "02"},
+        {"columns": [0, 1, 2]},
+        {"num_embeddings": 2**60},
+    ],
+)
+def test_anything_else_is_no_part(broken):
+    good = TablePart("t", (0, 2), (0, 1), 6, 5).to_json()
+    value = good | broken if isinstance(broken, dict) and broken else broken
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        TablePart.from_json(value)

@@ -1,0 +1,63 @@
+"""Commits that failed after the rename: on disk or not, nobody knows until the next sync."""
+
+import pytest
+
+import cpr_ext
+from cpr_ext.errors import StorageError
+from cpr_ext.storage import checksummed_json, filesystem
+from cpr_ext.storage.manifest import Manifest
+from python_tests.helpers import Trained
+
+OPTIONS = {
+    "num_shards": 2,
+    "priority": cpr_ext.AllRows(),
+    "consistency": "step",
+    "schedule": cpr_ext.EverySteps(1000),
+}
+
+
+def save(run):
+    run.train(1)
+    run.checkpointer.save("base")
+    run.checkpointer.wait()
+
+
+def test_going_back_takes_a_commit_in_doubt_back_too(tmp_path, monkeypatch):
+    run = Trained(tmp_path, **OPTIONS)
+    save(run)
+    kept = run.checkpointer.store.dense.segments
+    run.train(1)
+    sync = checksummed_json.sync_directory
+
+    def refuse_dense(directory):
+        if directory.name == "dense":
+            raise StorageError(5, "cannot sync", str(directory))
+        sync(directory)
+
+    monkeypatch.setattr(checksummed_json, "sync_directory", refuse_dense)
+    run.checkpointer.save("base")
+    with pytest.raises(cpr_ext.errors.SnapshotError):
+        run.checkpointer.wait()
+    assert run.store.dense.is_in_doubt
+    assert Manifest(run.store.dense.directory).segments != kept  # it is there
+    monkeypatch.undo()
+    run.checkpointer.recover(mode="full")
+    assert Manifest(run.store.dense.directory).segments == kept
+    assert not run.store.dense.is_in_doubt
+    run.die()
+
+
+def test_what_is_read_at_opening_is_made_durable_first(tmp_path, monkeypatch):
+    """Its writer may have been killed between the rename and the sync of the directory."""
+    run = Trained(tmp_path, **OPTIONS)
+    save(run)
+    run.die()
+    synced = []
+    sync = filesystem.sync_directory
+    monkeypatch.setattr(
+        "cpr_ext.storage.store.sync_directory", lambda path: (synced.append(path.name), sync(path))
+    )
+    again = Trained(tmp_path, **OPTIONS)
+    assert synced == [tmp_path.name, "dense", "shard-00000", "shard-00001"]
+    again.checkpointer.recover()
+    again.checkpointer.close()

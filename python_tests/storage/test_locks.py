@@ -1,0 +1,229 @@
+"""Two writers of one store: one wins, whatever the order of their calls."""
+
+import errno
+import fcntl
+import os
+import random
+import re
+import threading
+from itertools import product
+
+import pytest
+import torch
+
+from cpr_ext.errors import CprError, DamageError, StorageError, StoreError
+from cpr_ext.state.table import Table
+from cpr_ext.storage import locks
+from cpr_ext.storage.file_names import segment_name
+from cpr_ext.storage.locks import DirectoryLock
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.store import Store
+from python_tests.helpers import run_python
+
+CALLS = [
+    *((os, name) for name in ("open", "mkdir", "fsync", "replace", "unlink", "listdir", "close")),
+    *((os, name) for name in ("stat", "lstat", "fstat", "pread", "pwrite", "ftruncate")),
+    (fcntl, "flock"),
+]
+MODELS = {"first": (10, 2), "second": (7, 3)}
+
+
+class Writer:
+    """Opens a store on a thread that stops before each call of the system."""
+
+    def __init__(self, name, directory):
+        self.name = name
+        self.num_calls = 0
+        self.store = None
+        self.error = None
+        self._is_free = False
+        self._stopped = threading.Semaphore(0)  # before a call, or at the end
+        self._may_go = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._open, args=(directory,))
+        self._thread.start()
+        self._stopped.acquire()
+
+    def tables(self):
+        return [Table(self.name, torch.zeros(MODELS[self.name]))]
+
+    def _open(self, directory):
+        current.writer = self
+        try:
+            self.store = Store(directory, tables=self.tables(), num_shards=1)
+        except CprError as error:
+            self.error = error
+        finally:
+            self._is_free = True
+            self._stopped.release()
+
+    def before_call(self):
+        if not self._is_free:
+            self._stopped.release()
+            self._may_go.acquire()
+            self.num_calls += 1
+
+    def go(self, num_calls):
+        for _ in range(num_calls):
+            if self._is_free:
+                return
+            self._may_go.release()
+            self._stopped.acquire()
+
+    def finish(self):
+        self.go(10_000)
+        self._thread.join()
+
+
+current = threading.local()
+
+
+@pytest.fixture
+def _in_steps(monkeypatch):
+    """Calls of a Writer's thread wait until they are asked for; nothing needs to be durable."""
+    monkeypatch.setattr(locks, "_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(locks.gc, "collect", lambda: 0)
+    for module, name in CALLS:
+        real = (lambda descriptor: None) if name == "fsync" else getattr(module, name)
+
+        def call(*arguments, _real=real, **options):
+            if (writer := getattr(current, "writer", None)) is not None:
+                writer.before_call()
+            return _real(*arguments, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+
+def dense_record():
+    return SegmentRecord(segment_name(1, "dense"), "dense", 1, 1, 1, 1, 8192, 4096, 0)
+
+
+def race(directory, first_calls, second_calls):
+    """The first makes so many calls, then the second so many, then both come to their end.
+
+    Returns the number of calls that each has made.
+    """
+    first = Writer("first", directory)
+    first.go(first_calls)
+    second = Writer("second", directory)
+    second.go(second_calls)
+    first.finish()
+    second.finish()
+    at = f"after {first_calls} and {second_calls} calls"
+    [winner] = [writer for writer in (first, second) if writer.store is not None] or [None]
+    assert winner is not None, f"{at} both lost: {first.error}; {second.error}"
+    loser = second if winner is first else first
+    assert type(loser.error) is StoreError, at
+    assert re.search(
+        r"is being written by (this same process \d|another process)", str(loser.error)
+    ), at
+    winner.store.add_dense(dense_record())  # acknowledged
+    winner.store.close()
+    again = Store(directory, tables=winner.tables(), num_shards=1)
+    assert again.last_snapshot == 1, at
+    again.close()
+    return first.num_calls, second.num_calls
+
+
+@pytest.mark.usefixtures("_in_steps")
+def test_one_of_two_writers_wins_whichever_call_the_other_interrupts(tmp_path):
+    num_calls, _ = race(tmp_path / "alone", 10_000, 10_000)
+    assert num_calls > 50
+    for calls in range(num_calls + 1):
+        race(tmp_path / f"{calls}", calls, 10_000)
+    draws = random.Random(16)
+    for draw in range(100):
+        race(tmp_path / f"draw-{draw}", draws.randrange(num_calls), draws.randrange(num_calls))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_in_steps")
+def test_one_of_two_writers_wins_at_every_two_interruptions(tmp_path):
+    num_calls, _ = race(tmp_path / "alone", 10_000, 10_000)
+    for first, second in product(range(num_calls + 1), repeat=2):
+        race(tmp_path / f"{first}-{second}", first, second)
+
+
+# --- what a lock is ---
+
+
+def test_a_lock_that_this_process_has_is_told_apart_from_that_of_another(tmp_path):
+    lock = DirectoryLock(tmp_path)
+    told = rf"'{re.escape(str(tmp_path))}' is being written by this same process {os.getpid()}, by "
+    with pytest.raises(StoreError, match=told + r"another Checkpointer; close\(\) that one first"):
+        DirectoryLock(tmp_path)
+    lock.close()
+    lock.close()
+    DirectoryLock(tmp_path).close()
+
+
+def test_a_lock_whose_holder_cannot_be_seen_names_no_living_process(tmp_path):
+    with (tmp_path / "LOCK").open("w") as file:
+        file.write("99999999\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match="or one that it has started: no process here has"):
+            DirectoryLock(tmp_path)
+        for text in ("", "\x1b[31m"):
+            file.truncate(0)
+            file.seek(0)
+            file.write(text)
+            file.flush()
+            with pytest.raises(StoreError, match="another process, which has not said yet"):
+                DirectoryLock(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["", "dense"])
+def test_a_lock_that_is_a_link_changes_no_other_file(tmp_path, place):
+    outside = tmp_path / "outside"
+    outside.write_text("years of work")
+    store = tmp_path / "store"
+    Store(store, tables=[Table("a", torch.zeros(3, 2))], num_shards=1).close()
+    for link in (os.link, os.symlink):
+        (store / place / "LOCK").unlink()
+        link(outside, store / place / "LOCK")
+        with pytest.raises(DamageError, match="LOCK"):
+            Store(store, tables=[Table("a", torch.zeros(3, 2))], num_shards=1)
+        assert outside.read_text() == "years of work"
+    (store / place / "LOCK").unlink()
+    Store(store, tables=[Table("a", torch.zeros(3, 2))], num_shards=1).close()
+
+
+def test_locks_are_given_back_though_closing_them_fails(tmp_path, monkeypatch):
+    store = Store(tmp_path, tables=[Table("a", torch.zeros(3, 2))], num_shards=2)
+    close = os.close
+
+    def close_and_fail(descriptor):  # as Linux does it: the descriptor is free
+        close(descriptor)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "close", close_and_fail)
+    with pytest.raises(StorageError, match=r"cannot close .*LOCK.*Input/output error") as refusal:
+        store.close()
+    assert refusal.value.errno == errno.EIO
+    monkeypatch.undo()
+    store.close()
+    Store(tmp_path, tables=[Table("a", torch.zeros(3, 2))], num_shards=2).close()
+
+
+def test_a_deleted_checkpointer_gives_its_lock_back(tmp_path):
+    """As in a notebook, whose cell is run again."""
+    told = run_python(
+        """
+import gc, sys, torch, cpr_ext
+gc.disable()  # it comes when it likes
+model = torch.nn.EmbeddingBag(100, 4, sparse=True)
+optimizer = torch.optim.Adagrad(model.parameters())
+for cell in range(3):
+    ckpt = cpr_ext.Checkpointer(model, optimizer, sys.argv[1], schedule=cpr_ext.EverySteps(1),
+                                compact_after=0.01)
+    print(ckpt.recover().step)
+    for _ in range(2):
+        model(torch.arange(8).reshape(2, 4)).sum().backward()
+        optimizer.step()
+        ckpt.step()
+        ckpt.wait()
+    del ckpt
+""",
+        tmp_path,
+    )
+    assert told.split() == ["0", "2", "4"]

@@ -1,0 +1,359 @@
+"""A segment is a safetensors file that holds what was saved, laid out for direct I/O."""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import numpy as safetensors_numpy
+from safetensors import safe_open
+from safetensors import torch as safetensors_torch
+
+from cpr_ext._native import native
+from cpr_ext.dtypes import DTYPE_NAMES
+from cpr_ext.errors import DamageError, StoreError, UsageError
+from cpr_ext.saving.segment_capture import SegmentCapture, Source, WriteOptions
+from cpr_ext.storage.manifest import Manifest
+from cpr_ext.storage.segment_format import (
+    ALIGNMENT,
+    Committed,
+    SegmentLayout,
+    TableSpec,
+    array_specs,
+    native_table,
+)
+from cpr_ext.storage.segment_header import read_segment
+from python_tests.helpers import read_chunks, same_bits
+
+BLOCK = 4096
+
+
+def random_tensor(shape, dtype, seed=0):
+    """Any bits, NaN included; bool holds 0 and 1 only."""
+    size = math.prod(shape) * dtype.itemsize
+    data = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+    if dtype == torch.bool:
+        data &= 1
+    return torch.from_numpy(data).view(dtype).reshape(shape)
+
+
+def write(directory, sources, *, slot_bytes=64 << 10, direct_io=True, step=7, kind="base"):
+    """Write a segment as a snapshot does; returns its path and its record."""
+    manifest = Manifest(Path(directory))
+    pipeline = native.SnapshotPipeline(num_slots=2, slot_bytes=slot_bytes)
+    capture = SegmentCapture(
+        pipeline,
+        manifest,
+        snapshot=1,
+        kind=kind,
+        sources=sources,
+        metadata={"shard": 0},
+        options=WriteOptions(direct_io, refuse_nan=False),
+    )
+    while capture.is_capturing:
+        capture.capture(step, max_bytes=0, wait_for_slot=True)
+    record = capture.finish(num_samples=70)
+    return manifest.path_of(record), record
+
+
+def source(name, arrays, *, begin=None, row_ids=None):
+    """Rows [begin, ...) of a table, or its rows ``row_ids``."""
+    num_rows = len(row_ids) if row_ids is not None else len(arrays["weight"]) - begin
+    spec = TableSpec(name, num_rows, begin, array_specs(name, arrays))
+    return Source(spec, arrays, row_ids)
+
+
+def check_layout(path, record):
+    """What the format document says of every segment file."""
+    data = path.read_bytes()
+    assert len(data) == record.file_bytes
+    assert record.header_bytes == 8 + int.from_bytes(data[:8], "little")
+    assert record.header_bytes % BLOCK == 0 == record.file_bytes % BLOCK
+    assert native.crc32c(data[: record.header_bytes]) == record.header_crc32c
+    header = json.loads(data[8 : record.header_bytes])
+    metadata = header.pop("__metadata__")
+    assert (metadata["format"], metadata["format_version"]) == ("cpr_ext.segment", "1")
+    spans = sorted((entry["data_offsets"], name) for name, entry in header.items())
+    position = 0
+    for (begin, end), name in spans:
+        assert begin == position, "safetensors allows no holes"
+        position = end
+        if name.startswith("__pad."):
+            assert not any(data[record.header_bytes + begin : record.header_bytes + end])
+        else:
+            assert begin % BLOCK == 0
+    assert record.header_bytes + position == record.file_bytes
+    return json.loads(metadata["cpr_ext"])
+
+
+@st.composite
+def table_sources(draw):
+    sources = []
+    for name in draw(st.lists(st.sampled_from(["a", "b c", "ü", "x/y"]), unique=True, max_size=3)):
+        num_rows = draw(st.integers(1, 30) | st.integers(900, 1100))
+        arrays = {}
+        for array in draw(
+            st.sampled_from([["weight"], ["weight", "sum"], ["weight", "exp_avg", "exp_avg_sq"]])
+        ):
+            row_shape = draw(st.sampled_from([(), (1,), (3,), (4,), (2, 3)]))
+            dtype = draw(st.sampled_from(list(DTYPE_NAMES)))
+            arrays[array] = random_tensor((num_rows, *row_shape), dtype, draw(st.integers(0, 99)))
+        if draw(st.booleans()):
+            sources.append(source(name, arrays, begin=draw(st.integers(0, num_rows - 1))))
+        else:
+            chosen = draw(st.sets(st.integers(0, num_rows - 1), min_size=1))
+            row_ids = np.array(sorted(chosen), dtype=np.int64)
+            sources.append(source(name, arrays, row_ids=row_ids))
+    return sources
+
+
+@given(
+    sources=table_sources().filter(bool),
+    direct_io=st.booleans(),
+    slot_bytes=st.sampled_from([256 << 10, 1 << 20]),
+)
+def test_the_safetensors_library_reads_back_exactly_the_rows_that_were_saved(
+    sources, direct_io, slot_bytes
+):
+    with tempfile.TemporaryDirectory() as directory:
+        path, record = write(directory, sources, direct_io=direct_io, slot_bytes=slot_bytes)
+        own = check_layout(path, record)
+        loaded = safetensors_torch.load_file(path)
+        for held in sources:
+            begin = held.spec.range_begin
+            rows = slice(begin, None) if held.row_ids is None else torch.from_numpy(held.row_ids)
+            if held.row_ids is not None:
+                ids = loaded.pop(f"{held.spec.name}/row_ids")
+                assert ids.tolist() == held.row_ids.tolist()
+            for name, tensor in held.arrays.items():
+                assert same_bits(loaded.pop(f"{held.spec.name}/{name}"), tensor[rows])
+        assert all(name.startswith("__pad.") for name in loaded)
+        assert own["kind"] == "base"
+        assert {chunk.step for chunk in read_chunks(path)} == {7}
+
+        # And this package's reader puts the same rows into other tables, and touches no others.
+        segment = read_segment(
+            path, header_bytes=record.header_bytes, header_crc32c=record.header_crc32c
+        )
+        targets = [
+            {name: torch.full_like(tensor, 1) for name, tensor in held.arrays.items()}
+            for held in sources
+        ]
+        result = native.restore_segment(
+            path=str(path),
+            tables=[
+                native_table(segment.layout, index, arrays) for index, arrays in enumerate(targets)
+            ],
+            wanted=[(0, len(arrays["weight"])) for arrays in targets],
+            chunks=segment.chunks,
+            slots=native.SlotPool(num_slots=2, slot_bytes=slot_bytes),
+        )
+        assert result["damaged"] == []
+        for held, arrays in zip(sources, targets, strict=True):
+            saved = torch.zeros(len(arrays["weight"]), dtype=torch.bool)
+            begin = held.spec.range_begin
+            saved[slice(begin, None) if held.row_ids is None else held.row_ids] = True
+            for name, tensor in arrays.items():
+                assert same_bits(tensor[saved], held.arrays[name][saved])
+                assert same_bits(tensor[~saved], torch.full_like(tensor, 1)[~saved])
+
+
+def test_numpy_opens_a_segment_too(tmp_path):
+    weight = torch.arange(30.0).reshape(10, 3)
+    path, _ = write(tmp_path, [source("a", {"weight": weight}, begin=4)])
+    np.testing.assert_array_equal(safetensors_numpy.load_file(path)["a/weight"], weight[4:].numpy())
+
+
+def test_pads_are_zero_tensors_that_fill_each_array_up_to_a_block(tmp_path):
+    path, record = write(tmp_path, [source("a", {"weight": torch.ones(1, 3)}, begin=0)])
+    with safe_open(path, "pt") as file:
+        assert sorted(file.keys()) == ["__pad.0", "a/weight"]
+        assert file.get_tensor("__pad.0").shape == (BLOCK - 12,)
+        assert not file.get_tensor("__pad.0").any()
+    assert record.file_bytes == record.header_bytes + BLOCK
+
+
+def test_an_array_that_fills_its_blocks_needs_no_pad(tmp_path):
+    path, _ = write(tmp_path, [source("a", {"weight": torch.ones(1024, 4)}, begin=0)])
+    with safe_open(path, "pt") as file:
+        assert list(file.keys()) == ["a/weight"]
+
+
+def test_scalars_and_empty_tensors_of_the_dense_part_keep_their_shapes(tmp_path):
+    tensors = {
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "cube": torch.arange(24, dtype=torch.int16).reshape(2, 3, 4),
+    }
+    sources = []
+    for name, tensor in tensors.items():
+        flat = tensor.reshape(-1)
+        spec = TableSpec(name, flat.numel(), 0, array_specs(name, {"": flat}), tuple(tensor.shape))
+        sources.append(Source(spec, {"": flat}))
+    path, record = write(tmp_path, sources, kind="dense")
+    check_layout(path, record)
+    loaded = safetensors_torch.load_file(path)
+    for name, tensor in tensors.items():
+        assert same_bits(loaded[name], tensor)
+
+
+def test_rows_captured_at_different_steps_are_told_apart_by_chunk(tmp_path):
+    weight = torch.zeros(4096, 4)
+    manifest = Manifest(tmp_path)
+    pipeline = native.SnapshotPipeline(num_slots=2, slot_bytes=16 << 10)
+    capture = SegmentCapture(
+        pipeline,
+        manifest,
+        snapshot=1,
+        kind="base",
+        sources=[source("a", {"weight": weight}, begin=0)],
+        metadata={},
+        options=WriteOptions(),
+    )
+    step = 0
+    while capture.is_capturing:
+        step += 1
+        weight.fill_(step)
+        capture.capture(step, max_bytes=1, wait_for_slot=True)
+    record = capture.finish(num_samples=1)
+    chunks = read_chunks(manifest.path_of(record))
+    assert [chunk.step for chunk in chunks] == list(range(1, 5))
+    for chunk in chunks:
+        assert (chunk.arrays["weight"] == chunk.step).all()
+    assert (record.first_step, record.last_step) == (1, 4)
+
+
+def test_the_planned_header_holds_the_longest_possible_steps_and_checksums():
+    arrays = {"weight": torch.ones(5000, 3)}
+    layout = SegmentLayout(
+        (TableSpec("a", 5000, None, array_specs("a", arrays)),), {"kind": "partial"}
+    )
+    layout.place([1000])
+    widest = [(0, first, 1000, 2**63 - 1, [2**32 - 1] * 2) for first in range(0, 5000, 1000)]
+    assert len(layout.header(widest, Committed())) == layout.header_bytes
+    assert ALIGNMENT == BLOCK
+
+
+def test_a_dtype_that_safetensors_lacks_is_refused_by_name():
+    with pytest.raises(UsageError, match=r"'a/sum' has dtype torch\.complex64; can be stored: f"):
+        array_specs("a", {"sum": torch.zeros(3, dtype=torch.complex64)})
+
+
+def test_rows_that_do_not_fit_a_slot_are_refused_with_the_size_needed(tmp_path):
+    sources = [source("a", {"weight": torch.ones(9000, 3)}, begin=0)]
+    with pytest.raises(UsageError, match=r"'a'.*make slot_bytes at least 12288"):
+        write(tmp_path, sources, slot_bytes=4096)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_header_larger_than_a_reader_takes_is_never_written(monkeypatch):
+    monkeypatch.setattr("cpr_ext.storage.segment_format.MAX_HEADER_BYTES", 8192)
+    arrays = {"weight": torch.ones(5000, 3)}
+    layout = SegmentLayout(
+        (TableSpec("a", 5000, None, array_specs("a", arrays)),), {"skeleton": "x" * 9000}
+    )
+    with pytest.raises(UsageError, match=r"header would take .* bytes"):
+        layout.place([5000])
+
+
+# --- damaged and foreign headers ---
+
+
+@pytest.fixture
+def segment(tmp_path):
+    return write(tmp_path, [source("a", {"weight": torch.ones(10, 3)}, begin=0)])
+
+
+def reread(path, record, **changes):
+    expected = {"header_bytes": record.header_bytes, "header_crc32c": record.header_crc32c}
+    return read_segment(path, **{**expected, **changes})
+
+
+@pytest.mark.parametrize("header_bytes", [-1, 0, 7, 1 << 40])
+def test_a_manifest_that_gives_an_absurd_header_size_is_damage(segment, header_bytes):
+    path, record = segment
+    with pytest.raises(DamageError, match=f"header of {header_bytes} bytes"):
+        reread(path, record, header_bytes=header_bytes)
+
+
+def test_a_missing_cut_or_grown_file_is_damage_with_its_path(segment):
+    path, record = segment
+    data = path.read_bytes()
+    for changed, told in [
+        (data[:100], "ends inside its header"),
+        (data[:-1], "its header describes"),
+        (data + b"\0", "its header describes"),
+        (b"", "ends inside its header"),
+    ]:
+        path.write_bytes(changed)
+        with pytest.raises(DamageError, match=told) as damage:
+            reread(path, record)
+        assert str(path) in str(damage.value)
+    path.unlink()
+    with pytest.raises(DamageError, match="No such file"):
+        reread(path, record)
+    path.mkdir()
+    with pytest.raises(DamageError, match="not a regular file"):
+        reread(path, record)
+
+
+def replace_header(path, record, change):
+    data = bytearray(path.read_bytes())
+    header = json.loads(data[8 : record.header_bytes])
+    change(header)
+    text = json.dumps(header).encode().ljust(record.header_bytes - 8)
+    data[8 : record.header_bytes] = text
+    path.write_bytes(data)
+    return native.crc32c(bytes(data[: record.header_bytes]))
+
+
+def change_own(**changes):
+    def change(header):
+        own = json.loads(header["__metadata__"]["cpr_ext"])
+        for key, value in changes.items():
+            if value is None:
+                del own[key]
+            else:
+                own[key] = value
+        header["__metadata__"]["cpr_ext"] = json.dumps(own)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header.pop("__metadata__"),
+        lambda header: header["__metadata__"].update(format="pt"),
+        lambda header: header["__metadata__"].update(format_version="one"),
+        lambda header: header["__metadata__"].pop("cpr_ext"),
+        lambda header: header["__metadata__"].update(cpr_ext="["),
+        change_own(tables=None),
+        change_own(chunks=None),
+        change_own(tables=[{"name": "a"}]),
+        change_own(chunks=[[0, -1, 10, 7, ["00000000"]]]),
+        change_own(chunks=[[0, 0, 10, 7, ["not hexadecimal"]]]),
+        change_own(chunks=[[0, 0, True, 7, []]]),
+        change_own(chunks=7),
+    ],
+)
+def test_a_header_that_is_signed_but_makes_no_sense_is_damage(segment, change):
+    path, record = segment
+    checksum = replace_header(path, record, change)
+    with pytest.raises(DamageError, match="not a cpr_ext segment"):
+        reread(path, record, header_crc32c=checksum)
+
+
+def test_an_unknown_format_version_is_refused_with_the_remedy(segment):
+    path, record = segment
+    checksum = replace_header(
+        path, record, lambda header: header["__metadata__"].update(format_version="2")
+    )
+    with pytest.raises(StoreError, match=r"version 2; this release reads 1\. Use the rele") as e:
+        reread(path, record, header_crc32c=checksum)
+    assert not isinstance(e.value, DamageError)
