@@ -324,7 +324,7 @@ class Worker:
         self._tell("recovered", job)
         logger.log(
             logging.WARNING if len(self.recoveries) > 1 else logging.INFO,
-            "worker %d goes on behind step %d (%s recovery, lost workers: %s, %d samples lost)",
+            "worker %d resumes after step %d (%s recovery, lost workers: %s, %d samples lost)",
             *(self.identity.rank, job.step, recovery.recovery, list(recovery.lost)),
             sum(recovery.samples_lost),
         )

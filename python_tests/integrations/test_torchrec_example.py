@@ -74,6 +74,6 @@ def test_under_torchrun_all_begin_anew_from_their_stores(tmp_path):
             job.kill()
             job.wait()
         assert job.returncode == 0, told
-        # The first run saved every 20 steps, the second goes on behind its last snapshot.
+        # The first run saved every 20 steps, the second resumes after its last snapshot.
         assert list(losses(printed))[-len(expected) :] == expected
         assert (0 in losses(printed)) == (steps == 60)

@@ -48,7 +48,7 @@ class Agreement:
     Attributes:
         recovery: ``"partial"``: who lost its state loads its own shards, the others keep theirs.
             ``"full"``: all go back to ``step``.
-        step: training goes on behind this one. Of ``"partial"`` without a survivor: at least.
+        step: training resumes after this one. Of ``"partial"`` without a survivor: at least.
         source: whose dense part and position all take.
         lost: the workers whose state is gone.
         account: of all together; a worker that has none of its own begins with it.
