@@ -27,6 +27,7 @@ from torch import nn
 import cpr_ext
 from cpr_ext.maintenance import export, inspect, inspect_table, read_rows, verify
 from cpr_ext.storage import leases
+from cpr_ext.storage.manifest import Manifest
 
 NUM_ROWS, DIM = 60, 3
 
@@ -93,7 +94,7 @@ def writer(store: Path, wait_seconds: float) -> Iterator[None]:
     process.start()
     try:
         deadline = time.monotonic() + 60
-        while len(list(store.glob("dense/*.safetensors"))) == 0:
+        while not Manifest(store / "dense").segments:
             assert process.is_alive(), "the writer died"
             assert time.monotonic() < deadline, "the writer saves nothing"
             time.sleep(0.02)
