@@ -84,7 +84,9 @@ class Journal:
     def read(self):
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        lines = self.path.read_text().splitlines(keepends=True)
+        # The last one may be being written.
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def journal_of(settings, rank):
