@@ -96,9 +96,10 @@ class CleanSample:
             begin = selection.begin + first
             held = sampled[(sampled >= begin) & (sampled < begin + count)]
         else:
-            held = np.intersect1d(
-                sampled, selection.row_ids[first : first + count], assume_unique=True
-            )
+            row_ids = selection.row_ids[first : first + count]  # ascending
+            places = np.searchsorted(row_ids, sampled)
+            places[places == len(row_ids)] = 0
+            held = sampled[row_ids[places] == sampled] if len(row_ids) else sampled[:0]
         if len(held) == 0:
             return
         rows = torch.from_numpy(held)
