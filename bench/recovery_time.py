@@ -74,7 +74,7 @@ def run(way: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     else:
         spares = 1 if way == "spare" else 0
         program = [sys.executable, *command]
-        code = Launcher(program, settings["workers"], spares=spares, tell=note).run()
+        code = Launcher(program, settings["workers"], spares=spares, report=note).run()
     if code != 0:
         raise SystemExit(f"{way}: the job ended with code {code}")
     killer.join()

@@ -24,6 +24,7 @@ from cpr_ext.recovery.recoverer import OnDamage, Recoverer, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.forks import Creator, leave_to_parent_when_forked
 from cpr_ext.runtime.log_text import EncodableMessages
+from cpr_ext.runtime.old_names import old_method
 from cpr_ext.saving.background_capture import Overlap, OverlapChoice
 from cpr_ext.saving.rebase_policy import BaseRule
 from cpr_ext.saving.requested_snapshot import RequestedSnapshot
@@ -547,8 +548,8 @@ class Checkpointer:
             self._note_all(report, is_own_store=True)
         return report
 
-    def shared_part(self, recovered: RecoveryReport | None = None) -> DensePart:
-        """Return a snapshot of the replicated state, for :meth:`take_over` of another worker.
+    def replicated_state(self, recovered: RecoveryReport | None = None) -> DensePart:
+        """Return the replicated state, for :meth:`load_replicated_state` of another worker.
 
         It has parameters, optimizers (except those of tables alone), generators, position and extra
         state.
@@ -564,13 +565,15 @@ class Checkpointer:
         optimizers = shared_optimizers(self.optimizers, self.tables)
         return capture_dense(self.model, optimizers, self.tables, position)
 
-    def take_over(self, part: DensePart, *, generators: bool, samples_lost: int = 0) -> Any:
+    def load_replicated_state(
+        self, part: DensePart, *, generators: bool, samples_lost: int = 0
+    ) -> Any:
         """Resume from the state of another worker of the same job; table rows stay unchanged.
 
         A step in progress is aborted; a snapshot in progress continues.
 
         Args:
-            part: that worker's :meth:`shared_part`.
+            part: that worker's :meth:`replicated_state`.
             generators: take its random number generators, too.
             samples_lost: samples whose effect these rows lost; added to the metrics.
 
@@ -591,6 +594,9 @@ class Checkpointer:
         self._account.go_on_from(position.step, position.num_samples)
         self._account.note_lost_samples(samples_lost)
         return position.extra_state
+
+    shared_part = old_method("shared_part", "replicated_state")
+    take_over = old_method("take_over", "load_replicated_state")
 
     def record_lookups(self, table: str, indices: torch.Tensor) -> None:
         """Report rows of a table that no torch optimizer updates; they have changed, or will.

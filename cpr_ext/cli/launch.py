@@ -77,6 +77,6 @@ def launch(
         hang_seconds=hang_seconds,
         spares=spares,
         job=job,
-        tell=lambda text: click.echo(f"cpr launch: {text}", err=True),
+        report=lambda text: click.echo(f"cpr launch: {text}", err=True),
     )
     sys.exit(launcher.run())

@@ -87,7 +87,7 @@ class LastSave:
         place = self._place(elsewhere, f"step-{job.step:012d}")
         other = make(place)
         try:
-            other.take_over(job.checkpointer.shared_part(), generators=False)
+            other.load_replicated_state(job.checkpointer.replicated_state(), generators=False)
             _save_base(other)
         finally:
             other.__exit__(StorageError, None, None)

@@ -66,20 +66,20 @@ class _Spare:
     """A process that has done its imports and waits to be told which worker it is."""
 
     process: subprocess.Popen[bytes]
-    told: int
+    rank_pipe: int
 
     def become(self, rank: int, alive_file: Path) -> bool:
         """Tell it; False if it is gone."""
         try:
-            os.write(self.told, f"{rank} {alive_file}\n".encode())
+            os.write(self.rank_pipe, f"{rank} {alive_file}\n".encode())
         except BrokenPipeError:
             return False
         finally:
-            os.close(self.told)
+            os.close(self.rank_pipe)
         return self.process.poll() is None
 
     def end(self) -> None:
-        os.close(self.told)  # it ends by itself then
+        os.close(self.rank_pipe)  # it ends by itself then
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Launcher:
         spare_delay_seconds: a spare is started when no worker was for so long, so that it does not
             take the processor from one that starts or recovers.
         job: distinguishes jobs that meet at the same rendezvous.
-        tell: is told what happens, one sentence each.
+        report: called with each event, one sentence.
 
     Raises:
         UsageError: numbers that do not fit together, or a ``rendezvous`` elsewhere without the
@@ -118,7 +118,7 @@ class Launcher:
     spares: int = 0
     spare_delay_seconds: float = 5.0
     job: str = "cpr"
-    tell: Callable[[str], None] = print
+    report: Callable[[str], None] = print
     _children: dict[int, _Child] = field(default_factory=dict, init=False)
     _waiting: list[_Spare] = field(default_factory=list, init=False)
     _spares_lost: int = field(default=0, init=False)
@@ -168,7 +168,7 @@ class Launcher:
         done: set[int] = set()
         while len(done) < self.num_workers:
             if self._signal is not None:
-                self.tell(f"{signal.Signals(self._signal).name}: ending all workers")
+                self.report(f"{signal.Signals(self._signal).name}: ending all workers")
                 return 128 + self._signal
             if not self._see_to_host():
                 return 1
@@ -189,24 +189,24 @@ class Launcher:
         """Start a worker that ended with ``code``; False if that would not help."""
         child.note_end(code)
         if reason := child.signs.reason():
-            self.tell(f"{reason}; ending all workers. The stores keep what was saved: {_RESUME}")
+            self.report(f"{reason}; ending all workers. The stores keep what was saved: {_RESUME}")
             return False
         if child.vain_starts >= _STARTS:
-            self.tell(
+            self.report(
                 f"worker {child.rank} {_how(code)} {child.vain_starts} times in a row soon after "
                 "its start, before it joined the others: the script cannot start, its own messages "
                 "say why; ending all workers. The stores are as they were"
             )
             return False
         if child.restarts >= self.max_restarts:
-            self.tell(
+            self.report(
                 f"worker {child.rank} {_how(code)} and was started again "
                 f"{child.restarts} times already; ending all workers. The stores keep what "
                 f"was saved: {_RESUME}"
             )
             return False
         again = child.restarts + 1
-        self.tell(
+        self.report(
             f"worker {child.rank} (process {child.process.pid}) {_how(code)}; started "
             f"again ({again} of {self.max_restarts})"
         )
@@ -237,7 +237,7 @@ class Launcher:
             self._waiting.remove(spare)
             spare.end()
             self._spares_lost += 1
-            self.tell(f"a spare worker {_how(spare.process.returncode)}")
+            self.report(f"a spare worker {_how(spare.process.returncode)}")
         if time.monotonic() < self._started + self.spare_delay_seconds:
             return
         while len(self._waiting) < self.spares and self._spares_lost <= self.max_restarts:
@@ -267,12 +267,12 @@ class Launcher:
             return True
         self._hosts_lost += 1
         if self._hosts_lost > self.max_restarts:
-            self.tell(
+            self.report(
                 f"the rendezvous host {_how(code)} and was started again {self.max_restarts} times "
                 f"already; ending all workers. The stores keep what was saved: {_RESUME}"
             )
             return False
-        self.tell(f"the rendezvous host {_how(code)}; started again")
+        self.report(f"the rendezvous host {_how(code)}; started again")
         self._host.restart()
         return True
 
@@ -281,7 +281,7 @@ class Launcher:
             return
         silent_seconds = child.signs.silent_seconds(time.time())
         if silent_seconds > self.hang_seconds:
-            self.tell(
+            self.report(
                 f"worker {child.rank} (process {child.process.pid}) has been silent for "
                 f"{silent_seconds:.0f} s; killing it"
             )

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from cpr_ext import Checkpointer, RecoveryReport
-from cpr_ext.distributed.collective.collectives import broadcast_part, tell_all
+from cpr_ext.distributed.collective.collectives import all_gather_json, broadcast_part
 from cpr_ext.distributed.collective.comparison import require_one_plan, require_same
 from cpr_ext.distributed.collective.data_parallel import refuse_replicated_tables
 from cpr_ext.distributed.collective.process_group import BACKEND
@@ -69,13 +69,13 @@ def recover_together(
     if options.get("mode") == "full":
         options["up_to_step"] = _common_point(group, checkpointer, options)
     report = _all_or_none(group, lambda: recover(**options))
-    steps = [int(step) for step in tell_all(group, report.step)]
+    steps = [int(step) for step in all_gather_json(group, report.step)]
     if options.get("mode") == "full" and len(set(steps)) > 1:
         raise StoreError(
             f"ranks recovered to different steps, by rank: {steps}. A full recovery needs one that "
             'all have: recover with mode="partial", or remove the new stores and start again'
         )
-    _take_over(group, checkpointer, report, source=steps.index(max(steps)))
+    _load_replicated_state(group, checkpointer, report, source=steps.index(max(steps)))
     require_one_plan(group, checkpointer.tables)
     require_same(group, model, checkpointer, buffers=True)
     return report
@@ -99,7 +99,7 @@ def _all_or_none(group: dist.ProcessGroup, act: Callable[[], _Result]) -> _Resul
         results.append(act())
     except (CprError, OSError) as caught:
         error = caught
-    said = tell_all(group, None if error is None else f"{type(error).__name__}: {error}")
+    said = all_gather_json(group, None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
     if failed := [f"rank {rank}: {text}" for rank, text in enumerate(said) if text is not None]:
@@ -118,7 +118,7 @@ def _common_point(
         for record in segments
         if record.is_complete and (limit is None or record.last_step <= limit)
     ]
-    said: Sequence[Any] = tell_all(group, {"is_empty": not segments, "points": own})
+    said: Sequence[Any] = all_gather_json(group, {"is_empty": not segments, "points": own})
     if any(told["is_empty"] for told in said):
         return limit
     common = set.intersection(*(set(told["points"]) for told in said))
@@ -132,13 +132,15 @@ def _common_point(
     return int(max(common))
 
 
-def _take_over(
+def _load_replicated_state(
     group: dist.ProcessGroup, checkpointer: Checkpointer, report: RecoveryReport, *, source: int
 ) -> None:
-    own = checkpointer.shared_part(report) if dist.get_rank(group) == source else None
+    own = checkpointer.replicated_state(report) if dist.get_rank(group) == source else None
     part = broadcast_part(group, source, own)
     position = read_position(part.tree())
     lost = max(0, position.num_samples - report.num_samples)
-    report.extra_state = checkpointer.take_over(part, generators=False, samples_lost=lost)
+    report.extra_state = checkpointer.load_replicated_state(
+        part, generators=False, samples_lost=lost
+    )
     report.step, report.num_samples = position.step, position.num_samples
     report.samples_lost += lost

@@ -24,7 +24,7 @@ from torch import nn
 from cpr_ext import Checkpointer, RecoveryReport, Retention, Schedule, TargetPLS
 from cpr_ext.distributed.collective import data_parallel
 from cpr_ext.distributed.collective.account import LossAccount
-from cpr_ext.distributed.collective.collectives import broadcast_part, tell_all, wait_for_all
+from cpr_ext.distributed.collective.collectives import all_gather_json, broadcast_part, wait_for_all
 from cpr_ext.distributed.collective.comparison import (
     require_one_layout,
     require_one_plan,
@@ -34,7 +34,7 @@ from cpr_ext.distributed.collective.process_group import ReformableGroup, Round,
 from cpr_ext.distributed.collective.recovery_decision import Agreement, Choice, Status, agree
 from cpr_ext.distributed.identity.worker_identity import (
     Identity,
-    Place,
+    RankLock,
     TimeOuts,
     show_alive,
     worker_directory,
@@ -163,8 +163,8 @@ class Worker:
         """
         self._make = make_checkpointer or _make_checkpointer
         finish_notes = [f"finished/{num_steps}/{r}" for r in range(self.identity.world_size)]
-        place = Place(self._store, self.identity)
-        place.take(self._time_outs.identity_seconds)
+        rank_lock = RankLock(self._store, self.identity)
+        rank_lock.acquire(self._time_outs.identity_seconds)
         try:
             self._last_save.refuse_forgotten(self._store)
             if self._rendezvous.all_noted(finish_notes):
@@ -179,10 +179,10 @@ class Worker:
                     finish_notes,
                 )
             finally:
-                group.dissolve()
+                group.abort()
                 dist.destroy_process_group()
         finally:
-            place.give_back()
+            rank_lock.release()
 
     def _live(
         self,
@@ -200,13 +200,13 @@ class Worker:
                     self._join(job)
                     agreement = self._agree(job)
                     is_as_made = job.step == 0 and not self._has_tried
-                    if is_as_made or not agreement.begins_anew:
+                    if is_as_made or not agreement.starts_again:
                         self._recover(job, agreement)
                         self._train(job, train_step, num_steps)
                         self._finish(job, finish_notes)
                         break
                 # Building is done alone; then all join again, this time with nothing to lose.
-                job.group.dissolve()
+                job.group.abort()
                 self._is_live = self._has_tried = False
                 job.release()
                 restore_generators(begun_with)
@@ -227,7 +227,7 @@ class Worker:
                 job.release()
                 raise
         close_saved(job.checkpointer)
-        self._tell("finished", job)
+        self._report("finished", job)
         return job
 
     def _make_job(self, build: Build, make: MakeCheckpointer, group: ReformableGroup) -> Job:
@@ -250,10 +250,10 @@ class Worker:
             yield
         except (RuntimeError, PeerLostError) as error:
             is_loss = isinstance(error, PeerLostError) or job.group.has_lost_peer()
-            job.group.dissolve()  # at once: it tells those who wait for this worker
+            job.group.abort()  # at once: it tells those who wait for this worker
             if not is_loss:
                 raise
-            self._tell("peer_lost", job)
+            self._report("peer_lost", job)
             job.model.zero_grad(set_to_none=True)  # the step in flight is given up
             if isinstance(error, PeerLostError):
                 raise
@@ -262,8 +262,8 @@ class Worker:
     def _join(self, job: Job) -> None:
         store = self._rendezvous.join()
         time_out = timedelta(seconds=self._time_outs.collective_seconds)
-        job.group.reform(Round(store, time_out, self.identity.address))
-        self._tell("joined", job)
+        job.group.configure(Round(store, time_out, self.identity.address))
+        self._report("joined", job)
 
     def _agree(self, job: Job) -> Agreement:
         checkpointer = job.checkpointer
@@ -275,7 +275,9 @@ class Worker:
             choice=choose_recovery(self._recovery, checkpointer.schedule),
             account=self._account or LossAccount.empty(self.identity.world_size),
         )
-        return agree([Status.from_plain(said) for said in tell_all(job.group, status.to_plain())])
+        return agree(
+            [Status.from_plain(said) for said in all_gather_json(job.group, status.to_plain())]
+        )
 
     def _recover(self, job: Job, agreement: Agreement) -> None:
         checkpointer = job.checkpointer
@@ -295,16 +297,16 @@ class Worker:
         data_parallel.reset(job.model)
         part = None
         if agreement.source == self.identity.rank:
-            part = checkpointer.shared_part(None if self._is_live else report)
+            part = checkpointer.replicated_state(None if self._is_live else report)
         part = broadcast_part(job.group, agreement.source, part)
         own = (report.num_samples, report.bytes_read, report.rows_restored, report.seconds)
-        held, *told = zip(*tell_all(job.group, own), strict=True)
+        held, *loads = zip(*all_gather_json(job.group, own), strict=True)
         account = account.add(held, read_position(part.tree()).num_samples)
         lost_samples = account.beyond(self._account)
         # Of survivors each keeps its own generators. So do all if there are none, or all went back.
         has_gone_back = agreement.recovery == "full" or agreement.source in agreement.lost
         # Until here a loss leaves this worker as it was; from here on it has recovered.
-        job.extra_state = checkpointer.take_over(
+        job.extra_state = checkpointer.load_replicated_state(
             part,
             generators=not (self._is_live or has_gone_back),
             samples_lost=lost_samples[self.identity.rank],
@@ -312,16 +314,16 @@ class Worker:
         self._is_live, self._account = True, account
         self.recoveries.append(
             Recovery(
-                agreement.recovery, job.step, agreement.lost, agreement.source, lost_samples, *told
+                agreement.recovery, job.step, agreement.lost, agreement.source, lost_samples, *loads
             )
         )
         require_one_plan(job.group, checkpointer.tables)
         require_same(job.group, job.model, checkpointer, buffers=True)
-        self._tell_recovered(job)
+        self._report_recovered(job)
 
-    def _tell_recovered(self, job: Job) -> None:
+    def _report_recovered(self, job: Job) -> None:
         recovery = self.recoveries[-1]
-        self._tell("recovered", job)
+        self._report("recovered", job)
         logger.log(
             logging.WARNING if len(self.recoveries) > 1 else logging.INFO,
             "worker %d resumes after step %d (%s recovery, lost workers: %s, %d samples lost)",
@@ -341,7 +343,7 @@ class Worker:
             self._has_tried = True
             num_samples = train_step(job, job.step)
             job.checkpointer.step(1 if num_samples is None else num_samples)
-            self._tell("step", job)
+            self._report("step", job)
 
     def _finish(self, job: Job, notes: list[str]) -> None:
         """Save the trained model, and leave when all have: nobody is needed again then."""
@@ -351,7 +353,7 @@ class Worker:
         self._rendezvous.note(notes[self.identity.rank])
         wait_for_all(job.group, timedelta(seconds=self._time_outs.join_seconds))
 
-    def _tell(self, kind: Any, job: Job) -> None:
+    def _report(self, kind: Any, job: Job) -> None:
         show_alive()
         self._observe(Event(kind, job.step, time.time()))
 

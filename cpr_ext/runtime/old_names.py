@@ -1,10 +1,10 @@
-"""Old places of modules that the documents named. They work for one version, with a warning."""
+"""Old names of modules and methods. They work for one version, with a warning."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, cast
@@ -43,3 +43,18 @@ def find_old_names() -> None:
     """Make old places importable."""
     if not any(isinstance(finder, _OldNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OldNames())
+
+
+def old_method(old: str, new: str) -> Callable[..., Any]:
+    """Make a method that warns of its old name and calls the one with the new name."""
+
+    def call(self: object, *args: Any, **kwargs: Any) -> Any:
+        import warnings
+
+        text = f"{type(self).__name__}.{old}() will be removed; use {new}()"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(self, new)(*args, **kwargs)
+
+    call.__name__ = old
+    call.__doc__ = f"Call :meth:`{new}`; an old name that will be removed."
+    return call

@@ -60,7 +60,7 @@ def launch(tmp_path):
             [sys.executable, str(tmp_path / "child.py"), str(tmp_path)],
             len(plan),
             rendezvous="127.0.0.1:1",
-            tell=said.append,
+            report=said.append,
             **options,
         )
         return launcher.run(), said
@@ -98,7 +98,7 @@ def test_a_script_that_cannot_start_is_not_started_for_ever(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import no_such_module_at_all\n")
     said = []
-    launcher = Launcher([sys.executable, str(script)], 2, spares=1, tell=said.append)
+    launcher = Launcher([sys.executable, str(script)], 2, spares=1, report=said.append)
     assert launcher.run() == 1
     assert "ended with code 1 3 times in a row soon after its start" in said[-1]
     assert "before it joined the others: the script cannot start" in said[-1]
@@ -171,7 +171,7 @@ def test_a_worker_that_hangs_in_training_is_replaced_and_the_others_go_on(tmp_pa
         launcher.hang_seconds = None  # the replacement's imports are no hang, however slow
 
     command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path), "600"]
-    launcher = Launcher(command, 2, tell=tell)
+    launcher = Launcher(command, 2, report=tell)
 
     def mind_hangs():
         while not (tmp_path / "stopped").exists():
@@ -192,7 +192,7 @@ def test_a_worker_that_is_stopped_for_ever_ends_the_job_after_join_seconds(tmp_p
     said = []
     command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path), "3"]
     began = time.monotonic()
-    assert Launcher(command, 2, tell=said.append).run() == 1
+    assert Launcher(command, 2, report=said.append).run() == 1
     assert time.monotonic() - began < 60
     (text,) = said  # nobody was started again
     assert "worker 0 waited 3 s at 127.0.0.1:" in text
@@ -286,7 +286,7 @@ def test_a_spare_that_has_done_its_imports_takes_the_place_of_the_dead(tmp_path)
     said = []
     command = [sys.executable, str(script), str(tmp_path)]
     launcher = Launcher(
-        command, 2, rendezvous="127.0.0.1:1", spares=1, spare_delay_seconds=0, tell=said.append
+        command, 2, rendezvous="127.0.0.1:1", spares=1, spare_delay_seconds=0, report=said.append
     )
     assert launcher.run() == 0
     first, second = (tmp_path / "lives-1").read_text().split()
@@ -344,7 +344,7 @@ def test_a_host_of_the_rendezvous_that_dies_is_started_again_on_its_port(tmp_pat
         "assert Notes(host).read('a') == ''\n"  # waits in the socket's queue meanwhile
     )
     said = []
-    launcher = Launcher([sys.executable, str(script)], 1, max_restarts=1, tell=said.append)
+    launcher = Launcher([sys.executable, str(script)], 1, max_restarts=1, report=said.append)
     assert launcher.run() == 0
     assert said == ["the rendezvous host was killed by SIGKILL; started again"]
 
@@ -360,7 +360,7 @@ def test_the_rendezvous_is_hosted_by_a_process_that_ends_with_the_launcher(tmp_p
     )
     said = []
     command = [sys.executable, str(script), str(tmp_path)]
-    assert Launcher(command, 2, max_restarts=0, tell=said.append).run() == 0
+    assert Launcher(command, 2, max_restarts=0, report=said.append).run() == 0
     assert said == []
     ports = {(tmp_path / str(rank)).read_text() for rank in range(2)}
     assert len(ports) == 1

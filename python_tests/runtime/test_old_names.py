@@ -1,4 +1,4 @@
-"""Modules that the documents named before they moved: still found, with a warning."""
+"""Old names of modules and methods still work, with a warning."""
 
 import subprocess
 import sys
@@ -6,6 +6,8 @@ import sys
 import pytest
 
 import cpr_ext
+from cpr_ext.distributed import ReformableGroup
+from cpr_ext.runtime.old_names import old_method
 
 
 def run_python(code: str) -> str:
@@ -44,3 +46,30 @@ def test_the_finder_is_there_once():
     find_old_names()
     assert sys.meta_path == before
     assert cpr_ext.__all__
+
+
+def test_an_old_method_calls_the_new_one_and_says_so():
+    class Lamp:
+        def switch_on(self, seconds: int, *, bright: bool = False) -> str:
+            """Shine."""
+            return f"{seconds} {bright}"
+
+        light = old_method("light", "switch_on")
+
+    with pytest.warns(DeprecationWarning, match=r"Lamp\.light\(\) .*; use switch_on\(\)") as seen:
+        assert Lamp().light(3, bright=True) == "3 True"
+    assert seen[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("owner", "old", "new"),
+    [
+        (cpr_ext.Checkpointer, "shared_part", "replicated_state"),
+        (cpr_ext.Checkpointer, "take_over", "load_replicated_state"),
+        (ReformableGroup, "reform", "configure"),
+        (ReformableGroup, "dissolve", "abort"),
+    ],
+)
+def test_old_methods_name_methods_that_exist(owner, old, new):
+    assert callable(getattr(owner, new))
+    assert new in getattr(owner, old).__doc__

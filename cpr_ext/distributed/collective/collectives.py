@@ -16,7 +16,7 @@ from cpr_ext.dtypes import DTYPE_NAMES, DTYPES
 from cpr_ext.state.dense_state import DensePart
 
 
-def tell_all(group: dist.ProcessGroup, said: Any) -> list[Any]:
+def all_gather_json(group: dist.ProcessGroup, said: Any) -> list[Any]:
     """Tell every member something, JSON values; returns what each said, by rank."""
     own = _to_bytes(said)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]

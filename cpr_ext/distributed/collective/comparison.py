@@ -19,7 +19,7 @@ from torch import nn
 
 from cpr_ext import Checkpointer, Table
 from cpr_ext._native import native
-from cpr_ext.distributed.collective.collectives import tell_all
+from cpr_ext.distributed.collective.collectives import all_gather_json
 from cpr_ext.distributed.collective.data_parallel import find_ddp, layout_of
 from cpr_ext.errors import PeerLostError, WorkersDifferError
 from cpr_ext.state.dense_schema import is_extra_state
@@ -46,8 +46,8 @@ def require_same(
     """
     facts = facts_of(model, checkpointer, buffers=buffers)
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-    if len(set(tell_all(group, digest))) > 1:
-        _refuse(group, differences(tell_all(group, facts)), checkpointer.step_count)
+    if len(set(all_gather_json(group, digest))) > 1:
+        _refuse(group, differences(all_gather_json(group, facts)), checkpointer.step_count)
 
 
 def require_one_layout(group: dist.ProcessGroup, model: nn.Module) -> None:
@@ -56,7 +56,9 @@ def require_one_layout(group: dist.ProcessGroup, model: nn.Module) -> None:
     Raises:
         WorkersDifferError: names the module and what differs.
     """
-    _refuse(group, differences(tell_all(group, _layout_facts(model, is_learned=False))), None)
+    _refuse(
+        group, differences(all_gather_json(group, _layout_facts(model, is_learned=False))), None
+    )
 
 
 def require_one_plan(group: dist.ProcessGroup, tables: Sequence[Table]) -> None:
@@ -65,7 +67,10 @@ def require_one_plan(group: dist.ProcessGroup, tables: Sequence[Table]) -> None:
     Raises:
         WorkersDifferError: parts of a table overlap, leave some of it out, or are of another table.
     """
-    said = [{name: tuple(p) for name, p in plan.items()} for plan in tell_all(group, _plan(tables))]
+    said = [
+        {name: tuple(p) for name, p in plan.items()}
+        for plan in all_gather_json(group, _plan(tables))
+    ]
     _refuse(group, plan_faults(said), None)
 
 
@@ -169,7 +174,7 @@ def _refuse(group: dist.ProcessGroup, found: Sequence[str], step: int | None) ->
     if not found:
         return
     with suppress(RuntimeError, PeerLostError):
-        tell_all(group, None)  # none leaves, and breaks its connections, before all know
+        all_gather_json(group, None)  # none leaves, and breaks its connections, before all know
     more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     when = "" if step is None else f" after step {step}"
     raise WorkersDifferError(

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from cpr_ext.distributed.collective import torch_private
-from cpr_ext.distributed.rendezvous.coordination_store import within
+from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
 from cpr_ext.errors import PeerLostError, UsageError
+from cpr_ext.runtime.old_names import old_method
 
 BACKEND = "cpr_ext"
 # What torch.distributed, DistributedDataParallel, functional collectives and TorchRec call.
@@ -59,7 +60,7 @@ class Round:
 class ReformableGroup(dist.ProcessGroup):
     """A process group whose members may be replaced. Made by :func:`init_group`, not by hand.
 
-    Until its first :meth:`reform`, and after :meth:`dissolve`, the process is alone: what modules
+    Until its first :meth:`configure`, and after :meth:`abort`, the process is alone: what modules
     ask when they are made (DistributedDataParallel compares shapes and broadcasts values) is
     answered as if all others had said the same; any other collective is refused.
 
@@ -94,16 +95,16 @@ class ReformableGroup(dist.ProcessGroup):
         """Have ``group`` formed and taken down together with this one."""
         self._subgroups.append(group)
         if self._round is not None:
-            group.reform(self._round)
+            group.configure(self._round)
 
-    def reform(self, new_round: Round) -> None:
+    def configure(self, new_round: Round) -> None:
         """Begin a round. Members connect at their first collective, within its time-out."""
-        self.dissolve()
+        self.abort()
         self._round = new_round
         for group in self._subgroups:
-            group.reform(new_round)
+            group.configure(new_round)
 
-    def dissolve(self) -> None:
+    def abort(self) -> None:
         """End the round: whoever still waits for this process is told, by closed connections."""
         inner, self._inner, self._round = self._inner, None, None
         self._was_lost = False
@@ -111,7 +112,10 @@ class ReformableGroup(dist.ProcessGroup):
         if inner is not None:
             inner.abort()
         for group in self._subgroups:
-            group.dissolve()
+            group.abort()
+
+    reform = old_method("reform", "configure")
+    dissolve = old_method("dissolve", "abort")
 
     def has_lost_peer(self) -> bool:
         """Whether a collective of this round failed, here or in a subgroup."""
@@ -135,7 +139,7 @@ class ReformableGroup(dist.ProcessGroup):
         seconds = this_round.connect_time_out.total_seconds()
         try:
             # What it asks of a store whose host hangs has no end of its own.
-            inner, gloo = within(
+            inner, gloo = call_with_timeout(
                 seconds + 1.0,
                 "the rendezvous",
                 lambda: torch_private.make_group(

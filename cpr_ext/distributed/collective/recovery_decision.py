@@ -61,7 +61,7 @@ class Agreement:
     account: LossAccount
 
     @property
-    def begins_anew(self) -> bool:
+    def starts_again(self) -> bool:
         """Whether all go back to before the first step, and so need a model that is built anew."""
         return self.recovery == "full" and self.step == 0
 

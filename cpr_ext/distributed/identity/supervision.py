@@ -13,7 +13,7 @@ from cpr_ext.distributed.identity.worker_identity import ALIVE
 _MOST_BYTES = 4096
 
 
-def report_giving_up(reason: str) -> None:
+def report_abort(reason: str) -> None:
     """Say that the job cannot continue, so that starting this worker again would not help."""
     if (path := os.environ.get(ALIVE)) is not None:
         Path(path).write_text(reason)

@@ -153,7 +153,7 @@ def show_alive() -> None:
         os.utime(path)
 
 
-class Place:
+class RankLock:
     """The place of one worker in the job, held by at most one living process.
 
     An advisory lock beside the worker's store; it dies with its process. A process that is stopped
@@ -166,7 +166,7 @@ class Place:
         self._rank = identity.rank
         self._descriptor: int | None = None
 
-    def take(self, wait_seconds: float) -> None:
+    def acquire(self, wait_seconds: float) -> None:
         """Returns once this process holds the place, and nobody the locks of its store.
 
         Processes that a killed predecessor had started, such as data-loader workers, may keep its
@@ -189,7 +189,7 @@ class Place:
             raise
         self._descriptor = descriptors.keep_from_children(descriptor)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Let a successor have it."""
         if self._descriptor is not None:
             descriptors.release(self._descriptor)

@@ -38,7 +38,7 @@ class Notes:
         return bool(self._host.ask("wait", keys=keys, seconds=0.0)["are_there"])
 
 
-def within(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:
+def call_with_timeout(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:
     """What ``call`` returns or raises; its thread is left behind if it takes longer.
 
     Raises:
@@ -65,6 +65,6 @@ def within(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:
 
 
 def wait_for_left_behind(seconds: float) -> None:
-    """Wait until threads that :func:`within` left behind have ended, for so long at most each."""
+    """Wait for each thread that :func:`call_with_timeout` left behind, at most ``seconds``."""
     for thread in list(_asking):
         thread.join(seconds)

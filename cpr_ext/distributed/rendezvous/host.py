@@ -24,7 +24,7 @@ PROOF_SECONDS = 5.0
 MAX_STRANGERS = 256
 _LEAST_SECONDS = 0.25  # that each stranger is given; more of them come in no faster
 _POLL_SECONDS = 0.01
-_TELL_SECONDS = 10.0  # between two lines about refused connections
+_REPORT_SECONDS = 10.0  # between two lines about refused connections
 _MAX_WAIT_SECONDS = 60.0
 _BACKLOG = 1024
 _STRANGERS_BYTES = 4096  # that are read ahead; more is read as a message needs it
@@ -55,7 +55,7 @@ class Host:
         self._strangers: dict[asyncio.Future[None], float] = {}  # when they came; oldest first
         self._numbers = itertools.count()
         self._refused = 0
-        self._told = -_TELL_SECONDS
+        self._reported = -_REPORT_SECONDS
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until cancelled."""
@@ -182,9 +182,9 @@ class Host:
     def _note_refusal(self, writer: asyncio.StreamWriter) -> None:
         """Say that somebody was refused, now and then: a flood must not fill a log."""
         self._refused += 1
-        if time.monotonic() < self._told + _TELL_SECONDS:
+        if time.monotonic() < self._reported + _REPORT_SECONDS:
             return
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
         peer = writer.get_extra_info("peername")
         print(
             f"rendezvous: {self._refused} connections did not prove to know the job's secret, the "

@@ -21,7 +21,7 @@ class HostError(Exception):
     """The host does not answer, or not as the host of this job."""
 
 
-class StrangerError(HostError):
+class UntrustedHostError(HostError):
     """The host, or who is there in its place, does not know this worker's secret."""
 
 
@@ -107,7 +107,7 @@ class HostConnection:
         _send(connected, worker_nonce + handshake.worker_proof(), deadline)
         proof = _receive(connected, wire.CODE_BYTES, deadline)
         if not secrets.compare_digest(proof, handshake.host_proof()):
-            raise StrangerError(
+            raise UntrustedHostError(
                 f"the rendezvous at {place_of(self._identity)} "
                 f"{'refused' if proof == wire.REFUSAL else 'does not know'} this worker's secret"
             )

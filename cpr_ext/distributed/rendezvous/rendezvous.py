@@ -14,7 +14,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from cpr_ext.distributed.identity.supervision import report_giving_up
+from cpr_ext.distributed.identity.supervision import report_abort
 from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts, show_alive
 from cpr_ext.distributed.rendezvous.coordination_store import Notes
 from cpr_ext.distributed.rendezvous.host_connection import (
@@ -22,7 +22,7 @@ from cpr_ext.distributed.rendezvous.host_connection import (
     HostConnection,
     HostError,
     RefusedError,
-    StrangerError,
+    UntrustedHostError,
     place_of,
 )
 from cpr_ext.distributed.rendezvous.round_store import RoundStore
@@ -31,10 +31,10 @@ from cpr_ext.errors import RendezvousError
 logger = logging.getLogger("cpr_ext")
 
 _MISSED_HEARTBEATS = 5
-_TELL_SECONDS = 10.0  # between two lines about a long wait
+_REPORT_SECONDS = 10.0  # between two lines about a long wait
 _RETRY_SECONDS = 0.2
 # A host that is started again may have another in its place for moments.
-_STRANGER_SECONDS = 10.0
+_UNTRUSTED_SECONDS = 10.0
 
 
 class Rendezvous:
@@ -89,7 +89,7 @@ class Rendezvous:
     def _wait_for_all(self, deadline: float) -> str:
         token = uuid.uuid4().hex
         missing = "unknown, as the rendezvous does not answer"
-        told, strange_since = time.monotonic(), None
+        reported, untrusted_since = time.monotonic(), None
         while True:
             show_alive()
             error: HostError | None = None
@@ -97,25 +97,25 @@ class Rendezvous:
                 answer = self._meet(token, deadline)
                 if answer["round"] is not None:
                     return str(answer["round"])
-                missing, strange_since = ", ".join(map(str, answer["missing"])), None
+                missing, untrusted_since = ", ".join(map(str, answer["missing"])), None
             except HostError as caught:
                 error = caught
                 missing = "unknown, as the rendezvous does not answer"
                 logger.info("%s; trying again", error)
-                strange_since = strange_since or time.monotonic()
-                if not isinstance(error, StrangerError):
-                    strange_since = None
-                elif time.monotonic() > strange_since + _STRANGER_SECONDS:
+                untrusted_since = untrusted_since or time.monotonic()
+                if not isinstance(error, UntrustedHostError):
+                    untrusted_since = None
+                elif time.monotonic() > untrusted_since + _UNTRUSTED_SECONDS:
                     raise self._end(
                         f"{error}; give the rendezvous' host and all workers the same "
                         "CPR_JOB_SECRET_FILE"
                     ) from error
                 time.sleep(_RETRY_SECONDS)
             if time.monotonic() >= deadline:
-                raise self._give_up(missing, error) from error
-            if time.monotonic() > told + _TELL_SECONDS:
+                raise self._join_failed(missing, error) from error
+            if time.monotonic() > reported + _REPORT_SECONDS:
                 logger.info("waiting at %s for workers: %s", place_of(self._identity), missing)
-                told = time.monotonic()
+                reported = time.monotonic()
 
     def _meet(self, token: str, deadline: float) -> dict[str, Any]:
         """Wait for a heartbeat's time at most; the next call is the next sign of life."""
@@ -131,7 +131,7 @@ class Rendezvous:
             limit_seconds=min(heartbeat, left) + ANSWER_SECONDS,
         )
 
-    def _give_up(self, missing: str, error: Exception | None) -> RendezvousError:
+    def _join_failed(self, missing: str, error: Exception | None) -> RendezvousError:
         return self._end(
             f"worker {self._identity.rank} waited {self._time_outs.join_seconds:g} s at "
             f"{place_of(self._identity)} for workers {missing or 'that have just left'}, which did "
@@ -140,5 +140,5 @@ class Rendezvous:
         )
 
     def _end(self, reason: str, remedy: str = "") -> RendezvousError:
-        report_giving_up(reason)
+        report_abort(reason)
         return RendezvousError(reason + remedy)

@@ -52,7 +52,7 @@ def run_member(scenario, rank, folder, port):
 
     def meet(number, seconds=10):
         round_store = PrefixStore(f"round {number}", store)
-        group.reform(Round(round_store, timedelta(seconds=seconds), "127.0.0.1"))
+        group.configure(Round(round_store, timedelta(seconds=seconds), "127.0.0.1"))
 
     meet.host = int(Path(folder, "host").read_text())
     said = globals()[scenario](rank, group, meet)
@@ -131,7 +131,7 @@ def data_parallel(rank, group, meet):
     with pytest.raises(RuntimeError):
         train(model, rank)
     assert group.has_lost_peer()
-    group.dissolve()
+    group.abort()
     assert not group.has_lost_peer()
     return before, subgroup.size() if rank < 2 else None
 

@@ -9,7 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from cpr_ext.distributed.identity.worker_identity import Identity, Place, TimeOuts, worker_directory
+from cpr_ext.distributed.identity.worker_identity import (
+    Identity,
+    RankLock,
+    TimeOuts,
+    worker_directory,
+)
 from cpr_ext.errors import StoreError, UsageError
 
 OURS = {"CPR_RANK": "2", "CPR_WORLD_SIZE": "4", "CPR_RENDEZVOUS": "head:29400"}
@@ -87,8 +92,8 @@ def test_a_place_is_held_by_one_and_free_once_its_process_is_dead(tmp_path):
     identity = Identity(0, 1, "127.0.0.1", 1)
     code = (
         "import sys, time\n"
-        "from cpr_ext.distributed.identity.worker_identity import Identity, Place\n"
-        "Place(sys.argv[1], Identity(0, 1, '127.0.0.1', 1)).take(1)\n"
+        "from cpr_ext.distributed.identity.worker_identity import Identity, RankLock\n"
+        "RankLock(sys.argv[1], Identity(0, 1, '127.0.0.1', 1)).acquire(1)\n"
         "print('taken', flush=True)\n"
         "time.sleep(60)"
     )
@@ -96,24 +101,24 @@ def test_a_place_is_held_by_one_and_free_once_its_process_is_dead(tmp_path):
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout.readline() == b"taken\n"
-        place = Place(tmp_path, identity)
+        place = RankLock(tmp_path, identity)
         with pytest.raises(StoreError, match=f"worker 0 is still process {holder.pid}"):
-            place.take(0.1)
+            place.acquire(0.1)
         holder.kill()
-        place.take(10)
-    place.give_back()
-    again = Place(tmp_path, identity)
-    again.take(0.1)
-    again.give_back()
+        place.acquire(10)
+    place.release()
+    again = RankLock(tmp_path, identity)
+    again.acquire(0.1)
+    again.release()
 
 
 HOLDER = """
 import ctypes, os, pathlib, sys, time
-from cpr_ext.distributed.identity.worker_identity import Identity, Place
+from cpr_ext.distributed.identity.worker_identity import Identity, RankLock
 from cpr_ext.storage.locks import DirectoryLock
 
 folder, fork, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
-Place(folder, Identity(0, 1, "127.0.0.1", 1)).take(1)
+RankLock(folder, Identity(0, 1, "127.0.0.1", 1)).acquire(1)
 shard = pathlib.Path(folder, "worker-00000-of-00001", "shard-00000")
 shard.mkdir(parents=True)
 lock = DirectoryLock(shard)
@@ -135,36 +140,36 @@ def killed_holder(folder, fork, seconds):
         holder.kill()
         holder.wait()
         try:
-            yield Place(folder, Identity(0, 1, "127.0.0.1", 1)), holder.pid, child
+            yield RankLock(folder, Identity(0, 1, "127.0.0.1", 1)), holder.pid, child
         finally:
             os.kill(child, signal.SIGKILL)
 
 
 def test_children_of_a_killed_worker_such_as_data_loaders_do_not_keep_its_place(tmp_path):
     with killed_holder(tmp_path, "python", 60) as (place, _, child):
-        place.take(0.05)
+        place.acquire(0.05)
         os.kill(child, 0)  # it lives
-        place.give_back()
+        place.release()
 
 
 def test_a_lock_that_somebody_keeps_for_moments_is_waited_for(tmp_path):
     with killed_holder(tmp_path, "c", 1.0) as (place, _, _):
         began = time.monotonic()
-        place.take(20)
+        place.acquire(20)
         assert time.monotonic() - began > 0.2
-        place.give_back()
+        place.release()
 
 
 def test_who_keeps_a_lock_for_ever_is_named_and_never_a_dead_process(tmp_path):
     with killed_holder(tmp_path, "c", 60) as (place, dead, child):
         with pytest.raises(StoreError) as error:
-            place.take(0.1)
+            place.acquire(0.1)
         assert f"what it started still holds its lock: process {child} after 0.1 s" in str(error)
         assert str(dead) not in str(error)
         # Also if only a lock of the store is kept.
         (tmp_path / "worker-00000-of-00001.lock").unlink()
         with pytest.raises(StoreError, match=rf"process {child} after .*shard-00000.LOCK"):
-            place.take(0.1)
+            place.acquire(0.1)
         # That one gave its own place back.
         (tmp_path / "worker-00000-of-00001" / "shard-00000" / "LOCK").unlink()
-        Place(tmp_path, Identity(0, 1, "127.0.0.1", 1)).take(0.1)
+        RankLock(tmp_path, Identity(0, 1, "127.0.0.1", 1)).acquire(0.1)

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from cpr_ext.distributed.identity.worker_identity import Identity
-from cpr_ext.distributed.rendezvous.coordination_store import Notes, within
+from cpr_ext.distributed.rendezvous.coordination_store import Notes, call_with_timeout
 from cpr_ext.distributed.rendezvous.host import Host
 from cpr_ext.distributed.rendezvous.host_connection import HostConnection
 from cpr_ext.distributed.rendezvous.round_store import RoundStore
@@ -85,15 +85,15 @@ def test_a_host_that_does_not_answer_is_an_error_of_torchs_kind():
 
 
 def test_what_a_call_returns_or_raises_is_handed_on():
-    assert within(5, "nobody", lambda: 7) == 7
+    assert call_with_timeout(5, "nobody", lambda: 7) == 7
     with pytest.raises(KeyError):
-        within(5, "nobody", lambda: {}["missing"])
+        call_with_timeout(5, "nobody", lambda: {}["missing"])
 
 
 def test_a_call_that_has_no_end_is_left_behind():
     never = threading.Event()
     with pytest.raises(dist.DistNetworkError, match="host:1 does not answer"):
-        within(0.01, "host:1", never.wait)
+        call_with_timeout(0.01, "host:1", never.wait)
     never.set()
 
 
@@ -103,7 +103,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from cpr_ext.distributed.rendezvous.host_connection import HostConnection
 from cpr_ext.distributed.identity.worker_identity import Identity
-from cpr_ext.distributed.rendezvous.coordination_store import within
+from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
 from cpr_ext.distributed.rendezvous.round_store import RoundStore
 
 
@@ -125,7 +125,8 @@ waiting, slow = threading.Event(), EndsSlowly()
 identity = Identity(0, 2, sys.argv[1], int(sys.argv[2]), secret=sys.argv[3])
 store = ComesBackLate(HostConnection(identity), "r")
 try:
-    within(0.5, "nobody", lambda: dist.ProcessGroupGloo(store, 0, 2, timedelta(seconds=20)))
+    limit = timedelta(seconds=20)
+    call_with_timeout(0.5, "nobody", lambda: dist.ProcessGroupGloo(store, 0, 2, limit))
 except dist.DistNetworkError:
     assert waiting.is_set()
     threading.Timer(0.1, store._host.interrupt).start()  # as if the host died

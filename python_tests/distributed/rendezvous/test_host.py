@@ -17,7 +17,11 @@ import torch.distributed as dist
 from cpr_ext.distributed.identity.worker_identity import Identity
 from cpr_ext.distributed.rendezvous import host as host_module
 from cpr_ext.distributed.rendezvous.coordination_store import Notes
-from cpr_ext.distributed.rendezvous.host_connection import HostConnection, HostError, StrangerError
+from cpr_ext.distributed.rendezvous.host_connection import (
+    HostConnection,
+    HostError,
+    UntrustedHostError,
+)
 from cpr_ext.distributed.rendezvous_host import listen
 from cpr_ext.errors import RendezvousError, UsageError
 from python_tests.distributed.strangers import KINDS, bother, listening
@@ -70,9 +74,9 @@ def test_a_worker_with_another_secret_is_refused_and_the_host_says_so(host):
     Notes(host.connection()).write("ours", "here")
     for secret in ("a-secret-of-somebody-else-entirely", SECRET + "!"):
         notes = Notes(host.connection(secret))
-        with pytest.raises(StrangerError, match=f"{host.port} refused this worker's secret"):
+        with pytest.raises(UntrustedHostError, match=f"{host.port} refused this worker's secret"):
             notes.read("ours")
-        with pytest.raises(StrangerError):
+        with pytest.raises(UntrustedHostError):
             notes.write("ours", "planted")
     assert Notes(host.connection()).read("ours") == "here"
     said = host.log.read_text()

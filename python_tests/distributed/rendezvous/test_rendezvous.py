@@ -53,7 +53,7 @@ def test_who_waits_in_vain_names_the_missing_to_its_supervisor_too(place, tmp_pa
 
 
 def test_a_worker_with_a_wrong_secret_gives_up_with_the_remedy(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous, "_UNTRUSTED_SECONDS", 0.3)
     alive = tmp_path / "alive"
     alive.touch()
     monkeypatch.setenv("CPR_ALIVE_FILE", str(alive))
