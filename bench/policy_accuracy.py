@@ -16,8 +16,8 @@ from typing import Any
 from cpr_ext.emulation.machine import describe_machine
 from cpr_ext.policy import (
     ExponentialFailures,
-    Job,
     JobCosts,
+    JobSize,
     SavePattern,
     expected_pls,
     full_recovery,
@@ -65,7 +65,7 @@ def formula_grid() -> Any:
     grid = itertools.product((8, 28, 100), (0.02, 0.05, 0.1), (20, 100), (1, 4))
     for number, (mtbf, share, failures, lost) in enumerate(grid):
         interval = share * mtbf
-        job, model = Job(failures * mtbf, 18, lost), ExponentialFailures(mtbf)
+        job, model = JobSize(failures * mtbf, 18, lost), ExponentialFailures(mtbf)
         full = simulate_full_recovery(COSTS, job, model, interval, seed=number)
         partial = simulate_partial_recovery(COSTS, job, model, interval, seed=number)
         yield {
@@ -94,7 +94,7 @@ def expectation_grid() -> Any:
     cases = [(56, 28, 2.24), (56, 28, 44.8), (50, 10, 1.3), (50, 10, 9), (100, 28, 150), (20, 9, 7)]
     grid = itertools.product(cases, ("training", "running"), (1.0, 0.125))
     for number, ((total, mtbf, interval), clock, fraction) in enumerate(grid):
-        job, model = Job(total, 18, 4), ExponentialFailures(mtbf)
+        job, model = JobSize(total, 18, 4), ExponentialFailures(mtbf)
         pattern = SavePattern(fraction, min(1.0, 1.07 * fraction))
         options: dict[str, Any] = {"clock": clock}
         played: dict[str, Any] = {**options, "histories": 200_000, "seed": number}
@@ -148,7 +148,7 @@ def worst(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def abstract_figures(save_minutes: float, recover_minutes: float) -> dict[str, float]:
     """The abstract's percentages from given costs (derived, not published)."""
-    job, mtbf = Job(56, 8), 28.0
+    job, mtbf = JobSize(56, 8), 28.0
     costs = JobCosts(save_minutes / 60, recover_minutes / 60, recover_minutes / 60, 0)
     often = young_interval_hours(costs.save_hours, mtbf)
     rare = interval_for_pls(job, mtbf, 0.1)

@@ -18,7 +18,7 @@ from cpr_ext.cuda import devices_of, make_stagers, use_training_streams
 from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.metrics.cost_meter import CostMeter
 from cpr_ext.metrics.counters import Metrics, ScalarWriter
-from cpr_ext.metrics.run_state import RunAccount
+from cpr_ext.metrics.run_state import RunState
 from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority, make_tracker
 from cpr_ext.recovery.recoverer import OnDamage, Recoverer, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
@@ -217,7 +217,7 @@ class Checkpointer:
             for table in self.tables
         }
         meter = CostMeter(self.tables, prioritized, self.priority.fraction, num_shards)
-        self._account = RunAccount(
+        self._account = RunState(
             meter, EverySeconds(60) if schedule is None else schedule, num_shards, scalar_writer
         )
         pipeline = native.SnapshotPipeline(
@@ -345,7 +345,7 @@ class Checkpointer:
         self._recorder.flush()
         self._recorder.begin_step()
         self._watch.begin_step()
-        self._account.go_on_from(self.step_count + 1, self.num_samples + num_samples)
+        self._account.resume_at(self.step_count + 1, self.num_samples + num_samples)
         self._saver.settle()
         begun = self._take_requested() or self._saver.begin_if_due()
         self._saver.go_on()
@@ -591,7 +591,7 @@ class Checkpointer:
         self._watch.begin_step()
         self._watch.accept()
         self._recorder.begin_step()
-        self._account.go_on_from(position.step, position.num_samples)
+        self._account.resume_at(position.step, position.num_samples)
         self._account.note_lost_samples(samples_lost)
         return position.extra_state
 
@@ -720,7 +720,7 @@ class Checkpointer:
     def _count_unsaved_rows(self) -> int | None:
         num_rows = sum(table.num_embeddings for table in self.tables)
         if num_rows > _MOST_COUNTED_ROWS or not all(
-            table.untouched_rows_keep_still() and self._watch.is_proven(table)
+            table.updates_only_looked_up_rows() and self._watch.is_proven(table)
             for table in self.tables
         ):
             return None

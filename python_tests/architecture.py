@@ -53,6 +53,7 @@ HOW_TO_ADD = (
     "that may import it, and to docs/architecture.md"
 )
 
+_NAME_OF_A_TYPE = re.compile(r"_?[A-Z](?:[a-z0-9]\w*|$)")  # no constant is written like this
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -192,3 +193,21 @@ def circle_of(graph: Mapping[str, Iterable[str]]) -> list[str]:
         return []
 
     return next((circle for node in sorted(graph) if (circle := walk(node, []))), [])
+
+
+def type_names(text: str) -> Iterator[str]:
+    """Names of the classes that a module defines anywhere, and of its type aliases."""
+    tree = ast.parse(text)
+    yield from (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if _is_variable(node.value):
+                continue
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            yield from (name for name in names if _NAME_OF_A_TYPE.match(name))
+
+
+def _is_variable(value: ast.expr | None) -> bool:
+    """Whether it is a ``TypeVar``, which belongs to its module alone."""
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name)

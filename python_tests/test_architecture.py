@@ -1,5 +1,6 @@
 """The arrows between rooms: each is allowed by python_tests/architecture.py, or a test is red."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,25 @@ def test_every_room_has_tests_of_its_name():
 def test_every_folder_says_what_it_is_for():
     faces = [path for path in PYTHON if path.name == "__init__.py"]
     assert [str(path) for path in faces if not path.read_text().startswith('"""')] == []
+
+
+def test_no_name_of_a_class_or_type_is_used_twice():
+    places = defaultdict(list)
+    for path in PYTHON:
+        for name in architecture.type_names(path.read_text()):
+            places[name].append(str(path.relative_to(ROOT)))
+    assert len(places) > 200
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_names_of_types_are_found_wherever_they_are_defined():
+    source = (
+        "class A:\n    class _B: ...\n"
+        "def f():\n    class C: ...\n"
+        "Pair = tuple[int, int]\nT = TypeVar('T')\nKind: TypeAlias = str\n"
+        "LIMIT = 3\nname = dict[str, int]\n"
+    )
+    assert sorted(architecture.type_names(source)) == ["A", "C", "Kind", "Pair", "_B"]
 
 
 def test_every_native_source_is_listed_one_by_one_in_the_build():

@@ -12,8 +12,8 @@ from cpr_ext.policy import (
     ExponentialFailures,
     FailureModel,
     GammaFailures,
-    Job,
     JobCosts,
+    JobSize,
     StateBytes,
 )
 
@@ -32,7 +32,7 @@ _NEEDED = {
 
 
 @dataclass(frozen=True)
-class Source:
+class InputSource:
     """An input and where it is from."""
 
     what: str
@@ -48,13 +48,13 @@ class PlanInputs:
         fit: how the failure model was fitted, if it was.
     """
 
-    job: Job
+    job: JobSize
     costs: JobCosts
     failures: FailureModel
     target_pls: float
     state_bytes: StateBytes | None
     fit: FailureFit | None
-    sources: list[Source] = field(default_factory=list)
+    sources: list[InputSource] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -126,7 +126,7 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
         failures, failures_origin = ExponentialFailures(given["mtbf_hours"]), "given"
     _require_all(figures, has_failures=failures is not None)
     assert failures is not None
-    job = Job(
+    job = JobSize(
         figures.number("job_hours"),
         int(figures.number("shards")),
         int(figures.number("shards_per_failure", 1)),
@@ -138,10 +138,12 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
         reschedule_hours=figures.number("reschedule_minutes") / 60,
     )
     sources = _sources(figures, job, costs)
-    sources.insert(2, Source("failures", _describe(failures, fit), failures_origin))
+    sources.insert(2, InputSource("failures", _describe(failures, fit), failures_origin))
     if state_bytes is not None:
         text = f"{size(state_bytes.total_bytes)}, {size(state_bytes.prioritized_bytes)} of it in "
-        sources.append(Source("bytes of a save", f"{text}large tables", "the store's manifests"))
+        sources.append(
+            InputSource("bytes of a save", f"{text}large tables", "the store's manifests")
+        )
     target_pls = figures.number("target_pls", 0.1)
     return PlanInputs(job, costs, failures, target_pls, state_bytes, fit, sources, notes)
 
@@ -239,24 +241,26 @@ def _require_all(figures: _Figures, *, has_failures: bool) -> None:
         raise UsageError("\n".join(["a plan needs these, or a --preset:", *missing]))
 
 
-def _sources(figures: _Figures, job: Job, costs: JobCosts) -> list[Source]:
+def _sources(figures: _Figures, job: JobSize, costs: JobCosts) -> list[InputSource]:
     lost = "all" if job.shards_per_failure == job.num_shards else job.shards_per_failure
     return [
-        Source("job", f"{job.total_hours:g} h of training", figures.origin("job_hours")),
-        Source(
+        InputSource("job", f"{job.total_hours:g} h of training", figures.origin("job_hours")),
+        InputSource(
             "shards",
             f"{job.num_shards}, {lost} lost per failure",
             _join(figures.origin("shards"), figures.origin("shards_per_failure")),
         ),
-        Source("save everything", minutes(costs.save_hours), figures.origin("save_minutes")),
-        Source("load everything", minutes(costs.load_hours), figures.origin("load_minutes")),
-        Source(
+        InputSource("save everything", minutes(costs.save_hours), figures.origin("save_minutes")),
+        InputSource("load everything", minutes(costs.load_hours), figures.origin("load_minutes")),
+        InputSource(
             "load lost shards",
             minutes(costs.load_shard_hours),
             figures.origin("load_shard_minutes"),
         ),
-        Source("reschedule", minutes(costs.reschedule_hours), figures.origin("reschedule_minutes")),
-        Source(
+        InputSource(
+            "reschedule", minutes(costs.reschedule_hours), figures.origin("reschedule_minutes")
+        ),
+        InputSource(
             "PLS accepted", f"{figures.number('target_pls', 0.1):g}", figures.origin("target_pls")
         ),
     ]

@@ -11,7 +11,7 @@ from tqdm import tqdm
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from cpr_ext.dlrm.trainer import Progress
+    from cpr_ext.dlrm.trainer import TrainingProgress
 
 
 class SampleBar:
@@ -49,7 +49,7 @@ class SampleBar:
 class ProgressBar(SampleBar):
     """Shows samples, speed, loss, snapshots and stalls on stderr; messages go above it."""
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: TrainingProgress) -> None:
         """Take note of where training is."""
         if self._disable:
             return

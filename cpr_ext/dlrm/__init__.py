@@ -1,11 +1,15 @@
 """The reference model (DLRM) and the data it is trained on."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from cpr_ext.dlrm.batch import Batch, DataSource
 from cpr_ext.dlrm.evaluation import Evaluation, evaluate
 from cpr_ext.dlrm.hyperparameters import Hyperparameters
 from cpr_ext.dlrm.model import DLRM, initial_rows
 from cpr_ext.dlrm.optimizers import build_optimizers
-from cpr_ext.dlrm.presets import Preset, find_preset
+from cpr_ext.dlrm.presets import ModelPreset, find_preset
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.dlrm.sources import open_source
 
@@ -15,7 +19,7 @@ __all__ = [
     "DataSource",
     "Evaluation",
     "Hyperparameters",
-    "Preset",
+    "ModelPreset",
     "RowWiseAdagrad",
     "build_optimizers",
     "evaluate",
@@ -23,3 +27,13 @@ __all__ = [
     "initial_rows",
     "open_source",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Preset":  # works for one version
+        import warnings
+
+        text = "cpr_ext.dlrm.Preset will be removed; use cpr_ext.dlrm.ModelPreset"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return ModelPreset
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

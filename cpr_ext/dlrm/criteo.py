@@ -14,7 +14,7 @@ import torch
 from cpr_ext.dlrm.batch import Batch, check_batch_request
 from cpr_ext.dlrm.criteo_fields import NUM_DENSE, NUM_FIELDS, NUM_TABLES
 from cpr_ext.dlrm.criteo_files import find_criteo_files
-from cpr_ext.dlrm.criteo_reader import ReadReport, Rows, Side, read_rows
+from cpr_ext.dlrm.criteo_reader import CriteoRows, ReadReport, Side, read_rows
 from cpr_ext.dlrm.criteo_vocabulary import Vocabulary
 from cpr_ext.dlrm.hyperparameters import Hyperparameters
 from cpr_ext.errors import UsageError
@@ -117,10 +117,10 @@ class Criteo:
         if self._encoding == "dictionary" and self._vocabularies is None:
             self._vocabularies = self._read_vocabularies()
         one_each = torch.arange(batch_size)
-        rest: Rows | None = None
+        rest: CriteoRows | None = None
         for rows in self._rows(side, skip_rows):
             rows.categories = self._row_ids(rows.categories)
-            held = rows if rest is None else Rows.joined([rest, rows])
+            held = rows if rest is None else CriteoRows.joined([rest, rows])
             num_full = len(held) // batch_size * batch_size
             for start in range(0, num_full, batch_size):
                 yield _as_batch(held.part(start, start + batch_size), one_each)
@@ -128,7 +128,7 @@ class Criteo:
         if rest is not None and len(rest):
             yield _as_batch(rest, one_each[: len(rest)])
 
-    def _rows(self, side: Side, skip_rows: int = 0) -> Iterator[Rows]:
+    def _rows(self, side: Side, skip_rows: int = 0) -> Iterator[CriteoRows]:
         for file in self._files[side]:
             report = ReadReport()
             try:
@@ -165,7 +165,7 @@ class Criteo:
         return vocabularies
 
 
-def _as_batch(rows: Rows, offsets: torch.Tensor) -> Batch:
+def _as_batch(rows: CriteoRows, offsets: torch.Tensor) -> Batch:
     return Batch(
         dense=torch.from_numpy(rows.dense),
         indices=[torch.from_numpy(column) for column in rows.categories],

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
+from cpr_ext.dlrm.array_types import Bool, Int64
 
 NUM_DENSE = 13
 NUM_TABLES = 26

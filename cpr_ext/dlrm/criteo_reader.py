@@ -47,7 +47,7 @@ class ReadReport:
 
 
 @dataclass
-class Rows:
+class CriteoRows:
     """Well-formed rows of a log, in file order."""
 
     dense: npt.NDArray[np.float32]  # (num_rows, 13)
@@ -57,14 +57,16 @@ class Rows:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def part(self, start: int, stop: int) -> Rows:
+    def part(self, start: int, stop: int) -> CriteoRows:
         """Rows `start` to `stop`, sharing memory."""
-        return Rows(self.dense[start:stop], self.categories[:, start:stop], self.labels[start:stop])
+        return CriteoRows(
+            self.dense[start:stop], self.categories[:, start:stop], self.labels[start:stop]
+        )
 
     @staticmethod
-    def joined(parts: list[Rows]) -> Rows:
+    def joined(parts: list[CriteoRows]) -> CriteoRows:
         """The rows of all parts, one after another."""
-        return Rows(
+        return CriteoRows(
             np.concatenate([part.dense for part in parts]),
             np.concatenate([part.categories for part in parts], axis=1),
             np.concatenate([part.labels for part in parts]),
@@ -73,7 +75,7 @@ class Rows:
 
 def read_rows(
     file: Path, side: Side | None, report: ReadReport, *, skip_rows: int = 0
-) -> Iterator[Rows]:
+) -> Iterator[CriteoRows]:
     """The rows of `file`, or those of one side of it, some thousands at a time.
 
     Args:
@@ -105,7 +107,7 @@ def read_rows(
             continue
         # Taken first, so that only what is used is parsed.
         taken = [column.take(keep) for column in columns[1:]]
-        yield Rows(
+        yield CriteoRows(
             parse_dense(taken[:NUM_DENSE], report.fields),
             parse_categories(taken[NUM_DENSE:], report.fields),
             labels[keep],

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from cpr_ext.dlrm.array_types import Int64
 
 OVERFLOW_ROW = 0
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cpr_ext.dlrm.batch import Batch, DataSource
-from cpr_ext.dlrm.presets import Preset
+from cpr_ext.dlrm.presets import ModelPreset
 from cpr_ext.errors import UsageError
 
 
@@ -112,7 +112,7 @@ class DLRM(nn.Module):
         self.register_buffer("_pairs", row * num_vectors + column, persistent=False)
 
     @classmethod
-    def from_preset(cls, preset: Preset, source: DataSource, *, seed: int = 0) -> DLRM:
+    def from_preset(cls, preset: ModelPreset, source: DataSource, *, seed: int = 0) -> DLRM:
         """A model of the preset's widths for the tables and dense features of `source`."""
         return cls(
             table_names=source.table_names,

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from cpr_ext.dlrm.array_types import Int64
 from cpr_ext.dlrm.batch import Batch, check_batch_request
 from cpr_ext.dlrm.hyperparameters import Hyperparameters
 from cpr_ext.dlrm.movietweetings_files import Movie, read_movies, read_ratings
 
-_Int64 = npt.NDArray[np.int64]
 _UNKNOWN_YEAR = 0  # row of the year table for movies without one
 
 
@@ -95,12 +94,12 @@ class MovieTweetings:
         """What was malformed in the two files, with counts."""
         return list(self._warnings)
 
-    def _batches(self, order: _Int64, batch_size: int, first_batch: int) -> Iterator[Batch]:
+    def _batches(self, order: Int64, batch_size: int, first_batch: int) -> Iterator[Batch]:
         check_batch_request(batch_size, first_batch)
         starts = range(first_batch * batch_size, len(order), batch_size)
         return (self._batch(order[start : start + batch_size]) for start in starts)
 
-    def _batch(self, samples: _Int64) -> Batch:
+    def _batch(self, samples: Int64) -> Batch:
         user, movie, year, hour = np.ascontiguousarray(self._row_ids[samples].T)
         genre, genre_offsets = self._genres_of_movie.bags(movie)
         one_each = torch.arange(len(samples))
@@ -120,7 +119,7 @@ class _Bags:
         self._lengths = np.array([len(row) for row in rows], dtype=np.int64)
         self._starts = np.cumsum(self._lengths) - self._lengths
 
-    def bags(self, rows: _Int64) -> tuple[_Int64, _Int64]:
+    def bags(self, rows: Int64) -> tuple[Int64, Int64]:
         """Values of the given rows one after another, and the offset where each begins."""
         lengths = self._lengths[rows]
         offsets = np.cumsum(lengths) - lengths
@@ -135,7 +134,7 @@ def _genre_bags(movies: list[Movie | None]) -> tuple[_Bags, list[str]]:
     return _Bags(bags), names
 
 
-def _years(movies: list[Movie | None]) -> tuple[_Int64, int]:
+def _years(movies: list[Movie | None]) -> tuple[Int64, int]:
     """The year row of each movie, (num_movies,), and the number of year rows."""
     years = [movie.year if movie else None for movie in movies]
     stated = sorted({year for year in years if year is not None})

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from cpr_ext.dlrm.array_types import Float64, Int64
 
 _BIAS = -0.8
 _DENSE_STD = 0.4

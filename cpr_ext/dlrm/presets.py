@@ -24,7 +24,7 @@ SYNTHETIC_NUM_EMBEDDINGS = (60_000, 30_000, 15_000, 400, 150, 100, 50, 24, 12, 4
 
 
 @dataclass(frozen=True)
-class Preset:
+class ModelPreset:
     """Sizes of one DLRM.
 
     Attributes:
@@ -68,10 +68,10 @@ class Preset:
         return tuple(min(rows, self.max_rows) for rows in self.uncapped_criteo_num_embeddings)
 
 
-PRESETS: dict[str, Preset] = {
+PRESETS: dict[str, ModelPreset] = {
     preset.name: preset
     for preset in (
-        Preset(
+        ModelPreset(
             name="tiny",
             embedding_dim=16,
             bottom_mlp=(13, 32, 16),
@@ -80,7 +80,7 @@ PRESETS: dict[str, Preset] = {
             uncapped_criteo_num_embeddings=CRITEO_KAGGLE_NUM_EMBEDDINGS,
             synthetic_num_embeddings=SYNTHETIC_NUM_EMBEDDINGS,
         ),
-        Preset(
+        ModelPreset(
             name="kaggle",
             embedding_dim=16,
             bottom_mlp=(13, 512, 256, 64, 16),
@@ -89,7 +89,7 @@ PRESETS: dict[str, Preset] = {
             uncapped_criteo_num_embeddings=CRITEO_KAGGLE_NUM_EMBEDDINGS,
             synthetic_num_embeddings=CRITEO_KAGGLE_NUM_EMBEDDINGS,
         ),
-        Preset(
+        ModelPreset(
             name="terabyte",
             embedding_dim=64,
             bottom_mlp=(13, 512, 256, 64),
@@ -104,7 +104,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def find_preset(name: str) -> Preset:
+def find_preset(name: str) -> ModelPreset:
     """The preset called `name`.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 # Enough for a picture, little for a snapshot.
 _MAX_LOSS_POINTS = 2000
 
-Recovery = Literal["partial", "full", "none"]
+FailureResponse = Literal["partial", "full", "none"]
 
 
 @dataclass
@@ -30,7 +30,7 @@ class FailureRecord:
     step: int
     num_samples: int
     shards: list[int]
-    recovery: Recovery
+    recovery: FailureResponse
     rows_restored: int = 0
     rows_stale: int | None = 0
     samples_lost: int = 0

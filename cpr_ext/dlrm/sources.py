@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpr_ext.dlrm.batch import DataSource
 from cpr_ext.dlrm.criteo import Criteo, Encoding
 from cpr_ext.dlrm.movietweetings import MovieTweetings
-from cpr_ext.dlrm.presets import Preset
+from cpr_ext.dlrm.presets import ModelPreset
 from cpr_ext.dlrm.synthetic import Synthetic
 from cpr_ext.errors import UsageError
 
@@ -13,7 +13,7 @@ _ALLOWED = "synthetic, criteo:PATH, movietweetings:PATH"
 
 
 def open_source(
-    spec: str, preset: Preset, seed: int = 0, *, criteo_encoding: Encoding = "hash"
+    spec: str, preset: ModelPreset, seed: int = 0, *, criteo_encoding: Encoding = "hash"
 ) -> DataSource:
     """The data source named by `spec`.
 

@@ -19,8 +19,8 @@ from cpr_ext.dlrm.failures import PlannedFailure, lose_shards
 from cpr_ext.dlrm.hyperparameters import Hyperparameters
 from cpr_ext.dlrm.model import DLRM
 from cpr_ext.dlrm.optimizers import build_optimizers
-from cpr_ext.dlrm.presets import Preset
-from cpr_ext.dlrm.run_log import FailureRecord, Recovery, RunLog
+from cpr_ext.dlrm.presets import ModelPreset
+from cpr_ext.dlrm.run_log import FailureRecord, FailureResponse, RunLog
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.counters import Metrics
 from cpr_ext.policy import portion_of_lost_samples
@@ -53,7 +53,7 @@ class TrainOptions:
     every_steps: int = 100
     max_steps: int | None = None
     failures: tuple[PlannedFailure, ...] = ()
-    recovery: Recovery = "partial"
+    recovery: FailureResponse = "partial"
     num_shards: int = 8
     consistency: Consistency = "step"
     seed: int = 0
@@ -110,7 +110,7 @@ class TrainResult:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """What a progress bar shows."""
 
     step: int
@@ -132,10 +132,10 @@ class Trainer:
 
     def __init__(
         self,
-        preset: Preset,
+        preset: ModelPreset,
         source: DataSource,
         options: TrainOptions,
-        observe: Callable[[Progress], None] = lambda progress: None,
+        observe: Callable[[TrainingProgress], None] = lambda progress: None,
     ) -> None:
         torch.manual_seed(options.seed)
         self._source = source
@@ -309,7 +309,7 @@ class Trainer:
         losses = log.losses
         loss = losses[-1][1] if math.isnan(mean) and losses else mean
         self._observe(
-            Progress(
+            TrainingProgress(
                 self._step, self._num_samples, self._end_sample(), loss, self._metrics(), message
             )
         )

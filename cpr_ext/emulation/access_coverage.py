@@ -10,13 +10,12 @@ import numpy.typing as npt
 import torch
 
 from cpr_ext import Table
+from cpr_ext.dlrm.array_types import Int64
 from cpr_ext.dlrm.batch import DataSource
 from cpr_ext.state.table import prioritized_tables
 
 _POINTS = 60
 _MAX_LOOKUPS = 1 << 26  # of one table; enough for a curve, and bounded for a long stream
-
-_Int64 = npt.NDArray[np.int64]
 
 
 def measure_coverage(
@@ -79,13 +78,13 @@ def _prioritized(source: DataSource) -> list[int]:
     return [int(table.name) for table in prioritized_tables(tables)]
 
 
-def _move(window: Sequence[_Int64], counts: Sequence[_Int64]) -> None:
+def _move(window: Sequence[Int64], counts: Sequence[Int64]) -> None:
     for fresh, total in zip(window, counts, strict=True):
         total += fresh
         fresh[:] = 0
 
 
-def _covered(counts: Sequence[_Int64], fraction: float) -> float:
+def _covered(counts: Sequence[Int64], fraction: float) -> float:
     """Share of the accesses that the top ``fraction`` of each table's rows take."""
     top = 0
     for table in counts:
@@ -95,7 +94,7 @@ def _covered(counts: Sequence[_Int64], fraction: float) -> float:
 
 
 def _curve(
-    counts: Sequence[_Int64],
+    counts: Sequence[Int64],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Share of rows and of accesses, rows of all tables together, hottest first."""
     accesses = np.sort(np.concatenate(counts))[::-1]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpr_ext.emulation.strategies import STRATEGIES, StrategyName
+from cpr_ext.emulation.strategies import STRATEGIES, EmulatedStrategyName
 from cpr_ext.errors import DataError, UsageError
 
 FORMAT = 1
@@ -29,7 +29,7 @@ class RunKey:
     """One run: a strategy and a seed."""
 
     seed: int
-    strategy: StrategyName
+    strategy: EmulatedStrategyName
 
     @property
     def name(self) -> str:
@@ -63,7 +63,9 @@ class Campaign:
         write_json(self.directory / _RUNS / f"{key.name}.json", run)
         self.runs[key] = run
 
-    def missing(self, strategies: Iterable[StrategyName], seeds: Iterable[int]) -> list[RunKey]:
+    def missing(
+        self, strategies: Iterable[EmulatedStrategyName], seeds: Iterable[int]
+    ) -> list[RunKey]:
         """The runs asked for that are not finished, seed by seed."""
         strategies = list(strategies)
         keys = [RunKey(seed, strategy) for seed in seeds for strategy in strategies]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cpr_ext.emulation.strategies import Strategy
+from cpr_ext.emulation.strategies import EmulatedStrategy
 from cpr_ext.policy import JobCosts, Overhead, RunningPLS
 
 
@@ -37,7 +37,7 @@ class PlayedFailure:
 
 
 def charge(
-    strategy: Strategy, num_saves: int, failures: Sequence[PlayedFailure], costs: JobCosts
+    strategy: EmulatedStrategy, num_saves: int, failures: Sequence[PlayedFailure], costs: JobCosts
 ) -> Overhead:
     """The overhead of a run.
 

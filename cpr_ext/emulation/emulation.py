@@ -18,7 +18,7 @@ from cpr_ext.emulation.machine import describe_machine
 from cpr_ext.emulation.measured_costs import MeasuredCosts, measure_costs
 from cpr_ext.emulation.run_strategy import Training
 from cpr_ext.emulation.scenario import Scenario
-from cpr_ext.emulation.strategies import StrategyName
+from cpr_ext.emulation.strategies import EmulatedStrategyName
 from cpr_ext.emulation.workers import Finished, Moved, Task, play_all, workers_that_fit
 from cpr_ext.errors import UsageError
 
@@ -41,7 +41,7 @@ def emulate(
     training: Training,
     directory: Path,
     *,
-    strategies: Sequence[StrategyName],
+    strategies: Sequence[EmulatedStrategyName],
     seeds: Sequence[int],
     num_workers: int | None = None,
     table_bytes: float | None = None,
@@ -111,7 +111,7 @@ def _with_measured_costs(
     return replace(scenario, costs=costs, tracking_share=measured.tracking_share)
 
 
-def _check_playable(scenario: Scenario, name: StrategyName, clock: EmulatedClock) -> None:
+def _check_playable(scenario: Scenario, name: EmulatedStrategyName, clock: EmulatedClock) -> None:
     strategy = scenario.strategy(name)
     if strategy.recovery == "none":
         return

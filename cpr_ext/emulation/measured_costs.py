@@ -19,7 +19,7 @@ from cpr_ext.dlrm.optimizers import build_optimizers
 from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.synthetic import Synthetic
 from cpr_ext.errors import UsageError
-from cpr_ext.policy import Job, JobCosts
+from cpr_ext.policy import JobCosts, JobSize
 from cpr_ext.schedules.intervals import Progress
 
 _SECONDS_PER_HOUR = 3600.0
@@ -90,7 +90,7 @@ class MeasuredCosts:
         saves = tuple(MeasuredSave(**save) for save in plain["saves"])
         return cls(**{**plain, "saves": saves})
 
-    def scaled(self, job: Job, table_bytes: float, reschedule_hours: float) -> JobCosts:
+    def scaled(self, job: JobSize, table_bytes: float, reschedule_hours: float) -> JobCosts:
         """Costs of a job with ``table_bytes`` of rows, weights and optimizer state together.
 
         Time grows with the bytes of a shard, ``table_bytes / num_shards``: every server holds one,

@@ -13,11 +13,11 @@ from cpr_ext.dlrm.batch import DataSource
 from cpr_ext.dlrm.failures import PlannedFailure
 from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.sources import open_source
-from cpr_ext.dlrm.trainer import Progress, Trainer, TrainOptions, TrainResult
+from cpr_ext.dlrm.trainer import Trainer, TrainingProgress, TrainOptions, TrainResult
 from cpr_ext.emulation.clock import EmulatedClock
 from cpr_ext.emulation.cost_accounting import PlayedFailure, charge, running_pls
 from cpr_ext.emulation.scenario import DrawnFailure, Scenario
-from cpr_ext.emulation.strategies import Strategy, StrategyName
+from cpr_ext.emulation.strategies import EmulatedStrategy, EmulatedStrategyName
 from cpr_ext.errors import UsageError
 
 
@@ -78,11 +78,11 @@ def _open(data: str, model: str, seed: int) -> DataSource:
 
 def play(
     scenario: Scenario,
-    strategy_name: StrategyName,
+    strategy_name: EmulatedStrategyName,
     training: Training,
     seed: int,
     store: Path,
-    observe: Callable[[Progress], None] = lambda progress: None,
+    observe: Callable[[TrainingProgress], None] = lambda progress: None,
 ) -> dict[str, Any]:
     """Emulate one run; return it as JSON values (docs/emulation.md lists them).
 
@@ -142,7 +142,7 @@ def plan_failures(
 
 
 def summarize_run(
-    scenario: Scenario, strategy: Strategy, clock: EmulatedClock, result: TrainResult
+    scenario: Scenario, strategy: EmulatedStrategy, clock: EmulatedClock, result: TrainResult
 ) -> dict[str, Any]:
     """What a training run means on the emulated clock."""
     failures = [
@@ -189,7 +189,7 @@ def summarize_run(
     }
 
 
-def whole_saves(strategy: Strategy, clock: EmulatedClock) -> list[int]:
+def whole_saves(strategy: EmulatedStrategy, clock: EmulatedClock) -> list[int]:
     """Samples at which a strategy that saves everything at once every T_save would have saved.
 
     The strategies of one target are compared at the PLS of this grid, whichever rows they save

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from cpr_ext.emulation.strategies import PRIORITIZED, Strategy, StrategyName
+from cpr_ext.emulation.strategies import PRIORITIZED, EmulatedStrategy, EmulatedStrategyName
 from cpr_ext.errors import UsageError
 from cpr_ext.policy import (
     FailureModel,
-    Job,
     JobCosts,
+    JobSize,
     draw_failure_times,
     interval_for_pls,
     young_interval_hours,
@@ -53,7 +53,7 @@ class Scenario:
     """
 
     name: str
-    job: Job
+    job: JobSize
     failure_model: FailureModel
     costs: JobCosts
     pls_target: float
@@ -103,14 +103,14 @@ class Scenario:
         """T_save at which the expected PLS is ``pls_target``, at most the job's length."""
         return interval_for_pls(self.job, self.mtbf_hours, self.pls_target)
 
-    def strategy(self, name: StrategyName) -> Strategy:
+    def strategy(self, name: EmulatedStrategyName) -> EmulatedStrategy:
         """A strategy with its interval here."""
         if name == "no-failure":
-            return Strategy(name, math.inf)
+            return EmulatedStrategy(name, math.inf)
         if name in ("full", "partial"):
-            return Strategy(name, self.full_interval_hours)
+            return EmulatedStrategy(name, self.full_interval_hours)
         fraction = self.fraction if name in PRIORITIZED else 1.0
-        return Strategy(name, self.cpr_interval_hours, fraction)
+        return EmulatedStrategy(name, self.cpr_interval_hours, fraction)
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON values, for a person and for comparing; there is no way back."""

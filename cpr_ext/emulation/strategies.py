@@ -14,11 +14,11 @@ from cpr_ext import (
 )
 from cpr_ext.errors import UsageError
 
-StrategyName = Literal[
+EmulatedStrategyName = Literal[
     "no-failure", "full", "partial", "cpr-vanilla", "cpr-scar", "cpr-mfu", "cpr-ssu"
 ]
 #: In the order of the tables and pictures.
-STRATEGIES: dict[StrategyName, str] = {
+STRATEGIES: dict[EmulatedStrategyName, str] = {
     "no-failure": "no failure",
     "full": "full recovery",
     "partial": "partial recovery",
@@ -28,11 +28,11 @@ STRATEGIES: dict[StrategyName, str] = {
     "cpr-ssu": "CPR-SSU",
 }
 #: The strategies that save the rows of highest priority first, a fraction at a time.
-PRIORITIZED: tuple[StrategyName, ...] = ("cpr-scar", "cpr-mfu", "cpr-ssu")
+PRIORITIZED: tuple[EmulatedStrategyName, ...] = ("cpr-scar", "cpr-mfu", "cpr-ssu")
 
 
 @dataclass(frozen=True)
-class Strategy:
+class EmulatedStrategy:
     """One strategy with its interval in a scenario.
 
     Attributes:
@@ -43,7 +43,7 @@ class Strategy:
             interval_hours``.
     """
 
-    name: StrategyName
+    name: EmulatedStrategyName
     interval_hours: float
     fraction: float = 1.0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cpr_ext.emulation.campaign import Campaign, RunKey
 from cpr_ext.emulation.statistics import Estimate, Line, estimate, estimate_ratio, fit_line
-from cpr_ext.emulation.strategies import STRATEGIES, StrategyName
+from cpr_ext.emulation.strategies import STRATEGIES, EmulatedStrategyName
 from cpr_ext.errors import UsageError
 
 OVERHEAD_PARTS = (
@@ -38,7 +38,7 @@ class StrategySummary:
         loss_by_pls: line of AUC loss over PLS, one point a seed.
     """
 
-    name: StrategyName
+    name: EmulatedStrategyName
     seeds: tuple[int, ...]
     overhead_share: Estimate
     overhead_parts: dict[str, float]
@@ -109,12 +109,12 @@ def summarize(campaign: Campaign) -> list[StrategySummary]:
     ]
 
 
-def paired_losses(campaign: Campaign, name: StrategyName) -> dict[int, float]:
+def paired_losses(campaign: Campaign, name: EmulatedStrategyName) -> dict[int, float]:
     """AUC loss of a strategy by seed, of seeds that were also run without failure."""
     return _paired(campaign, name, "auc", sign=-1)
 
 
-def _summarize(campaign: Campaign, name: StrategyName) -> StrategySummary:
+def _summarize(campaign: Campaign, name: EmulatedStrategyName) -> StrategySummary:
     runs = {key.seed: run for key, run in sorted(campaign.runs.items()) if key.strategy == name}
     losses = paired_losses(campaign, name)
     increases = _paired(campaign, name, "logloss", sign=1)
@@ -153,7 +153,9 @@ def _summarize(campaign: Campaign, name: StrategyName) -> StrategySummary:
     )
 
 
-def _paired(campaign: Campaign, name: StrategyName, figure: str, *, sign: int) -> dict[int, float]:
+def _paired(
+    campaign: Campaign, name: EmulatedStrategyName, figure: str, *, sign: int
+) -> dict[int, float]:
     differences = {}
     for key, run in sorted(campaign.runs.items()):
         whole = campaign.runs.get(RunKey(key.seed, "no-failure"))

@@ -10,7 +10,7 @@ from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.errors import StoreError
 from cpr_ext.maintenance import job_fit
 from cpr_ext.maintenance.inspection import StoreSummary, TableSummary, inspect
-from cpr_ext.maintenance.verification import Damage, Progress, VerifyReport, verify
+from cpr_ext.maintenance.verification import Damage, OnProgress, VerifyReport, verify
 from cpr_ext.maintenance.whole_tables import Holding, Member, TablePlan, plan_tables
 from cpr_ext.storage.job_stores import JobStores, find_stores
 from cpr_ext.storage.store_reader import StoredTable, StoreReader, read_committed_all, read_identity
@@ -142,7 +142,7 @@ def verify_job(
     job: Stores,
     *,
     world_size: int | None = None,
-    on_progress: Callable[[int], Progress] = lambda store: lambda done, total: None,
+    on_progress: Callable[[int], OnProgress] = lambda store: lambda done, total: None,
 ) -> JobVerifyReport:
     """Check every byte of every worker's store, and that the stores fit together.
 

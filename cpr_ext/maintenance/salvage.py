@@ -14,9 +14,8 @@ from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.merge import MergeLimits, copy_table
 from cpr_ext.storage.newest_rows import ShardRows
 from cpr_ext.storage.segment_format import TableSpec
+from cpr_ext.storage.segment_reader import RowRanges
 from cpr_ext.storage.segment_writer import Pace, SegmentStream
-
-Ranges = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class ShardPlan:
         return _snapshot(self.kept[0]) if self.kept else 0
 
 
-def plan_shard(held: list[Held], ranges: Ranges) -> ShardPlan:
+def plan_shard(held: list[Held], ranges: RowRanges) -> ShardPlan:
     """Keep what is sound; write the sound rows of the rest anew, under a base of all rows."""
     plan = ShardPlan(rows_lost=_never_held(held, ranges))
     if plan.rows_lost:
@@ -95,7 +94,7 @@ def plan_shard(held: list[Held], ranges: Ranges) -> ShardPlan:
     return plan
 
 
-def _never_held(held: list[Held], ranges: Ranges) -> dict[str, int]:
+def _never_held(held: list[Held], ranges: RowRanges) -> dict[str, int]:
     """By how many rows a table has more than all segments together could hold."""
     missing = {}
     for table, (begin, end) in ranges.items():
@@ -120,7 +119,7 @@ def _end_incomplete(plan: ShardPlan, snapshot: int) -> None:
     plan.incomplete = [(first, min(end, snapshot)) for first, end in plan.incomplete]
 
 
-def _cover(covered: Mapping[str, torch.Tensor], ranges: Ranges, segment: Held) -> None:
+def _cover(covered: Mapping[str, torch.Tensor], ranges: RowRanges, segment: Held) -> None:
     for table, rows in covered.items():
         for row_ids in segment.row_ids(table):
             rows[row_ids - ranges[table][0]] = True
@@ -130,7 +129,9 @@ def _snapshot(item: Held | Rewrite) -> int:
     return item.snapshot if isinstance(item, Rewrite) else item.record.snapshot
 
 
-def write_salvaged(directory: Path, shard: int, ranges: Ranges, rewrite: Rewrite) -> SegmentRecord:
+def write_salvaged(
+    directory: Path, shard: int, ranges: RowRanges, rewrite: Rewrite
+) -> SegmentRecord:
     """Write a segment into ``directory``, and sync it.
 
     Raises:

@@ -27,7 +27,7 @@ from cpr_ext.storage.reading import exists, list_directory, retrying
 from cpr_ext.storage.stale_manifests import find_outdated
 from cpr_ext.storage.store_reader import StoredTable, read_identity, require_shards
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 # Readings of the manifests until two are alike; a writer that is faster is not waited for.
 _VIEWS = 100
 
@@ -64,7 +64,7 @@ class VerifyReport:
 
 
 def verify(
-    store: str | os.PathLike[str], *, on_progress: Progress = lambda done, total: None
+    store: str | os.PathLike[str], *, on_progress: OnProgress = lambda done, total: None
 ) -> VerifyReport:
     """Check every byte of every live file, and that they fit together.
 
@@ -82,7 +82,7 @@ def verify(
 class _Verification:
     """One pass over a store; what is wrong is collected, not raised."""
 
-    def __init__(self, store: Path, on_progress: Progress) -> None:
+    def __init__(self, store: Path, on_progress: OnProgress) -> None:
         self._store = store
         self._on_progress = on_progress
         self._report = VerifyReport(str(store))

@@ -127,7 +127,7 @@ def _in_order(
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _StoredPart:
     """A part of a table, and its rows in each shard: (rows, begin, end), as the store counts."""
 
     part: TablePart
@@ -165,7 +165,7 @@ class WholeArray:
     shape: tuple[int, ...]
     dtype: torch.dtype
     lacking: tuple[int | str, ...]
-    sources: tuple[tuple[_Piece, ArraySpec], ...]
+    sources: tuple[tuple[_StoredPart, ArraySpec], ...]
     is_cut_by_columns: bool
 
     def blocks(self) -> Iterator[torch.Tensor]:
@@ -199,7 +199,7 @@ def whole_arrays(members: Sequence[Member], holdings: Sequence[Holding]) -> list
         StoreError: the parts' arrays are not of one type or shape.
         DamageError: a header that would have to be read is damaged.
     """
-    pieces = [_piece(members[holding.member], holding) for holding in holdings]
+    pieces = [_stored_part(members[holding.member], holding) for holding in holdings]
     workers = [members[holding.member].worker for holding in holdings]
     columns = {piece.part.columns for piece in pieces}
     found = []
@@ -223,7 +223,10 @@ def whole_arrays(members: Sequence[Member], holdings: Sequence[Holding]) -> list
 
 
 def _whole_array(
-    name: str, chosen: Sequence[tuple[_Piece, ArraySpec | None, int | str]], *, by_columns: bool
+    name: str,
+    chosen: Sequence[tuple[_StoredPart, ArraySpec | None, int | str]],
+    *,
+    by_columns: bool,
 ) -> WholeArray:
     known = [spec for _, spec, _ in chosen if spec is not None]
     part, first = chosen[0][0].part, known[0]
@@ -245,7 +248,7 @@ def _whole_array(
     )
 
 
-def _piece(member: Member, holding: Holding) -> _Piece:
+def _stored_part(member: Member, holding: Holding) -> _StoredPart:
     reader = member.reader
     shards = []
     for shard in range(reader.num_shards):
@@ -253,4 +256,4 @@ def _piece(member: Member, holding: Holding) -> _Piece:
         if begin < end:
             rows = shard_rows(reader, shard, holding.name, member.record.snapshot)
             shards.append((rows, begin, end))
-    return _Piece(holding.part, tuple(shards))
+    return _StoredPart(holding.part, tuple(shards))

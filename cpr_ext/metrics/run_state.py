@@ -9,11 +9,11 @@ from cpr_ext.metrics.counters import Metrics, MetricsWriter, ScalarWriter
 from cpr_ext.schedules.intervals import Schedule
 
 
-class RunAccount:
-    """Keeps a run's position, its metrics and costs, and the samples that shards lost.
+class RunState:
+    """The position of a run, its metrics and costs, and the samples that its shards lost.
 
     Attributes:
-        step: training steps done, those before a restart counted in.
+        step: training steps done, including those before a restart.
         num_samples: samples trained, likewise.
         metrics: what users read.
         schedule: observes costs when they change; another may replace it.
@@ -37,21 +37,21 @@ class RunAccount:
         self._saved_samples = [0] * num_shards
         schedule.observe(meter.costs())
 
-    def go_on_from(self, step: int, num_samples: int) -> None:
+    def resume_at(self, step: int, num_samples: int) -> None:
         """Training is at another position now."""
         self.step, self.num_samples = step, num_samples
 
     def note_step(
         self, num_samples: int, stall_seconds: float, *, is_saving: bool, row_updates: int
     ) -> None:
-        """A training step ended, which checkpointing held for ``stall_seconds``."""
+        """A training step ended, which checkpointing blocked for ``stall_seconds``."""
         self.metrics.stall_seconds += stall_seconds
         self.metrics.max_stall_seconds = max(self.metrics.max_stall_seconds, stall_seconds)
         self.metrics.row_updates = row_updates
         self._meter.note_step(num_samples, stall_seconds, is_saving=is_saving)
         self._spread_lost_samples()
         if self._meter.has_news:
-            self.tell()
+            self.publish()
 
     def note_committed(self, num_samples: int, file_bytes: int, *, is_base: bool) -> None:
         """A snapshot of the position ``num_samples`` is durable."""
@@ -98,7 +98,7 @@ class RunAccount:
         Args:
             samples_lost: samples that failures had taken until that position.
         """
-        self.go_on_from(step, num_samples)
+        self.resume_at(step, num_samples)
         self.metrics.samples_lost = samples_lost
         self._spread_lost_samples()
         self._saved_samples = [num_samples] * self._num_shards
@@ -106,10 +106,10 @@ class RunAccount:
     def note_recovery(self, seconds: float, bytes_read: int, *, of_shards: bool) -> None:
         """How long a recovery took and what it read."""
         self._meter.note_recovery(seconds, bytes_read, of_shards=of_shards)
-        self.tell()
+        self.publish()
 
-    def tell(self) -> None:
-        """Let the schedule and the writer know what changed."""
+    def publish(self) -> None:
+        """Give the schedule the costs, and the writer the metrics."""
         self.schedule.observe(self._meter.costs())
         self._writer.write(self.metrics, self.step)
 

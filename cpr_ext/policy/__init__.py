@@ -3,7 +3,11 @@
 Hours are hours, bytes are bytes; every name says which. Nothing here needs torch.
 """
 
-from cpr_ext.policy.costs import Job, JobCosts, SavePattern, StateBytes
+from __future__ import annotations
+
+from typing import Any
+
+from cpr_ext.policy.costs import JobCosts, JobSize, SavePattern, StateBytes
 from cpr_ext.policy.failure_log import FailureLog, read_failure_log, times_to_failure
 from cpr_ext.policy.failure_models import (
     EmpiricalFailures,
@@ -36,8 +40,8 @@ __all__ = [
     "FailureLog",
     "FailureModel",
     "GammaFailures",
-    "Job",
     "JobCosts",
+    "JobSize",
     "Overhead",
     "Plan",
     "Planner",
@@ -58,3 +62,13 @@ __all__ = [
     "times_to_failure",
     "young_interval_hours",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Job":  # works for one version
+        import warnings
+
+        text = "cpr_ext.policy.Job will be removed; use cpr_ext.policy.JobSize"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return JobSize
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

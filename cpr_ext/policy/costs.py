@@ -37,7 +37,7 @@ class JobCosts:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSize:
     """A training job.
 
     Attributes:

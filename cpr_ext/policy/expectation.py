@@ -14,7 +14,7 @@ from typing import Literal
 
 from cpr_ext.errors import UsageError
 from cpr_ext.policy.checks import require_positive
-from cpr_ext.policy.costs import ALL_ROWS, Job, JobCosts, SavePattern
+from cpr_ext.policy.costs import ALL_ROWS, JobCosts, JobSize, SavePattern
 from cpr_ext.policy.overhead import Overhead, young_interval_hours
 from cpr_ext.policy.pls import mean_hours_since_save, whole_saves
 
@@ -44,7 +44,7 @@ def require_clock(clock: str) -> None:
 
 def expected_full_recovery(
     costs: JobCosts,
-    job: Job,
+    job: JobSize,
     mtbf_hours: float,
     interval_hours: float,
     *,
@@ -87,7 +87,7 @@ def expected_full_recovery(
 
 def expected_partial_recovery(
     costs: JobCosts,
-    job: Job,
+    job: JobSize,
     mtbf_hours: float,
     interval_hours: float,
     *,
@@ -127,7 +127,7 @@ def expected_partial_recovery(
 
 
 def best_full_interval_hours(
-    costs: JobCosts, job: Job, mtbf_hours: float, *, clock: FailureClock = "training"
+    costs: JobCosts, job: JobSize, mtbf_hours: float, *, clock: FailureClock = "training"
 ) -> float:
     """The interval at which :func:`expected_full_recovery` costs least; it divides the job.
 

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from cpr_ext.policy.checks import require_not_negative, require_positive
-from cpr_ext.policy.costs import Job, JobCosts
+from cpr_ext.policy.costs import JobCosts, JobSize
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,14 @@ class Overhead:
             self.save_hours + self.load_hours + self.lost_computation_hours + self.reschedule_hours
         )
 
-    def fraction_of(self, job: Job) -> float:
+    def fraction_of(self, job: JobSize) -> float:
         """The total as a share of the job's useful training time; it may pass 1."""
         return self.total_hours / job.total_hours
 
 
-def full_recovery(costs: JobCosts, job: Job, mtbf_hours: float, interval_hours: float) -> Overhead:
+def full_recovery(
+    costs: JobCosts, job: JobSize, mtbf_hours: float, interval_hours: float
+) -> Overhead:
     """All shards go back to the last save and train again:
     ``O_save*T/T_save + (O_load + T_save/2 + O_resched)*T/T_fail``.
 
@@ -68,7 +70,7 @@ def full_recovery(costs: JobCosts, job: Job, mtbf_hours: float, interval_hours: 
 
 
 def partial_recovery(
-    costs: JobCosts, job: Job, mtbf_hours: float, interval_hours: float
+    costs: JobCosts, job: JobSize, mtbf_hours: float, interval_hours: float
 ) -> Overhead:
     """Only lost shards are loaded, training continues:
     ``O_save*T/T_save + (O_load_shard + O_resched)*T/T_fail``.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cpr_ext.policy.checks import require_share
-from cpr_ext.policy.costs import ALL_ROWS, Job, JobCosts, SavePattern, StateBytes
+from cpr_ext.policy.costs import ALL_ROWS, JobCosts, JobSize, SavePattern, StateBytes
 from cpr_ext.policy.expectation import (
     Expectation,
     FailureClock,
@@ -91,7 +91,7 @@ class Plan:
         notes: what the figures rest on, one sentence each.
     """
 
-    job: Job
+    job: JobSize
     costs: JobCosts
     target_pls: float
     mtbf_hours: float
@@ -121,7 +121,7 @@ class Planner:
 
     def __init__(
         self,
-        job: Job,
+        job: JobSize,
         costs: JobCosts,
         failures: FailureModel,
         *,
@@ -310,7 +310,9 @@ class Planner:
         return tuple(notes)
 
 
-def _why_formulas_do_not_hold(job: Job, failures: FailureModel, clock: FailureClock) -> str | None:
+def _why_formulas_do_not_hold(
+    job: JobSize, failures: FailureModel, clock: FailureClock
+) -> str | None:
     """Why the simulation is needed; None: failures strike at a constant rate, as good as."""
     if isinstance(failures, ExponentialFailures):
         return None

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from cpr_ext.errors import UsageError
 from cpr_ext.policy.checks import require_positive, require_share
-from cpr_ext.policy.costs import Job
+from cpr_ext.policy.costs import JobSize
 
 
 def portion_of_lost_samples(samples_lost: int, total_samples: int, num_shards: int) -> float:
@@ -75,7 +75,7 @@ class RunningPLS:
         return portion_of_lost_samples(self.samples_lost, self.total_samples, self.num_shards)
 
 
-def expected_pls(job: Job, mtbf_hours: float, interval_hours: float) -> float:
+def expected_pls(job: JobSize, mtbf_hours: float, interval_hours: float) -> float:
     """The paper's expectation, ``k*T_save/(2*T_fail*N_emb)`` for ``k`` shards per failure.
 
     Right for an interval that divides the job, or is short against it; :func:`exact_expected_pls`
@@ -104,7 +104,7 @@ def whole_saves(total_hours: float, interval_hours: float) -> int:
     return math.floor(total_hours / interval_hours * (1 + 1e-12))
 
 
-def exact_expected_pls(job: Job, mtbf_hours: float, interval_hours: float) -> float:
+def exact_expected_pls(job: JobSize, mtbf_hours: float, interval_hours: float) -> float:
     """Expected PLS for any interval, longer than the job too (then nothing is ever saved).
 
     Raises:
@@ -115,7 +115,7 @@ def exact_expected_pls(job: Job, mtbf_hours: float, interval_hours: float) -> fl
     return job.shards_per_failure * since_save_hours / (mtbf_hours * job.num_shards)
 
 
-def expected_share_lost_once(job: Job, mtbf_hours: float, interval_hours: float) -> float:
+def expected_share_lost_once(job: JobSize, mtbf_hours: float, interval_hours: float) -> float:
     """Like :func:`exact_expected_pls`, but what is already lost is not lost again.
 
     PLS counts from the last save, so a shard lost twice between two saves pays twice for the
@@ -140,7 +140,7 @@ def expected_share_lost_once(job: Job, mtbf_hours: float, interval_hours: float)
     return (saves * lost_hours(interval_hours) + lost_hours(rest_hours)) / job.total_hours
 
 
-def interval_for_pls(job: Job, mtbf_hours: float, target_pls: float) -> float:
+def interval_for_pls(job: JobSize, mtbf_hours: float, target_pls: float) -> float:
     """The interval at which :func:`expected_pls` is ``target_pls``, at most the whole job.
 
     ``T_save = 2*PLS*N_emb*T_fail/k`` hours for ``k`` shards per failure.

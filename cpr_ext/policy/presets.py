@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpr_ext.errors import UsageError
-from cpr_ext.policy.costs import Job, JobCosts
+from cpr_ext.policy.costs import JobCosts, JobSize
 from cpr_ext.policy.failure_models import ExponentialFailures, FailureModel
 
 
@@ -21,7 +21,7 @@ class Preset:
     """
 
     name: str
-    job: Job
+    job: JobSize
     costs: JobCosts
     failures: FailureModel
     target_pls: float
@@ -44,7 +44,7 @@ PRESETS: dict[str, Preset] = {
     for preset in (
         Preset(
             name="abstract-56h",
-            job=Job(total_hours=56, num_shards=8),
+            job=JobSize(total_hours=56, num_shards=8),
             costs=_COSTS,
             failures=ExponentialFailures(mtbf_hours=28),
             target_pls=0.1,
@@ -58,7 +58,7 @@ PRESETS: dict[str, Preset] = {
         ),
         Preset(
             name="production-50h",
-            job=Job(total_hours=50, num_shards=18, shards_per_failure=4),
+            job=JobSize(total_hours=50, num_shards=18, shards_per_failure=4),
             costs=_COSTS,
             failures=ExponentialFailures(mtbf_hours=10),
             target_pls=0.1,

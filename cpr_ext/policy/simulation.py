@@ -13,7 +13,7 @@ import numpy as np
 
 from cpr_ext.errors import UsageError
 from cpr_ext.policy.checks import require_positive
-from cpr_ext.policy.costs import ALL_ROWS, Job, JobCosts, SavePattern
+from cpr_ext.policy.costs import ALL_ROWS, JobCosts, JobSize, SavePattern
 from cpr_ext.policy.expectation import (
     Expectation,
     FailureClock,
@@ -45,7 +45,7 @@ class Simulated(Expectation):
 
 def simulate_full_recovery(
     costs: JobCosts,
-    job: Job,
+    job: JobSize,
     failures: FailureModel,
     interval_hours: float,
     *,
@@ -101,7 +101,7 @@ def simulate_full_recovery(
 
 def simulate_partial_recovery(
     costs: JobCosts,
-    job: Job,
+    job: JobSize,
     failures: FailureModel,
     interval_hours: float,
     *,

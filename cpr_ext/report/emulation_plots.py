@@ -12,7 +12,7 @@ import numpy as np
 
 from cpr_ext.emulation.campaign import Campaign, RunKey
 from cpr_ext.emulation.statistics import fit_line
-from cpr_ext.emulation.strategies import STRATEGIES, StrategyName
+from cpr_ext.emulation.strategies import STRATEGIES, EmulatedStrategyName
 from cpr_ext.emulation.summary import OVERHEAD_PARTS, StrategySummary, paired_losses, summarize
 from cpr_ext.errors import UsageError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
-COLORS: dict[StrategyName, str] = {
+COLORS: dict[EmulatedStrategyName, str] = {
     "no-failure": "#333333",
     "full": "#7a7a7a",
     "partial": "#56b4e9",
@@ -30,7 +30,7 @@ COLORS: dict[StrategyName, str] = {
     "cpr-mfu": "#009e73",
     "cpr-ssu": "#e69f00",
 }
-_MARKERS: dict[StrategyName, str] = {
+_MARKERS: dict[EmulatedStrategyName, str] = {
     "partial": "s",
     "cpr-vanilla": "o",
     "cpr-scar": "D",

@@ -156,7 +156,7 @@ class Overlap:
     def one_step_obstacle(self) -> str | None:
         """Why rows cannot be copied aside as they change; None if they can."""
         for table in self._tables:
-            if not table.untouched_rows_keep_still():
+            if not table.updates_only_looked_up_rows():
                 kind = type(table.optimizer).__name__
                 return (
                     f"{kind}, as it is set, changes rows of table '{table.name}' without a lookup"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning
-from cpr_ext.metrics.run_state import RunAccount
+from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.log_text import encodable
 from cpr_ext.saving.background_capture import Overlap
 from cpr_ext.saving.rebase_policy import ArrayNames, BaseRule
@@ -75,7 +75,7 @@ class Saver:
         trackers: dict[str, Any],
         selector: Selector,
         pipeline: Any,
-        account: RunAccount,
+        account: RunState,
         base_rule: BaseRule,
         committer: Committer,
         watch: TableWatch,
@@ -304,7 +304,7 @@ class Saver:
         )
         if self._compactor is not None:
             self._compactor.consider()
-        self._account.tell()
+        self._account.publish()
 
     def _settle_compaction(self) -> None:
         if (compactor := self._compactor) is None:

@@ -145,10 +145,11 @@ class SegmentCapture:
                 "a table or its optimizer state was replaced while it was being saved (model.to(), "
                 "load_state_dict() or a new parameter); call wait() before such a change"
             )
-        chunks: list[Chunk] = self._job.capture(
+        captured = self._job.capture(
             step=step, max_bytes=max_bytes, wait_for_slot=wait_for_slot, stop=stop
         )
-        self._steps.extend(chunk[3] for chunk in chunks)
+        chunks = [Chunk(*chunk) for chunk in captured]
+        self._steps.extend(chunk.step for chunk in chunks)
         if self._job.state == "failed":
             self._job.wait("written")
         return chunks
@@ -180,7 +181,8 @@ class SegmentCapture:
         """Wait until the rows are written, write the header, sync; what the manifest is to say."""
         self._job.wait("written")
         committed = Committed(min(self._steps), max(self._steps), num_samples, is_complete)
-        header = self._layout.header(self._job.chunks(), committed)
+        chunks = [Chunk(*chunk) for chunk in self._job.chunks()]
+        header = self._layout.header(chunks, committed)
         self._job.finish(header)
         return SegmentRecord(
             file=segment_name(self._snapshot, self._kind),

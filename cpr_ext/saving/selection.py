@@ -119,7 +119,7 @@ class Selector:
             return Selection(table, tracker, begin, end)
         budget = self._priority.budget(end - begin)
         if self._saves_all(end - begin):
-            if not table.untouched_rows_keep_still():
+            if not table.updates_only_looked_up_rows():
                 return Selection(table, tracker, begin, end)
             return Selection(table, tracker, begin, end, tracker.dirty_rows(begin, end))
         row_ids = tracker.select(begin, end, budget, weight=table.weight, pool=self._pool)
@@ -133,7 +133,7 @@ class Selector:
         if selection.row_ids is None:
             return True
         clean = selection.tracker.is_clean(selection.begin, selection.end)
-        return clean and table.untouched_rows_keep_still() and self._is_proven(table)
+        return clean and table.updates_only_looked_up_rows() and self._is_proven(table)
 
     def _range(self, table: Table, shard: int) -> tuple[int, int]:
         return shard_row_range(table.num_embeddings, shard, self._num_shards)

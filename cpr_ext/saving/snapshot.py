@@ -305,7 +305,9 @@ class Snapshot:
         if self._captured_rows is not None:
             for table, first, count, *_ in chunks:
                 self._captured_rows.note(part.selections[table], first, count)
-        captured_bytes = sum(part.capture.chunk_bytes(chunk[0], chunk[2]) for chunk in chunks)
+        captured_bytes = sum(
+            part.capture.chunk_bytes(chunk.table, chunk.num_rows) for chunk in chunks
+        )
         self.bytes_captured += captured_bytes
         return captured_bytes
 

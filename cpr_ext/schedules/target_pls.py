@@ -9,8 +9,8 @@ from cpr_ext.errors import UsageError
 from cpr_ext.policy import (
     ExponentialFailures,
     FailureModel,
-    Job,
     JobCosts,
+    JobSize,
     Plan,
     Planner,
     StateBytes,
@@ -140,15 +140,15 @@ class TargetPLS(Schedule):
         self.plan = planner.plan(self.target_pls) if costs.save_hours else None
         self._log(job, turn_hours, planner.expected_partial(turn_hours, planner.pattern).pls)
 
-    def _job(self, costs: RunCosts) -> Job:
+    def _job(self, costs: RunCosts) -> JobSize:
         total_hours = self.total_hours
         if self.total_samples is not None and costs.samples_per_hour:
             total_hours = self.total_samples / costs.samples_per_hour
         if total_hours is None:
             total_hours = _MANY_FAILURES * self.failures.mean_hours
-        return Job(total_hours, self.num_shards or costs.num_shards, self.shards_per_failure)
+        return JobSize(total_hours, self.num_shards or costs.num_shards, self.shards_per_failure)
 
-    def _planner(self, job: Job, costs: RunCosts) -> Planner:
+    def _planner(self, job: JobSize, costs: RunCosts) -> Planner:
         save_hours = costs.save_hours or 1e-9
         # What was not read yet takes about as long to read as it took to write.
         load_hours = save_hours if costs.load_hours is None else costs.load_hours
@@ -167,7 +167,7 @@ class TargetPLS(Schedule):
             histories=_HISTORIES,
         )
 
-    def _log(self, job: Job, turn_hours: float, pls: float) -> None:
+    def _log(self, job: JobSize, turn_hours: float, pls: float) -> None:
         assert self.interval_hours is not None
         text = (
             f"TargetPLS({self.target_pls:g}): a snapshot every {_time(self.interval_hours)}, "

@@ -11,6 +11,7 @@ from torch import nn
 
 from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.errors import UsageError
+from cpr_ext.runtime.old_names import old_method
 from cpr_ext.state.table_part import TablePart
 
 WEIGHT = "weight"
@@ -142,6 +143,10 @@ class Table:
             shape, dtype=dtype, device=self.weight.device
         )
 
+    untouched_rows_keep_still = old_method(
+        "untouched_rows_keep_still", "updates_only_looked_up_rows"
+    )
+
     def _group(self) -> dict[str, Any] | None:
         if self.optimizer is None:
             return None
@@ -150,7 +155,7 @@ class Table:
                 return group
         return None
 
-    def untouched_rows_keep_still(self) -> bool:
+    def updates_only_looked_up_rows(self) -> bool:
         """True if a step changes only rows that were looked up since the last one.
 
         Momentum, weight decay and dense Adam move every row at every step; for their tables

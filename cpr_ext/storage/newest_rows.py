@@ -29,7 +29,7 @@ class Rows:
 
 
 # (segment file, chunk, rows in it, error): what is damaged, and passed over.
-OnDamage = Callable[[Path, int, int, DamageError], None]
+DamageHandler = Callable[[Path, int, int, DamageError], None]
 
 
 class ShardRows:
@@ -47,7 +47,7 @@ class ShardRows:
         table: str,
         segments: Sequence[SegmentRows],
         *,
-        on_damage: OnDamage | None = None,
+        on_damage: DamageHandler | None = None,
     ) -> None:
         self.table = table
         self._on_damage = on_damage
@@ -110,7 +110,7 @@ class ShardRows:
                 except DamageError as error:
                     if self._on_damage is None:
                         raise
-                    held = segment.segment.chunks[chunk][2]
+                    held = segment.segment.chunks[chunk].num_rows
                     self._on_damage(segment.segment.path, chunk, held, error)
                     continue
                 where, hit = at

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +32,25 @@ _WIDEST_STEP = 2**63 - 1
 _WIDEST_CHECKSUM = 2**32 - 1
 NO_CHECKSUM = "00000000"  # in the place of a header's own, while it is computed
 
-# (table, first, count, step, checksums): see csrc/pipeline/segment_plan.h
-Chunk = tuple[int, int, int, int, list[int]]
+
+class Chunk(NamedTuple):
+    """Rows of a segment that are captured and checksummed together.
+
+    See ``csrc/pipeline/segment_plan.h``.
+
+    Attributes:
+        table: position in the segment's tables.
+        first: position of its first row among the table's rows.
+        num_rows: how many rows it has.
+        step: training step of the capture.
+        checksums: CRC32C of each array's rows, row ids first if they are stored.
+    """
+
+    table: int
+    first: int
+    num_rows: int
+    step: int
+    checksums: list[int]
 
 
 def align_up(size_bytes: int) -> int:
@@ -102,9 +119,9 @@ class SegmentLayout:
     def place(self, rows_per_chunk: list[int]) -> None:
         """Fix every offset, for tables captured ``rows_per_chunk`` rows at a time."""
         widest: list[Chunk] = [
-            (index, first, min(step, table.num_rows - first), _WIDEST_STEP, [_WIDEST_CHECKSUM] * w)
+            Chunk(index, first, min(step, table.num_rows - first), _WIDEST_STEP, widest_checksums)
             for index, (table, step) in enumerate(zip(self.tables, rows_per_chunk, strict=True))
-            for w in [len(self.stored(table))]
+            for widest_checksums in [[_WIDEST_CHECKSUM] * len(self.stored(table))]
             for first in range(0, table.num_rows, step)
         ]
         self.place_at(start=0)
@@ -186,7 +203,7 @@ class SegmentLayout:
                 }
                 for table in self.tables
             ],
-            "chunks": [[*chunk[:4], [f"{crc:08x}" for crc in chunk[4]]] for chunk in chunks],
+            "chunks": [[*chunk[:4], [f"{crc:08x}" for crc in chunk.checksums]] for chunk in chunks],
         }
         header = {
             "__metadata__": {

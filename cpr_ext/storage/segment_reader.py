@@ -6,7 +6,7 @@ every piece of it and memory is bounded by one chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,9 @@ from cpr_ext._native import native
 from cpr_ext.errors import DamageError
 from cpr_ext.storage.reading import damage_of, native_read_errors
 from cpr_ext.storage.segment_format import ROW_IDS, ArraySpec, Segment, SegmentLayout, TableSpec
+
+# The rows [begin, end) of each table, by name.
+RowRanges = Mapping[str, tuple[int, int]]
 
 _ROW_ID_SPEC = ArraySpec(ROW_IDS, torch.int64, ())
 
@@ -53,7 +56,7 @@ class SegmentRows:
     def __init__(
         self,
         segment: Segment,
-        row_ranges: dict[str, tuple[int, int]],
+        row_ranges: RowRanges,
         *,
         direct_io: bool = False,
     ) -> None:
@@ -68,7 +71,7 @@ class SegmentRows:
     def _check(self) -> None:
         tables, path = self.segment.layout.tables, self.segment.path
         for index, chunk in enumerate(self.segment.chunks):
-            self._by_table.setdefault(tables[chunk[0]].name, []).append(index)
+            self._by_table.setdefault(tables[chunk.table].name, []).append(index)
         for spec in tables:
             if spec.name not in self._row_ranges:
                 raise DamageError(f"{path}: the store has no table '{spec.name}'")

@@ -1,11 +1,11 @@
 import pytest
 
-from cpr_ext.dlrm.presets import PRESETS, Preset, find_preset
+from cpr_ext.dlrm.presets import PRESETS, ModelPreset, find_preset
 from cpr_ext.errors import UsageError
 
 
-def make(bottom_mlp: tuple[int, ...] = (13, 8), top_mlp: tuple[int, ...] = (4, 1)) -> Preset:
-    return Preset("own", 8, bottom_mlp, top_mlp, 100, (5, 100, 101), (7,))
+def make(bottom_mlp: tuple[int, ...] = (13, 8), top_mlp: tuple[int, ...] = (4, 1)) -> ModelPreset:
+    return ModelPreset("own", 8, bottom_mlp, top_mlp, 100, (5, 100, 101), (7,))
 
 
 @pytest.mark.parametrize("name", ["tiny", "kaggle", "terabyte"])

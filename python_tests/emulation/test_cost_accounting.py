@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.emulation.cost_accounting import PlayedFailure, charge, running_pls
-from cpr_ext.emulation.strategies import Strategy
+from cpr_ext.emulation.strategies import EmulatedStrategy
 from cpr_ext.policy import JobCosts
 
 COSTS = JobCosts(save_hours=0.1, load_hours=0.05, load_shard_hours=0.02, reschedule_hours=0.07)
@@ -22,7 +22,9 @@ def failure(num_samples: int = 0, shards: tuple[int, ...] = (0,), lost: float = 
 
 
 def test_full_recovery_pays_for_loading_everything_and_training_again() -> None:
-    overhead = charge(Strategy("full", 2.5), 20, [failure(lost=1.5), failure(lost=0.25)], COSTS)
+    overhead = charge(
+        EmulatedStrategy("full", 2.5), 20, [failure(lost=1.5), failure(lost=0.25)], COSTS
+    )
     assert overhead.save_hours == pytest.approx(2.0)
     assert overhead.load_hours == pytest.approx(0.1)
     assert overhead.lost_computation_hours == pytest.approx(1.75)
@@ -31,21 +33,21 @@ def test_full_recovery_pays_for_loading_everything_and_training_again() -> None:
 
 
 def test_partial_recovery_pays_once_for_shards_lost_together() -> None:
-    overhead = charge(Strategy("partial", 2.5), 20, [failure(shards=(0, 1, 2, 3))], COSTS)
+    overhead = charge(EmulatedStrategy("partial", 2.5), 20, [failure(shards=(0, 1, 2, 3))], COSTS)
     assert overhead.load_hours == pytest.approx(0.02)
     assert overhead.lost_computation_hours == 0
     assert overhead.total_hours == pytest.approx(2.0 + 0.02 + 0.07)
 
 
 def test_a_save_of_an_eighth_of_the_rows_costs_an_eighth() -> None:
-    whole = charge(Strategy("cpr-vanilla", 40), 3, [], COSTS)
-    eighths = charge(Strategy("cpr-mfu", 40, 0.125), 24, [], COSTS)
+    whole = charge(EmulatedStrategy("cpr-vanilla", 40), 3, [], COSTS)
+    eighths = charge(EmulatedStrategy("cpr-mfu", 40, 0.125), 24, [], COSTS)
     assert whole.save_hours == pytest.approx(0.3)
     assert eighths.total_hours == pytest.approx(whole.total_hours)
 
 
 def test_without_failures_and_saves_nothing_is_charged() -> None:
-    assert charge(Strategy("no-failure", float("inf")), 0, [], COSTS).total_hours == 0
+    assert charge(EmulatedStrategy("no-failure", float("inf")), 0, [], COSTS).total_hours == 0
 
 
 def test_pls_of_a_hand_worked_run() -> None:

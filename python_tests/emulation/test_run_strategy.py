@@ -12,16 +12,16 @@ import torch
 from cpr_ext.emulation.presets import find_scenario
 from cpr_ext.emulation.run_strategy import Training, play
 from cpr_ext.emulation.scenario import Scenario
-from cpr_ext.emulation.strategies import STRATEGIES, StrategyName
+from cpr_ext.emulation.strategies import STRATEGIES, EmulatedStrategyName
 from cpr_ext.errors import UsageError
-from cpr_ext.policy import ExponentialFailures, Job, JobCosts
+from cpr_ext.policy import ExponentialFailures, JobCosts, JobSize
 
 # 56 hours in 112 steps: half an hour each.
 STEPS, SEED = 112, 6
 TRAINING = Training("synthetic", max_steps=STEPS)
 SCENARIO = Scenario(
     name="small",
-    job=Job(56, 8, 2),
+    job=JobSize(56, 8, 2),
     failure_model=ExponentialFailures(28),
     costs=JobCosts(0.1, 0.05, 0.02, 0.07),
     pls_target=0.2,
@@ -30,7 +30,7 @@ SCENARIO = Scenario(
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[StrategyName, dict]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[EmulatedStrategyName, dict]:
     torch.set_num_threads(1)
     store = tmp_path_factory.mktemp("play") / "store"
     played = {name: play(SCENARIO, name, TRAINING, SEED, store) for name in STRATEGIES}

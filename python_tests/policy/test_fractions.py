@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from cpr_ext.policy import ExponentialFailures, Job, JobCosts, Planner, StateBytes
+from cpr_ext.policy import ExponentialFailures, JobCosts, JobSize, Planner, StateBytes
 
-JOB = Job(560, 8)
+JOB = JobSize(560, 8)
 COSTS = JobCosts(save_hours=0.09, load_hours=0.05, load_shard_hours=0.05, reschedule_hours=0.06)
 MTBF_HOURS = 28.0
 NUM_ROWS = 300

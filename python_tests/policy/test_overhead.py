@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from cpr_ext.errors import UsageError
 from cpr_ext.policy import (
-    Job,
     JobCosts,
+    JobSize,
     Overhead,
     expected_pls,
     full_recovery,
@@ -20,7 +20,7 @@ from cpr_ext.policy import (
 )
 
 # By hand: 100 h, a failure every 25 h, 0.5 h per save, every 5 h.
-JOB = Job(100, 10)
+JOB = JobSize(100, 10)
 COSTS = JobCosts(save_hours=0.5, load_hours=0.3, load_shard_hours=0.1, reschedule_hours=0.2)
 
 
@@ -55,7 +55,7 @@ def test_the_figures_of_the_abstract_follow_from_costs(
     save_minutes, recover_minutes, full, partial, cpr
 ):
     """The paper publishes 8.2-8.5 % -> 0.53-0.68 %; the inputs are derived, not published."""
-    job, mtbf = Job(56, 8), 28
+    job, mtbf = JobSize(56, 8), 28
     costs = JobCosts(save_minutes / 60, recover_minutes / 60, recover_minutes / 60, 0)
     young = young_interval_hours(costs.save_hours, mtbf)
     rare = interval_for_pls(job, mtbf, 0.1)
@@ -70,7 +70,7 @@ def test_the_figures_of_the_abstract_follow_from_costs(
 
 hours = st.floats(1e-3, 1e3)
 costs = st.builds(JobCosts, hours, hours, hours, hours)
-jobs = st.builds(Job, st.floats(1, 1e4), st.just(8))
+jobs = st.builds(JobSize, st.floats(1, 1e4), st.just(8))
 
 
 @given(costs, jobs, hours, hours)
@@ -103,7 +103,7 @@ def test_no_interval_is_better_than_youngs(costs, job, mtbf, factor):
 @given(costs, jobs, hours, hours, st.sampled_from([60.0, 1 / 24]))
 def test_the_share_does_not_depend_on_the_unit_of_time(costs, job, mtbf, interval, unit):
     scaled = JobCosts(**{name: value * unit for name, value in vars(costs).items()})
-    scaled_job = Job(job.total_hours * unit, job.num_shards)
+    scaled_job = JobSize(job.total_hours * unit, job.num_shards)
     for rule in (full_recovery, partial_recovery):
         assert rule(scaled, scaled_job, mtbf * unit, interval * unit).fraction_of(
             scaled_job
@@ -121,11 +121,11 @@ def test_jobs_that_cannot_be_are_refused():
     with pytest.raises(UsageError, match="save_hours is 0; it must be above 0"):
         replace(COSTS, save_hours=0)
     with pytest.raises(UsageError, match="total_hours is -1"):
-        Job(-1, 8)
+        JobSize(-1, 8)
     with pytest.raises(UsageError, match="num_shards is 0"):
-        Job(1, 0)
+        JobSize(1, 0)
     with pytest.raises(UsageError, match=r"shards_per_failure is 9.* at most all 8 shards"):
-        Job(1, 8, 9)
+        JobSize(1, 8, 9)
     with pytest.raises(UsageError, match="mtbf_hours is 0"):
         full_recovery(COSTS, JOB, 0, 1)
     with pytest.raises(UsageError, match="interval_hours is -1"):

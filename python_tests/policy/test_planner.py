@@ -11,8 +11,8 @@ from cpr_ext.policy import (
     EmpiricalFailures,
     ExponentialFailures,
     GammaFailures,
-    Job,
     JobCosts,
+    JobSize,
     StateBytes,
 )
 from cpr_ext.policy.failure_log import times_to_failure
@@ -67,7 +67,7 @@ def test_a_preset_says_where_every_figure_is_from(preset):
 
 def test_full_recovery_is_taken_where_little_may_be_lost():
     # 2 * 1e-4 * 8 * 28 = 2.7 min between saves of 6 min each: dearer than full recovery.
-    plan = Planner(Job(56, 8), COSTS, ExponentialFailures(28)).plan(1e-4)
+    plan = Planner(JobSize(56, 8), COSTS, ExponentialFailures(28)).plan(1e-4)
     assert plan.recommended.name == "full"
     assert plan.reason.startswith("Recover fully and save everything every 2.3")
     assert "2.69 min" in plan.reason
@@ -85,7 +85,7 @@ def test_full_recovery_is_taken_where_little_may_be_lost():
 def test_a_plan_keeps_to_its_target_and_takes_the_cheaper(
     total, shards, mtbf, target, fraction, clock
 ):
-    job, failures = Job(total, shards), ExponentialFailures(mtbf)
+    job, failures = JobSize(total, shards), ExponentialFailures(mtbf)
     plan = Planner(job, COSTS, failures, fraction=fraction, clock=clock).plan(target)
     full, _, vanilla, *prioritized = plan.strategies
     floor = 2 * COSTS.save_hours / (mtbf * shards)  # lost while saving, however often
@@ -106,7 +106,7 @@ def test_a_plan_keeps_to_its_target_and_takes_the_cheaper(
 @settings(deadline=None, max_examples=40)
 @given(st.floats(0.001, 0.4), st.floats(1.1, 2))
 def test_who_accepts_more_loss_pays_no_more(target, factor):
-    planner = Planner(Job(5000, 8), COSTS, ExponentialFailures(28))
+    planner = Planner(JobSize(5000, 8), COSTS, ExponentialFailures(28))
     strict, lax = planner.plan(target), planner.plan(target * factor)
     slack = COSTS.save_hours / 5000  # one whole save
     assert lax.strategies[2].overhead_fraction <= strict.strategies[2].overhead_fraction + slack
@@ -136,7 +136,7 @@ def test_bytes_per_hour_by_hand():
     ],
 )
 def test_it_simulates_where_the_formulas_do_not_hold_and_says_why(failures, clock, why):
-    plan = Planner(Job(56, 8), COSTS, failures, clock=clock).plan(0.1)
+    plan = Planner(JobSize(56, 8), COSTS, failures, clock=clock).plan(0.1)
     assert all(strategy.is_simulated == (why is not None) for strategy in plan.strategies)
     assert ("simulated" in plan.notes[0]) == (why is not None)
     assert why is None or why in plan.notes[0]
@@ -145,7 +145,7 @@ def test_it_simulates_where_the_formulas_do_not_hold_and_says_why(failures, cloc
 def test_times_noted_in_whole_hours_do_not_fall_in_step_with_saves():
     log = times_to_failure([9.0, 12, 21, 30] * 5)
     failures = fit_failures(log, "empirical").model
-    planner = Planner(Job(120, 16), COSTS, failures)
+    planner = Planner(JobSize(120, 16), COSTS, failures)
     # Every 3 h is a moment just after a save: 0.05 h later nothing must change.
     lost = [
         planner.full_recovery(interval).expected.overhead.lost_computation_hours
@@ -156,10 +156,10 @@ def test_times_noted_in_whole_hours_do_not_fall_in_step_with_saves():
 
 def test_a_long_job_needs_no_simulation_for_a_gamma_model():
     failures = GammaFailures(0.7, 40)
-    assert Planner(Job(100, 8), COSTS, failures).why_simulated is not None
-    planner = Planner(Job(2000, 8), COSTS, failures)
+    assert Planner(JobSize(100, 8), COSTS, failures).why_simulated is not None
+    planner = Planner(JobSize(2000, 8), COSTS, failures)
     assert planner.why_simulated is None
-    played = Planner(Job(2000, 8), COSTS, failures)
+    played = Planner(JobSize(2000, 8), COSTS, failures)
     played.why_simulated = "for this test"
     for interval in (1.0, 20.0):
         assert planner.full_recovery(interval).overhead_fraction == pytest.approx(
@@ -173,13 +173,13 @@ def test_a_long_job_needs_no_simulation_for_a_gamma_model():
 
 def test_failures_that_come_evenly_are_simulated_until_they_no_longer_keep_step_with_saves():
     failures = GammaFailures(100, 0.28)
-    assert Planner(Job(200 * 28, 8), COSTS, failures).why_simulated is not None
-    assert Planner(Job(4000 * 28, 8), COSTS, failures).why_simulated is None
+    assert Planner(JobSize(200 * 28, 8), COSTS, failures).why_simulated is not None
+    assert Planner(JobSize(4000 * 28, 8), COSTS, failures).why_simulated is None
 
 
 def test_a_job_of_very_many_failures_is_played_fewer_times():
     failures = EmpiricalFailures((0.5, 1.5), (), 0.1)
-    planner = Planner(Job(10_000, 8), COSTS, failures)
+    planner = Planner(JobSize(10_000, 8), COSTS, failures)
     assert planner.histories == 200
     played = planner.partial_recovery("CPR-vanilla", "all", 2.0).expected
     assert played.histories == 200
@@ -187,7 +187,7 @@ def test_a_job_of_very_many_failures_is_played_fewer_times():
 
 
 def test_clustered_failures_shorten_the_interval_until_the_target_holds():
-    job, failures = Job(56, 8), GammaFailures(0.3, 28 / 0.3)
+    job, failures = JobSize(56, 8), GammaFailures(0.3, 28 / 0.3)
     plan = Planner(job, COSTS, failures).plan(0.02)
     assert plan.strategies[2].interval_hours < 2 * 0.02 * 8 * 28
     assert plan.strategies[2].expected.pls <= 0.02 * (1 + 1e-9)
@@ -196,7 +196,7 @@ def test_clustered_failures_shorten_the_interval_until_the_target_holds():
 @pytest.mark.parametrize("target", [0, 1.01, -0.1])
 def test_a_target_that_is_no_share_is_refused(target):
     with pytest.raises(UsageError, match=f"target_pls is {target}"):
-        Planner(Job(56, 8), COSTS, ExponentialFailures(28)).plan(target)
+        Planner(JobSize(56, 8), COSTS, ExponentialFailures(28)).plan(target)
 
 
 def test_a_preset_that_is_not_there_is_named_with_those_that_are():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cpr_ext.errors import UsageError
 from cpr_ext.policy import (
-    Job,
+    JobSize,
     RunningPLS,
     exact_expected_pls,
     expected_pls,
@@ -69,7 +69,7 @@ def test_the_running_account_adds_up_failures_of_several_shards():
 
 # By hand: a job of 100 h, 10 shards, 2 of them lost every 25 h, saved every 20 h.
 # A failure finds a shard 10 h after its save on average: 4 failures * 2 shards * 10 / (100 * 10).
-JOB = Job(total_hours=100, num_shards=10, shards_per_failure=2)
+JOB = JobSize(total_hours=100, num_shards=10, shards_per_failure=2)
 
 
 def test_the_expectation_by_hand():
@@ -83,13 +83,13 @@ def test_the_expectation_by_hand():
 
 def test_the_interval_for_a_target_by_hand():
     # The abstract's inputs: 2 * 0.1 * 8 * 28 = 44.8 h.
-    assert interval_for_pls(Job(56, 8), 28, 0.1) == pytest.approx(44.8)
+    assert interval_for_pls(JobSize(56, 8), 28, 0.1) == pytest.approx(44.8)
     assert interval_for_pls(JOB, 25, 0.08) == pytest.approx(20)
     assert interval_for_pls(JOB, 25, 0.9) == 100  # never longer than the job
 
 
 jobs = st.builds(
-    lambda total, shards, lost: Job(total, shards, min(shards, lost)),
+    lambda total, shards, lost: JobSize(total, shards, min(shards, lost)),
     st.floats(1, 1e4),
     st.integers(1, 64),
     st.integers(1, 8),
@@ -120,7 +120,7 @@ def test_what_is_lost_once_is_a_share_and_never_above_pls(job, mtbf, interval):
 
 def test_what_is_lost_once_by_hand():
     # Every shard fails all the time and nothing is saved: everything is lost, but only once.
-    assert expected_share_lost_once(Job(10, 4, 4), 1e-3, 100) == pytest.approx(1, abs=1e-3)
+    assert expected_share_lost_once(JobSize(10, 4, 4), 1e-3, 100) == pytest.approx(1, abs=1e-3)
     # Rare failures: both accounts agree.
     assert expected_share_lost_once(JOB, 1e6, 20) == pytest.approx(
         exact_expected_pls(JOB, 1e6, 20), rel=1e-4

@@ -11,8 +11,8 @@ from cpr_ext.policy import (
     EmpiricalFailures,
     ExponentialFailures,
     GammaFailures,
-    Job,
     JobCosts,
+    JobSize,
     SavePattern,
     full_recovery,
     partial_recovery,
@@ -31,7 +31,7 @@ FEW = {"histories": 2}
 
 
 def test_full_recovery_by_hand():
-    job = Job(35, 4)
+    job = JobSize(35, 4)
     # Failures at 10, 20, 30 h, saves at 4, 8, ... 32: lost 2 + 0 + 2.
     played = simulate_full_recovery(COSTS, job, EVERY_TEN, 4, **FEW)
     assert played.failures == 3
@@ -51,7 +51,7 @@ def test_full_recovery_by_hand():
 
 
 def test_partial_recovery_by_hand():
-    job = Job(35, 4, shards_per_failure=2)
+    job = JobSize(35, 4, shards_per_failure=2)
     played = simulate_partial_recovery(COSTS, job, EVERY_TEN, 4, **FEW)
     assert played.overhead.lost_computation_hours == 0
     assert played.overhead.load_hours == pytest.approx(0.3)
@@ -112,7 +112,7 @@ def plain_play(costs, job, every, interval, pattern, clock, *, full):
 def test_it_plays_as_a_plain_loop_does(total, every, interval, fraction, clock, full):
     every *= math.pi / 3  # no failure at the very moment of a save
     pattern = SavePattern(1, 1) if full else SavePattern(fraction, fraction)
-    job = Job(total, 5)
+    job = JobSize(total, 5)
     if full and clock == "running":
         assume(interval + 0.6 < every)  # else it never ends
     failures, saves, hours = plain_play(COSTS, job, every, interval, pattern, clock, full=full)
@@ -135,7 +135,7 @@ GRID = [(500, 20, 0.5), (500, 20, 2), (1000, 10, 0.5), (2000, 100, 5), (2000, 10
 
 @pytest.mark.parametrize(("total", "mtbf", "interval"), GRID)
 def test_the_papers_formulas_are_within_two_percent_of_2000_histories(total, mtbf, interval):
-    job, model = Job(total, 8, 2), ExponentialFailures(mtbf)
+    job, model = JobSize(total, 8, 2), ExponentialFailures(mtbf)
     costs = JobCosts(0.1, 0.2, 0.1, 0.1)
     full = simulate_full_recovery(costs, job, model, interval)
     assert full_recovery(costs, job, mtbf, interval).total_hours == pytest.approx(
@@ -155,7 +155,7 @@ def test_the_papers_formulas_are_within_two_percent_of_2000_histories(total, mtb
 def test_expectations_hold_where_the_papers_assumptions_do_not(
     total, mtbf, interval, fraction, clock
 ):
-    job, model = Job(total, 8, 2), ExponentialFailures(mtbf)
+    job, model = JobSize(total, 8, 2), ExponentialFailures(mtbf)
     pattern = SavePattern(fraction, min(1, 1.1 * fraction))
     expected = expected_partial_recovery(COSTS, job, mtbf, interval, pattern=pattern, clock=clock)
     played = simulate_partial_recovery(
@@ -173,7 +173,7 @@ def test_expectations_hold_where_the_papers_assumptions_do_not(
 def test_what_is_lost_while_saving_counts_within_an_unfinished_turn_too():
     dear = JobCosts(5.0, 0.3, 0.1, 0.2)
     for total in (20, 19, 38):
-        given = (dear, Job(total, 1))
+        given = (dear, JobSize(total, 1))
         options = {"pattern": SavePattern(0.25, 0.25), "clock": "running"}
         expected = expected_partial_recovery(*given, 4, 20, **options)
         played = simulate_partial_recovery(
@@ -191,7 +191,7 @@ def assert_agree(expected, played):
 
 
 def test_the_standard_error_is_that_of_the_mean():
-    job, model = Job(200, 8), ExponentialFailures(20)
+    job, model = JobSize(200, 8), ExponentialFailures(20)
     runs = [
         simulate_full_recovery(COSTS, job, model, 4, histories=500, seed=seed)
         for seed in range(100)
@@ -209,7 +209,7 @@ costs = st.builds(JobCosts, st.floats(0.01, 2), st.floats(0, 1), st.floats(0, 1)
     st.sampled_from(["training", "running"]),
 )  # fmt: skip
 def test_no_number_of_saves_is_better_than_the_best(costs, total, mtbf, saves, clock):
-    job = Job(total, 8)
+    job = JobSize(total, 8)
     assume(total / mtbf < 200)
 
     def cost(interval):
@@ -225,7 +225,7 @@ def test_no_number_of_saves_is_better_than_the_best(costs, total, mtbf, saves, c
 
 
 def test_the_best_interval_is_youngs_where_that_holds():
-    job = Job(10_000, 8)
+    job = JobSize(10_000, 8)
     best = best_full_interval_hours(COSTS, job, 25)
     assert best == pytest.approx(young_interval_hours(0.5, 25), rel=1e-3)
     # Failures also strike while lost work is redone, so it pays to save a little more often.
@@ -233,14 +233,14 @@ def test_the_best_interval_is_youngs_where_that_holds():
 
 
 def test_failures_that_cluster_cost_more_in_a_short_job():
-    job = Job(56, 8)
+    job = JobSize(56, 8)
     steady = simulate_full_recovery(COSTS, job, ExponentialFailures(28), 5)
     clustered = simulate_full_recovery(COSTS, job, GammaFailures(0.5, 56), 5)
     assert clustered.failures > steady.failures * 1.1
 
 
 def test_what_cannot_be_played_is_refused():
-    job = Job(100, 8)
+    job = JobSize(100, 8)
     with pytest.raises(UsageError, match="histories is 1"):
         simulate_partial_recovery(COSTS, job, EVERY_TEN, 4, histories=1)
     with pytest.raises(UsageError, match="too many to play"):

@@ -1,5 +1,6 @@
 """Old names of modules and methods still work, with a warning."""
 
+import importlib
 import subprocess
 import sys
 
@@ -66,6 +67,7 @@ def test_an_old_method_calls_the_new_one_and_says_so():
     [
         (cpr_ext.Checkpointer, "shared_part", "replicated_state"),
         (cpr_ext.Checkpointer, "take_over", "load_replicated_state"),
+        (cpr_ext.Table, "untouched_rows_keep_still", "updates_only_looked_up_rows"),
         (ReformableGroup, "reform", "configure"),
         (ReformableGroup, "dissolve", "abort"),
     ],
@@ -73,3 +75,14 @@ def test_an_old_method_calls_the_new_one_and_says_so():
 def test_old_methods_name_methods_that_exist(owner, old, new):
     assert callable(getattr(owner, new))
     assert new in getattr(owner, old).__doc__
+
+
+@pytest.mark.parametrize(
+    ("room", "old", "new"), [("policy", "Job", "JobSize"), ("dlrm", "Preset", "ModelPreset")]
+)
+def test_an_old_class_name_is_the_new_class(room, old, new):
+    module = importlib.import_module(f"cpr_ext.{room}")
+    with pytest.warns(DeprecationWarning, match=f"{room}.{old} .* use cpr_ext.{room}.{new}"):
+        assert getattr(module, old) is getattr(module, new)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = module.Nothing

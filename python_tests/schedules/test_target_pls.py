@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cpr_ext import EverySteps, TargetPLS
 from cpr_ext.errors import UsageError
-from cpr_ext.policy import EmpiricalFailures, GammaFailures, Job, interval_for_pls
+from cpr_ext.policy import EmpiricalFailures, GammaFailures, JobSize, interval_for_pls
 from cpr_ext.schedules.intervals import Progress, RunCosts
 
 START = RunCosts(num_shards=8, fraction=0.125)
@@ -66,7 +66,7 @@ def test_it_keeps_to_the_formula_for_every_run(target, mtbf, shards, fraction):
     schedule = TargetPLS(target, mtbf_hours=mtbf)
     costs = replace(MEASURED, num_shards=shards, fraction=fraction)
     observed(schedule, costs)
-    longest = interval_for_pls(Job(100 * mtbf, shards), mtbf, target)
+    longest = interval_for_pls(JobSize(100 * mtbf, shards), mtbf, target)
     assert schedule.interval_hours == pytest.approx(fraction * longest)
     assert schedule.plan.strategies[2].expected.pls <= target * (1 + 1e-9)
 
