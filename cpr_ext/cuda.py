@@ -1,9 +1,9 @@
 """Tables on CUDA devices: which device, on which stream training uses it, and its staging buffers.
 
 The native core submits its work on a device to the stream that is current in PyTorch when the
-training thread calls the Checkpointer. So it is ordered with what training submits there: lookups
-are counted after they were made, and rows are captured between one optimizer step and the next,
-without anyone waiting.
+training thread calls the Checkpointer. So it is ordered with the work that training submits there:
+lookups are counted after they were made. Rows are captured between two optimizer steps, and no
+thread waits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def devices_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def use_training_streams(devices: Sequence[int]) -> None:
-    """From here on this thread's native work goes to the streams that are current in PyTorch."""
+    """Send this thread's later native work to the streams that are current in PyTorch."""
     for device in devices:
         native.use_stream(device, _current_stream(device))
 
@@ -54,16 +54,16 @@ def _current_stream(device: int) -> int:
 
 
 def keep_for_stream(tensor: torch.Tensor) -> None:
-    """The current stream will use a tensor: its memory is not given away before that is done."""
+    """Keep a tensor's memory until the current stream has used it."""
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 def make_stagers(devices: Sequence[int], *, slot_bytes: int, num_slots: int) -> list[Any]:
-    """A native ``DeviceStager`` per device; :func:`stager_of` gives it out while it lives.
+    """Return a native ``DeviceStager`` per device; :func:`stager_of` gives it out while it lives.
 
-    Where a device's memory is short its buffers are smaller, with a warning: rows are then copied
-    in several rounds, and training on that device waits for all but the last.
+    If a device's memory is short, its buffers are smaller, with a warning. Rows are then copied in
+    several rounds, and training on that device waits for all but the last.
     """
     stagers = []
     for device in devices:

@@ -24,5 +24,5 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def list_dtypes() -> str:
-    """The dtypes that can be stored, for a message."""
+    """Return the dtypes that can be stored, for a message."""
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)

@@ -12,31 +12,31 @@ from cpr_ext.errors import UsageError
 
 
 def require_one_of(option: str, value: str, allowed: Sequence[str]) -> None:
-    """Raises UsageError unless ``value`` is one of ``allowed``."""
+    """Raise UsageError unless ``value`` is one of ``allowed``."""
     if value not in allowed:
         raise UsageError(f"{option} is {value!r}; allowed: {', '.join(allowed)}")
 
 
 def require_positive_or_none(option: str, value: float | None) -> None:
-    """Raises UsageError for a number that is not above zero."""
+    """Raise UsageError for a number that is not above zero."""
     if value is not None and not value > 0:
         raise UsageError(f"{option} is {value}; it must be positive, or None")
 
 
 def require_at_least_one(option: str, value: int | None, otherwise: str = "") -> None:
-    """Raises UsageError for a number below one; ``otherwise`` ends the message."""
+    """Raise UsageError for a number below one; ``otherwise`` ends the message."""
     if value is not None and value < 1:
         raise UsageError(f"{option} is {value}; it must be at least 1{otherwise}")
 
 
 def require_kind(option: str, value: object, kind: type, example: str) -> None:
-    """Raises UsageError unless ``value`` is None or of the class ``kind``."""
+    """Raise UsageError unless ``value`` is None or of the class ``kind``."""
     if value is not None and not isinstance(value, kind):
         raise UsageError(f"{option} is {value!r}; needed: such as {example}")
 
 
 def as_whole_number(option: str, value: Any, least: int, otherwise: str = "") -> int:
-    """``value`` as an int: any integer-like number, such as ``np.int64`` or a tensor of one.
+    """Return ``value`` as an int: any integer-like number, such as ``np.int64`` or a tensor of one.
 
     Raises:
         UsageError: it is none, or less than ``least``; ``otherwise`` ends the message.
@@ -54,7 +54,7 @@ def as_whole_number(option: str, value: Any, least: int, otherwise: str = "") ->
 
 
 def as_optimizers(given: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers that a user passes: one, or a sequence of them.
+    """Return the optimizers that a user passes: one, or a sequence of them.
 
     Raises:
         UsageError: it is something else.
@@ -73,7 +73,7 @@ def as_optimizers(given: Any) -> list[torch.optim.Optimizer]:
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that steps, inside wrappers that only look like one (Accelerate's)."""
+    """Return the optimizer that steps, inside wrappers that only look like one (Accelerate's)."""
     while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, torch.optim.Optimizer):
@@ -86,7 +86,7 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def require_callable_or_none(option: str, value: object) -> None:
-    """Raises UsageError unless ``value`` is None or can be called."""
+    """Raise UsageError unless ``value`` is None or can be called."""
     if value is not None and not callable(value):
         raise UsageError(
             f"{option} is a {type(value).__name__}; needed: a function that returns it, called at "
@@ -95,7 +95,7 @@ def require_callable_or_none(option: str, value: object) -> None:
 
 
 def as_shards(shards: Any, num_shards: int) -> list[int]:
-    """Numbers of lost shards, ascending, each once.
+    """Return numbers of lost shards, ascending, each once.
 
     Raises:
         UsageError: it is no sequence of them, or there is no such shard.

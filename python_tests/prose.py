@@ -117,6 +117,65 @@ def unplain_words_of_code(source: str) -> Iterator[str]:
             yield from _unplain(Passage(node.lineno, plain_text(" ".join(node.value.split()))))
 
 
+# A docstring that begins like this names or asks, where it should say what the function does.
+_NO_VERB = {
+    *("A", "All", "An", "As", "By", "Every", "From", "How", "Its", "Nothing", "Of", "One", "Only"),
+    *("Raises", "Returns", "Rows", "The", "True", "What", "Where", "Whether", "Which", "Why"),
+    *("With", "Yields"),
+}
+
+
+def long_sentences_of_code(source: str) -> Iterator[str]:
+    """Sentences of docstrings; an entry of Args and the like also ends at a semicolon."""
+    for line, text in _docstrings(source):
+        yield from (
+            f"{found} (docstring of line {line})"
+            for passage in _docstring_passages(text)
+            for found in long_sentences(passage)
+        )
+
+
+def docstrings_without_verb(source: str) -> Iterator[str]:
+    """Docstrings of functions that do not begin with a verb; properties may name their value."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = " ".join(map(ast.unparse, node.decorator_list))
+            text = ast.get_docstring(node)
+            if text and not re.search("property|click", decorators) and _has_no_verb(text):
+                yield f"line {node.lineno}: {text.splitlines()[0]}"
+
+
+def _has_no_verb(text: str) -> bool:
+    return text.split()[0].strip(",:") in _NO_VERB or not text[0].isalpha()
+
+
+def _docstrings(source: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)):
+            yield getattr(node, "lineno", 1), text
+
+
+def _docstring_passages(text: str) -> Iterator[str]:
+    """Its paragraphs and entries, without literal blocks."""
+    lines = list[str]()
+    is_literal = False
+    for line in [*text.splitlines(), ""]:
+        depth = len(line) - len(line.lstrip())
+        if is_literal and (depth > 0 or not line):
+            continue
+        is_literal = line.endswith("::")
+        if lines and (not line or is_literal or depth == _ENTRY or lines[-1] in _SECTIONS):
+            yield "\n".join(lines)
+            lines = []
+        if line and not is_literal:
+            lines.append(line.strip() if depth == 0 else line.strip().replace(";", "."))
+
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_ENTRY = 4  # indentation of an entry; its further lines have more
+_SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:")
+
+
 def _unplain(passage: Passage) -> Iterator[str]:
     for pattern, instead in PLAIN_WORDS.items():
         for match in re.finditer(rf"\b(?:{pattern})\b", passage.text, re.IGNORECASE):

@@ -87,7 +87,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--pls", "pls_target", type=float, help="PLS from which CPR derives its interval.")
 @click.option("--fraction", type=float, help="Share of the rows that one prioritised save takes.")
-@click.option("--save-minutes", type=_POSITIVE, help="What a save of all rows holds training up.")
+@click.option("--save-minutes", type=_POSITIVE, help="How long a save of all rows blocks training.")
 @click.option("--load-minutes", type=click.FloatRange(min=0), help="Loading all shards.")
 @click.option("--load-shard-minutes", type=click.FloatRange(min=0), help="Loading lost shards.")
 @click.option("--reschedule-minutes", type=click.FloatRange(min=0), help="Replacing a node.")
@@ -122,9 +122,9 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 def emulate(**given: Any) -> None:
     """Train under emulated failures, once per strategy and seed, and compare what it costs.
 
-    Each run really trains the model and really loses and recovers rows; its saves and failures are
-    put on the clock of a cluster's job and charged what they would cost there. The defaults take a
-    few minutes on two cores and need no data.
+    Each run really trains the model, and really loses and recovers rows. The clock of a cluster's
+    job charges its saves and failures what they would cost there. The defaults take a few minutes
+    on two cores and need no data.
     """
     json_file = given["json_file"]
     if json_file is not None and not json_file.parent.is_dir():
@@ -159,7 +159,7 @@ def emulate(**given: Any) -> None:
 
 
 def _scenario(given: dict[str, Any]) -> Scenario:
-    """The preset, with what was given instead."""
+    """Return the preset, with what was given instead."""
     from cpr_ext.emulation.presets import find_scenario
     from cpr_ext.policy import ExponentialFailures, GammaFailures
 

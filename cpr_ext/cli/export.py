@@ -89,7 +89,7 @@ def _show(report: ExportReport) -> None:
             dense = ", the dense part is its" if store.worker == report.dense_from else ""
             echo(f"worker {store.worker}: snapshot of step {store.step}{lost}{dense}")
     if report.step_of_rows is None:
-        echo("rows: each as it was saved last, perhaps before that step; --full takes one step")
+        echo("rows: the newest saved state of each, perhaps of older steps; --full takes one")
     if report.removed:
         echo(f"names: without {', '.join(report.removed)} (--keep-names leaves them)")
     for note in report.notes:

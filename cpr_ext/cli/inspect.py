@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def inspect(store: str, world_size: int | None, table: str | None, as_json: bool) -> None:
     """Show the snapshots, shards, tables and sizes of STORE.
 
-    STORE may be the directory that holds the stores of all workers of a job. Then a line for each
-    shows where it stands, and the tables are those that they hold together; exit 1 if a store is
-    missing or damaged, or they are not of one job.
+    STORE may be the directory that holds the stores of all workers of a job. Then one line per
+    store shows its step, and the tables are those of all stores together. Exits 1 if a store is
+    missing or damaged, or the stores are not of one job.
     """
     from cpr_ext import maintenance
     from cpr_ext.errors import UsageError

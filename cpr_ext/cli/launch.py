@@ -62,7 +62,7 @@ def launch(
 ) -> None:
     """Run a Python SCRIPT in --nproc workers, each supervised on its own.
 
-    A worker that dies is started again and rejoins the others, which go on in their processes; see
+    A worker that dies is started again and rejoins the others, which keep running; see
     docs/distributed.md. ARGUMENTS are handed to the script. Ends with 0 once all workers are done.
     """
     from cpr_ext.distributed.launcher import Launcher

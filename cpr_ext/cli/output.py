@@ -25,12 +25,12 @@ world_size_option = click.option(
 
 
 def print_json(result: DataclassInstance, **more: Any) -> None:
-    """A result as one JSON document."""
+    """Return a result as one JSON document."""
     click.echo(json.dumps({**asdict(result), **more}, indent=1))
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Text without control characters: the names in a store may hold anything.
+    """Return text without control characters: names in a store may hold any.
 
     Args:
         keep: characters that stay all the same.
@@ -54,7 +54,7 @@ def show_left_alone(job: JobReport[Any]) -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns: the first to the left, the others to the right."""
+    """Align columns: the first to the left, the others to the right."""
     texts = [list(head), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(head))]
     for row in texts:
@@ -64,7 +64,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def size(size_bytes: float) -> str:
-    """Bytes as a person reads them: ``41.9 MB``."""
+    """Return bytes as a person reads them: ``41.9 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
@@ -73,7 +73,7 @@ def size(size_bytes: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 shard``, ``3 shards``."""
+    """Return ``1 shard`` or ``3 shards``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -144,7 +144,7 @@ def _planner(inputs: PlanInputs, failures: FailureModel, given: dict[str, Any]) 
 
 
 def _uncertainty(inputs: PlanInputs, given: dict[str, Any]) -> list[str]:
-    """What the recommendation would be at the ends of a fitted MTBF's confidence interval."""
+    """Return the recommendations at the ends of a fitted MTBF's confidence interval."""
     from cpr_ext.policy import ExponentialFailures
 
     if (fit := inputs.fit) is None:

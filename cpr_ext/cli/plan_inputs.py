@@ -26,7 +26,7 @@ _NEEDED = {
     "job_hours": "how long the job trains",
     "shards": "over how many servers the tables are cut",
     "mtbf_hours": "mean time between failures (or --failure-log FILE)",
-    "save_minutes": "how long saving everything holds training (or --store DIR)",
+    "save_minutes": "how long saving everything blocks training (or --store DIR)",
     "load_minutes": "how long loading everything takes (or --store DIR)",
 }
 
@@ -69,7 +69,7 @@ class _Figures:
         self._found.update({name: (value, origin) for name, value in values.items()})
 
     def forget(self, name: str) -> None:
-        """What was found under this name is overruled."""
+        """Override the value that was found under this name."""
         self._found.pop(name, None)
 
     def is_given(self, name: str) -> bool:
@@ -118,7 +118,7 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
     fit = None
     if given["failure_log"] is not None:
         if figures.is_given("mtbf_hours"):
-            raise UsageError("--mtbf-hours and --failure-log both tell the MTBF; give one")
+            raise UsageError("--mtbf-hours and --failure-log both give the MTBF; pass one")
         fit = _fit(given)
         failures, failures_origin = fit.model, f"fitted to {given['failure_log']}"
         notes.extend(fit.notes)
@@ -197,8 +197,8 @@ def _take_store(figures: _Figures, given: Mapping[str, Any], notes: list[str]) -
     )
     figures.found("the store", shards=summary.num_shards)
     notes.append(
-        "Assumed for the store: all shards on this one disk, and training that stands still while "
-        "a save is written. cpr_ext writes behind training, so this is an upper bound; the stall "
+        "Assumed for the store: all shards on this one disk, and training that waits while "
+        "a save is written. cpr_ext writes in the background, so this is an upper bound; the stall "
         "of your own run is what TargetPLS measures and plans with."
     )
     return state
@@ -288,7 +288,7 @@ def _describe(failures: FailureModel, fit: FailureFit | None) -> str:
 
 
 def minutes(hours: float) -> str:
-    """A duration as a person reads it."""
+    """Return a duration as a person reads it."""
     if hours < 1 / 60:
         return f"{3600 * hours:.3g} s"
     return f"{60 * hours:.3g} min" if hours < 2 else f"{hours:.3g} h"

@@ -82,5 +82,5 @@ def _verdict(report: maintenance.RepairReport) -> str:
             'recover(on_damage="fall_back") takes what is sound'
         )
     if report.is_applied:
-        return f"repaired, training goes on from step {report.step}; kept: {report.backup}"
+        return f"repaired, training resumes from step {report.step}; kept: {report.backup}"
     return f"can be repaired: --apply goes back to step {report.step}"

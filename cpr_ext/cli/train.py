@@ -1,4 +1,4 @@
-"""``cpr train``: train the reference model, lose shards, recover, tell what it cost."""
+"""``cpr train``: train the reference model, lose shards, recover, report the cost."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ Running the same command on a --store again continues from it, also after kill -
     type=click.Choice(["partial", "full", "none"]),
     default="partial",
     show_default=True,
-    help="partial: restore only lost shards and go on; full: go back to the last common point "
-    "with all shards and train again; none: go on with what is left.",
+    help="partial: restore only the lost shards; full: return to the last common point "
+    "with all shards and train again; none: continue with the rows that remain.",
 )
 @click.option(
     "--consistency",

@@ -1,7 +1,7 @@
 """The rendezvous' host as ``cpr launch`` runs it: a process that serves a socket of the launcher.
 
-The launcher keeps the listening socket, so that the port is taken before any worker starts, and
-nobody else can take it while a host that died is started again.
+The launcher keeps the listening socket. So the port is taken before any worker starts, and no other
+process can take it while the host restarts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker works with, and what it tells of its life."""
+"""The job of a worker, and the events that it reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Recovery:
 
     Attributes:
         recovery: ``"partial"`` or ``"full"``, see :class:`Worker`.
-        step: training went on behind this one.
+        step: training resumed after this one.
         lost: the workers whose state was gone; at the start of a job, all.
         source: the worker whose dense part and position all took.
         samples_lost: by rank, samples of which its rows lost the effect.

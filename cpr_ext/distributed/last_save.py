@@ -1,7 +1,7 @@
-"""The save behind the last step: what is not in it is lost, so a full disk is waited for.
+"""The save after the last step: later there is none, so a worker waits for space on a full disk.
 
-A worker whose store cannot be written tries again and again, and then saves the trained model to
-another directory, if one was named. Its peers wait meanwhile; what they saved stays.
+A worker that cannot write its store retries, and then saves the trained model to another directory,
+if one was named. Its peers wait meanwhile; what they saved stays.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _save_base(checkpointer: Checkpointer) -> None:
 
 
 def _is_refused_by_system(error: BaseException | None) -> bool:
-    """Whether an OSError is at the bottom of it: a full disk, a lost mount, an I/O error."""
+    """Return whether an OSError is at the bottom of it: a full disk, a lost mount, an I/O error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return True

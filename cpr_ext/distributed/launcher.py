@@ -1,7 +1,7 @@
-"""Starts the workers of one machine, each supervised on its own: what dies is started again.
+"""Starts and supervises the workers of one machine, and restarts those that die.
 
-It knows nothing of training and needs no torch. Whether a worker's place is free, who takes part
-and what is recovered is the workers' own affair; here a process is started, watched and ended.
+The launcher knows nothing of training and needs no torch. The workers themselves decide which ranks
+are free, who takes part and what to recover.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class _Child:
 
 @dataclass
 class _Spare:
-    """A process that has done its imports and waits to be told which worker it is."""
+    """A process that has done its imports and waits for its rank."""
 
     process: subprocess.Popen[bytes]
     rank_pipe: int
 
     def become(self, rank: int, alive_file: Path) -> bool:
-        """Tell it; False if it is gone."""
+        """Send it the rank; return False if it has ended."""
         try:
             os.write(self.rank_pipe, f"{rank} {alive_file}\n".encode())
         except BrokenPipeError:
@@ -84,7 +84,7 @@ class _Spare:
 
 @dataclass
 class Launcher:
-    """Supervises workers until all are done, or one cannot be brought back.
+    """Supervises workers until all are done, or one cannot be restarted.
 
     Args:
         command: the program of every worker.
@@ -93,13 +93,13 @@ class Launcher:
         first_rank: rank of the first worker here; the others follow.
         rendezvous: HOST:PORT where one is hosted already; None: it is hosted here, for this
             machine.
-        max_restarts: how often one worker is started again before all are given up.
+        max_restarts: restarts of one worker before the launcher ends all of them.
         hang_seconds: kill a worker that has shown no sign of life for so long; None: never. It
             must be longer than the workers' time-outs of collectives, and than loading takes.
         spares: so many processes more run the program up to where they would learn their rank. One
             of them takes the place of a worker that died, so that nobody waits for its imports.
-        spare_delay_seconds: a spare is started when no worker was for so long, so that it does not
-            take the processor from one that starts or recovers.
+        spare_delay_seconds: start a spare only after this time without the start of a worker;
+            so it takes no processor time from one that starts or recovers.
         job: distinguishes jobs that meet at the same rendezvous.
         report: called with each event, one sentence.
 
@@ -148,7 +148,7 @@ class Launcher:
             require_secret(read_secret(os.environ), self.rendezvous)
 
     def run(self) -> int:
-        """Returns the exit code: 0 if every worker was done, 128 + n after signal n, else 1."""
+        """Run all workers; return 0 if every worker was done, 128 + n after signal n, else 1."""
         previous = {
             number: signal.signal(number, self._note_signal)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -195,7 +195,7 @@ class Launcher:
             self.report(
                 f"worker {child.rank} {_how(code)} {child.vain_starts} times in a row soon after "
                 "its start, before it joined the others: the script cannot start, its own messages "
-                "say why; ending all workers. The stores are as they were"
+                "say why; ending all workers. The stores are unchanged"
             )
             return False
         if child.restarts >= self.max_restarts:
@@ -232,7 +232,7 @@ class Launcher:
         return subprocess.Popen(list(self.command), env=environment)
 
     def _start_spares(self) -> None:
-        """See that there are as many as wanted; those that end by themselves are not wanted."""
+        """Start missing spares; report and drop those that ended by themselves."""
         for spare in [spare for spare in self._waiting if spare.process.poll() is not None]:
             self._waiting.remove(spare)
             spare.end()
@@ -248,7 +248,7 @@ class Launcher:
             self._waiting.append(_Spare(process, writing))
 
     def _make_environment(self, folder: Path) -> dict[str, str]:
-        """What all workers find; hosts the rendezvous if nobody else does."""
+        """Return the environment of all workers; host the rendezvous if no other process does."""
         environment = {
             **os.environ,
             WORLD_SIZE: str(self.num_workers if self.world_size is None else self.world_size),

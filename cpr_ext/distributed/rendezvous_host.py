@@ -1,7 +1,8 @@
 """Hosts the rendezvous of workers: ``python -m cpr_ext.distributed.rendezvous_host``.
 
-A process of its own, so that no worker's death takes it away. It holds who is there, in memory, and
-nothing of the model. If it dies training goes on; it is needed again when a worker is lost.
+It is a separate process, so it survives the death of any worker. It keeps in memory which workers
+are there, and nothing of the model. If it dies, training continues; the next loss of a worker needs
+it again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on the address that ``host`` names, and on no other.
+    """Return a socket that listens on the address that ``host`` names, and on no other.
 
     Raises:
         RendezvousError: there is no such address here, or something listens there already.

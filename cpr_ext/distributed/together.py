@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 def must_agree() -> bool:
-    """Whether this process is one of several that must recover together.
+    """Return whether this process is one of several that must recover together.
 
     Workers that outlive each other agree by themselves.
     """
@@ -93,7 +93,7 @@ def _group() -> dist.ProcessGroup:
 
 
 def _all_or_none(group: dist.ProcessGroup, act: Callable[[], _Result]) -> _Result:
-    """What ``act`` returns, if it raised nothing on any rank; else every rank raises."""
+    """Call ``act`` on every rank; if one rank fails, every rank raises."""
     results, error = [], None
     try:
         results.append(act())
@@ -110,7 +110,7 @@ def _all_or_none(group: dist.ProcessGroup, act: Callable[[], _Result]) -> _Resul
 def _common_point(
     group: dist.ProcessGroup, checkpointer: Checkpointer, options: dict[str, Any]
 ) -> int | None:
-    """The newest full-recovery point of all stores; what was asked for if some are empty."""
+    """Return the newest full-recovery point of all stores; what was asked for if some are empty."""
     limit: int | None = options.get("up_to_step")
     segments = checkpointer.store.dense.segments
     own = [

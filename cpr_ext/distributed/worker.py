@@ -1,8 +1,8 @@
 """A worker's life: join, agree, recover what is missing, train, lose a peer, and join again.
 
 All workers train the same steps together. When one is lost, the others notice in the collective
-they are in, give up the step in flight, and meet again with its replacement; every survivor keeps
-its table rows in memory, only the replacement reads rows from its store.
+they are in, abort the step in flight, and meet again with its replacement. Every survivor keeps its
+table rows in memory; only the replacement reads rows from its store.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Build = Callable[[ReformableGroup], tuple[nn.Module, Optimizers]]
 TrainStep = Callable[[Job, int], int | None]
 Recoveries = Literal["partial", "full", "auto"]
 MakeCheckpointer = Callable[[nn.Module, Any, Path], Checkpointer]
-# Joined so often without a single step in between, something is wrong that joining does not mend.
+# After so many joins without a step in between, the worker aborts: rejoining does not help.
 _FRUITLESS_JOINS = 20
 DEFAULT_CHECK_EVERY_STEPS = 1000
 
@@ -120,7 +120,7 @@ class Worker:
 
     @classmethod
     def from_environment(cls, store: str | os.PathLike[str], **options: Any) -> Worker:
-        """The worker that ``cpr launch``, or ``CPR_*`` variables, say this process is.
+        """Return the worker that ``cpr launch``, or ``CPR_*`` variables, say this process is.
 
         Raises:
             UsageError: a variable is missing or malformed.
@@ -137,7 +137,7 @@ class Worker:
         num_steps: int,
         make_checkpointer: MakeCheckpointer | None = None,
     ) -> Job | None:
-        """Train until ``num_steps`` steps are done, whoever is lost on the way.
+        """Train until ``num_steps`` steps are done, also if workers are lost on the way.
 
         Args:
             build: makes this worker's model and optimizers. It runs while other workers wait or
@@ -215,7 +215,7 @@ class Worker:
                 fruitless = 0 if job.step > furthest else fruitless + 1
                 furthest = max(furthest, job.step)
                 if self._rendezvous.all_noted(finish_notes):
-                    break  # lost behind the end
+                    break  # lost after the end
                 if fruitless >= _FRUITLESS_JOINS:
                     job.release()
                     raise
@@ -250,11 +250,11 @@ class Worker:
             yield
         except (RuntimeError, PeerLostError) as error:
             is_loss = isinstance(error, PeerLostError) or job.group.has_lost_peer()
-            job.group.abort()  # at once: it tells those who wait for this worker
+            job.group.abort()  # at once: it releases peers that wait for this worker
             if not is_loss:
                 raise
             self._report("peer_lost", job)
-            job.model.zero_grad(set_to_none=True)  # the step in flight is given up
+            job.model.zero_grad(set_to_none=True)  # the step in flight is aborted
             if isinstance(error, PeerLostError):
                 raise
             raise PeerLostError(str(error)) from error
@@ -359,7 +359,7 @@ class Worker:
 
 
 def choose_recovery(wanted: Recoveries, schedule: Schedule) -> Choice:
-    """``wanted``, or for ``"auto"`` what the schedule's plan recommends, if it has one."""
+    """Return ``wanted``, or for ``"auto"`` the recommendation of the schedule's plan."""
     if wanted != "auto":
         return wanted
     if isinstance(schedule, TargetPLS) and schedule.plan is not None:

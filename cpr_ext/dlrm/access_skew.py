@@ -26,10 +26,10 @@ class AccessSkew:
     access_share: npt.NDArray[np.float64]
 
     def ranks(self, uniform: npt.NDArray[np.float64], num_embeddings: int) -> npt.NDArray[np.int64]:
-        """Row ranks, 0 the hottest, for numbers drawn uniformly from [0, 1).
+        """Return row ranks, 0 the hottest, for numbers drawn uniformly from [0, 1).
 
-        A number picks its bucket by access share; what is left of it picks a row of the bucket,
-        all rows of a bucket being equally likely. A pure function of `uniform`, which it keeps
+        A number picks its bucket by access share. Its remainder picks a row of the bucket; all rows
+        of a bucket are equally likely. A pure function of `uniform`, which it keeps
         sorted: smaller numbers give hotter rows.
 
         Returns:
@@ -42,13 +42,13 @@ class AccessSkew:
 
 
 def production_skew(year: str = "2022") -> AccessSkew:
-    """The skew measured over all tables of a production model of Meta, in `year`.
+    """Return the skew measured over all tables of a production model of Meta, in `year`.
 
     From the published statistics of facebookresearch/dlrm_datasets (access_locality.json, which
-    names its source and licence). Row shares are published with three digits; where that rounds
-    to 0, the share is put back as accesses / mean accesses per row, with the geometric mean of
-    the bucket's bounds for the latter. Rows that a batch never accessed are not in the statistics,
-    so the shares are of the rows in use.
+    names its source and licence). Row shares are published with three digits. Where that rounds to
+    0, the share is restored as accesses / mean accesses per row. That mean is the geometric mean of
+    the bucket's bounds. Rows that a batch never accessed are not in the statistics, so the shares
+    are of the rows in use.
     """
     statistics = json.loads(_STATISTICS.read_text(encoding="utf-8"))
     figures = statistics["years"][year]

@@ -36,7 +36,7 @@ class Batch:
         return int(self.labels.shape[0])
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on `device`; tensors already there are shared, not copied."""
+        """Return the same batch on `device`; tensors already there are shared, not copied."""
         return Batch(
             dense=self.dense.to(device),
             indices=[table.to(device) for table in self.indices],
@@ -49,8 +49,8 @@ class Batch:
 class DataSource(Protocol):
     """Training and test samples of one data set.
 
-    Batches are a pure function of the source, `batch_size`, `epoch` and `seed`: batch b of epoch e
-    is the same whatever `first_batch` is, so that a restarted run resumes where it stopped.
+    Batches are a pure function of the source, `epoch`, `seed` and `batch_size`. Batch b of epoch e
+    is the same whatever `first_batch` is, so a restarted run resumes where it stopped.
     """
 
     @property
@@ -86,20 +86,20 @@ class DataSource(Protocol):
     def train_batches(
         self, batch_size: int, *, epoch: int = 0, first_batch: int = 0, seed: int = 0
     ) -> Iterator[Batch]:
-        """Batches `first_batch`, `first_batch` + 1, ... of `epoch`; the last may be short."""
+        """Return batches `first_batch` and later of `epoch`; the last may be short."""
         ...
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """The test samples, always in the same order; the last batch may be short."""
+        """Return the test samples, always in the same order; the last batch may be short."""
         ...
 
     def warnings(self) -> list[str]:
-        """One sentence, with counts, for each kind of input found malformed or skipped so far."""
+        """Return a sentence with counts for each kind of malformed or skipped input so far."""
         ...
 
 
 def check_batch_request(batch_size: int, first_batch: int) -> None:
-    """For sources: refuses at the call what would otherwise fail at the first batch.
+    """Refuse at the call what would otherwise fail at the first batch.
 
     Raises:
         UsageError: `batch_size` is below 1 or `first_batch` below 0.

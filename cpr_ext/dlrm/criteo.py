@@ -25,9 +25,9 @@ Encoding = Literal["hash", "dictionary"]
 class Criteo:
     """Source of a Criteo log: a Kaggle train.txt, or Terabyte day_N files, plain or .gz.
 
-    What is tested on, the first that applies: `test_path`; the last day, of a folder of two or
-    more days; every seventh block of 256 rows. The last seventh of one file, which the Kaggle runs
-    of the dlrm repository test on, would need its length, which a stream does not know.
+    It tests on the first of these that applies: `test_path`, the last day of a folder of several
+    days, or every seventh block of 256 rows. The Kaggle runs of the dlrm repository test on the
+    last seventh of one file. That would need the length of the file, which a stream does not know.
 
     Rows are streamed in file order, which is chronological; `seed` changes nothing. A run that is
     restarted at a later batch reads past the earlier ones.
@@ -37,8 +37,8 @@ class Criteo:
         num_embeddings: rows of the 26 tables.
         test_path: files to test on, found like `path`; then all of `path` is for training.
         encoding: ``hash`` takes a category modulo the table's rows. ``dictionary`` numbers the
-            training categories in the order in which they first occur, row 0 being for those that
-            do not fit or occur only in testing; it reads all training files once before the first
+            training categories in the order in which they first occur; row 0 is for those that do
+            not fit or occur only in testing; it reads all training files once before the first
             batch, so that a restarted run has the same dictionary, and keeps 16 bytes a category.
 
     Raises:
@@ -86,15 +86,15 @@ class Criteo:
     def train_batches(
         self, batch_size: int, *, epoch: int = 0, first_batch: int = 0, seed: int = 0
     ) -> Iterator[Batch]:
-        """Batches of the training rows in file order; `epoch` and `seed` change nothing."""
+        """Return batches of the training rows in file order; `epoch` and `seed` change nothing."""
         return self._batches("train", batch_size, first_batch)
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """Batches of the test rows in file order."""
+        """Return batches of the test rows in file order."""
         return self._batches("test", batch_size, 0)
 
     def warnings(self) -> list[str]:
-        """What was malformed or skipped in each file, as far as it has been read."""
+        """Return counts of malformed and skipped input by file, of what was read."""
         lines = [
             f"{file.name}: {count} lines skipped: not {NUM_FIELDS} tab-separated fields"
             for file, count in self._skipped_lines.items()

@@ -29,7 +29,7 @@ _DIGIT_VALUES = {10: _digit_values(b"0123456789"), 16: _digit_values(b"012345678
 
 
 def parse_column(column: Any, base: int) -> tuple[Int64, Bool, Bool]:
-    """Numbers of a column of text.
+    """Return numbers of a column of text.
 
     Args:
         column: pyarrow binary array (num_rows,) without nulls.
@@ -66,14 +66,14 @@ def parse_column(column: Any, base: int) -> tuple[Int64, Bool, Bool]:
 
 
 def parse_labels(column: Any) -> tuple[npt.NDArray[np.float32], Bool]:
-    """Labels, float32 (num_rows,), and where they are 0 or 1 as they must be."""
+    """Return labels, float32 (num_rows,), and where they are 0 or 1 as they must be."""
     values, is_missing, is_malformed = parse_column(column, 10)
     is_label = ~is_missing & ~is_malformed & (values >= 0) & (values <= 1)
     return values.astype(np.float32), is_label
 
 
 def parse_dense(columns: list[Any], malformed: Counter[str]) -> npt.NDArray[np.float32]:
-    """Integer features as log(max(x, 0) + 1), float32 (num_rows, 13).
+    """Return integer features as log(max(x, 0) + 1), float32 (num_rows, 13).
 
     This is the transform of the published DLRM runs of Facebook and NVIDIA. An empty field counts
     as 0, and so does a malformed one, which is counted in `malformed`.
@@ -89,7 +89,7 @@ def parse_dense(columns: list[Any], malformed: Counter[str]) -> npt.NDArray[np.f
 
 
 def parse_categories(columns: list[Any], malformed: Counter[str]) -> Int64:
-    """Categorical features as the number their hex digits write, int64 (26, num_rows).
+    """Return categorical features as the number their hex digits write, int64 (26, num_rows).
 
     An empty field is category 0, as in the published DLRM runs, and so is a malformed one, which
     is counted in `malformed`.

@@ -11,7 +11,7 @@ _DAY = re.compile(r"day_(\d+)(\.gz)?")
 
 
 def find_criteo_files(path: str | Path) -> list[Path]:
-    """The log files at `path`: the file itself, or those of a folder.
+    """Return the log files at `path`: the file itself, or those of a folder.
 
     In a folder, train.txt (Kaggle) comes before day_0, day_1, ... (Terabyte), which come in the
     order of their numbers; each may end in .gz, and the plain one wins where both exist.

@@ -58,14 +58,14 @@ class CriteoRows:
         return len(self.labels)
 
     def part(self, start: int, stop: int) -> CriteoRows:
-        """Rows `start` to `stop`, sharing memory."""
+        """Return rows `start` to `stop`, sharing memory."""
         return CriteoRows(
             self.dense[start:stop], self.categories[:, start:stop], self.labels[start:stop]
         )
 
     @staticmethod
     def joined(parts: list[CriteoRows]) -> CriteoRows:
-        """The rows of all parts, one after another."""
+        """Return the rows of all parts, one after another."""
         return CriteoRows(
             np.concatenate([part.dense for part in parts]),
             np.concatenate([part.categories for part in parts], axis=1),
@@ -76,7 +76,7 @@ class CriteoRows:
 def read_rows(
     file: Path, side: Side | None, report: ReadReport, *, skip_rows: int = 0
 ) -> Iterator[CriteoRows]:
-    """The rows of `file`, or those of one side of it, some thousands at a time.
+    """Yield the rows of `file`, or those of one side of it, some thousands at a time.
 
     Args:
         file: tab-separated text: label, 13 integers, 26 hex categories; plain or .gz.

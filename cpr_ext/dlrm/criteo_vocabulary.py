@@ -29,7 +29,7 @@ class Vocabulary:
         return self._size
 
     def add(self, categories: Int64) -> None:
-        """Gives the categories not yet known the next row ids, as long as there are any."""
+        """Give the categories not yet known the next row ids, as long as there are any."""
         room = self._capacity - self._size
         if room == 0:
             return
@@ -45,7 +45,7 @@ class Vocabulary:
             self._settle()
 
     def row_ids(self, categories: Int64) -> Int64:
-        """Row ids of the categories, the shape of `categories`; unknown ones get row 0."""
+        """Return row ids of the categories, the shape of `categories`; unknown ones get row 0."""
         self._settle()
         return self._settled.find(categories)
 

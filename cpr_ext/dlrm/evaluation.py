@@ -22,7 +22,7 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(model: DLRM, source: DataSource, *, batch_size: int = 4096) -> Evaluation:
-    """Scores all test samples of `source` on the device of `model`.
+    """Return scores all test samples of `source` on the device of `model`.
 
     Raises:
         UsageError: scikit-learn is missing.

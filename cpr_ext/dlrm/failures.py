@@ -72,7 +72,7 @@ def lose_shards(
 
 
 def _initial_state(table: Table, name: str) -> float:
-    """What the optimizer gives a row that was never updated."""
+    """Return what the optimizer gives a row that was never updated."""
     assert table.optimizer is not None
     defaults = table.optimizer.defaults
     return float(defaults.get("initial_accumulator_value", 0.0)) if name == "sum" else 0.0

@@ -15,7 +15,7 @@ ArrayLike = torch.Tensor | npt.ArrayLike
 
 
 def auc(labels: ArrayLike, scores: ArrayLike) -> float:
-    """Area under the ROC curve.
+    """Return the area under the ROC curve.
 
     Args:
         labels: (num_samples,), 0 or 1.
@@ -34,7 +34,7 @@ def auc(labels: ArrayLike, scores: ArrayLike) -> float:
 
 
 def logloss(labels: ArrayLike, logits: ArrayLike) -> float:
-    """Mean binary cross-entropy in nats.
+    """Return the mean binary cross-entropy in nats.
 
     Args:
         labels: (num_samples,), 0 or 1.

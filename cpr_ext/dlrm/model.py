@@ -17,7 +17,7 @@ from cpr_ext.errors import UsageError
 def initial_rows(
     num_embeddings: int, num_rows: int, dim: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Fresh values for `num_rows` rows of a table that has `num_embeddings` rows in all.
+    """Return fresh values for `num_rows` rows of a table that has `num_embeddings` rows in all.
 
     Drawn from uniform(-sqrt(1/num_embeddings), sqrt(1/num_embeddings)), the initialisation of the
     published DLRM code. A lost row range is wiped with the values the table could have begun with.
@@ -113,7 +113,7 @@ class DLRM(nn.Module):
 
     @classmethod
     def from_preset(cls, preset: ModelPreset, source: DataSource, *, seed: int = 0) -> DLRM:
-        """A model of the preset's widths for the tables and dense features of `source`."""
+        """Return a model of the preset's widths for the tables and dense features of `source`."""
         return cls(
             table_names=source.table_names,
             num_embeddings=source.num_embeddings,
@@ -125,7 +125,7 @@ class DLRM(nn.Module):
         )
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits of the labels being 1, float32 (batch_size,).
+        """Return logits of the labels being 1, float32 (batch_size,).
 
         Raises:
             UsageError: the batch has another number of tables than the model.

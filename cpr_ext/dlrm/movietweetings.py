@@ -77,21 +77,21 @@ class MovieTweetings:
     def train_batches(
         self, batch_size: int, *, epoch: int = 0, first_batch: int = 0, seed: int = 0
     ) -> Iterator[Batch]:
-        """Batches of the epoch in an order shuffled by `seed` and `epoch`.
+        """Return batches of the epoch in an order shuffled by `seed` and `epoch`.
 
         Shuffled, not chronological: the mean test AUC is the same within its spread (0.7947 and
-        0.7940 over five seeds), the spread is smaller, and what a failure loses then does not
-        depend on which months of the data it fell into.
+        0.7940 over five seeds), and the spread is smaller. The cost of a failure then does not
+        depend on the months of the data that it loses.
         """
         order = np.random.default_rng([seed, epoch]).permutation(self.num_train_samples)
         return self._batches(order, batch_size, first_batch)
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """Batches of the latest 10 % of the ratings, in chronological order."""
+        """Return batches of the latest 10 % of the ratings, in chronological order."""
         return self._batches(np.arange(self.num_train_samples, len(self._labels)), batch_size, 0)
 
     def warnings(self) -> list[str]:
-        """What was malformed in the two files, with counts."""
+        """Return what was malformed in the two files, with counts."""
         return list(self._warnings)
 
     def _batches(self, order: Int64, batch_size: int, first_batch: int) -> Iterator[Batch]:
@@ -120,7 +120,7 @@ class _Bags:
         self._starts = np.cumsum(self._lengths) - self._lengths
 
     def bags(self, rows: Int64) -> tuple[Int64, Int64]:
-        """Values of the given rows one after another, and the offset where each begins."""
+        """Return values of the given rows one after another, and the offset where each begins."""
         lengths = self._lengths[rows]
         offsets = np.cumsum(lengths) - lengths
         position = np.arange(lengths.sum()) + np.repeat(self._starts[rows] - offsets, lengths)
@@ -135,7 +135,7 @@ def _genre_bags(movies: list[Movie | None]) -> tuple[_Bags, list[str]]:
 
 
 def _years(movies: list[Movie | None]) -> tuple[Int64, int]:
-    """The year row of each movie, (num_movies,), and the number of year rows."""
+    """Return the year row of each movie, (num_movies,), and the number of year rows."""
     years = [movie.year if movie else None for movie in movies]
     stated = sorted({year for year in years if year is not None})
     row_of: dict[int | None, int] = {year: row for row, year in enumerate(stated, start=1)}

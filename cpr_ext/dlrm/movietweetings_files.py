@@ -42,7 +42,7 @@ class Ratings:
 
 
 def read_ratings(folder: Path) -> Ratings:
-    """Reads ratings.dat or ratings.dat.gz: ``user::movie::rating 0-10::seconds since 1970``.
+    """Read ratings.dat or ratings.dat.gz: ``user::movie::rating 0-10::seconds since 1970``.
 
     Raises:
         DataError: the file is missing, unreadable, or has no well-formed line.
@@ -74,7 +74,7 @@ def read_ratings(folder: Path) -> Ratings:
 
 
 def read_movies(folder: Path) -> tuple[dict[int, Movie], Counter[str]]:
-    """Reads movies.dat or movies.dat.gz: ``movie::title (year)::genre|genre``.
+    """Read movies.dat or movies.dat.gz: ``movie::title (year)::genre|genre``.
 
     Returns:
         The movies by number, and the malformed lines counted by what is wrong.

@@ -12,7 +12,7 @@ from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 def build_optimizers(
     model: DLRM, settings: Hyperparameters
 ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Optimizers over `model`'s tables and over all its other parameters, in this order.
+    """Return optimizers over `model`'s tables and over all its other parameters, in this order.
 
     The MLPs get plain Adagrad.
     """

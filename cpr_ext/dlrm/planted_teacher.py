@@ -23,8 +23,8 @@ class PlantedTeacher:
     """Log-odds as a sum of row effects, a linear dense effect and a few pairwise products.
 
     The effect of a row is a hash of (seed, table, row id), so that memory does not grow with the
-    tables. The largest tables weigh most, because they hold the rows that snapshots are about;
-    each of them also interacts with the next: the product of second effects of the two rows.
+    tables. The largest tables weigh most, because snapshots are about their rows. Each of them also
+    interacts with the next, by the product of second effects of the two rows.
 
     Args:
         num_embeddings: rows of each table.
@@ -48,7 +48,7 @@ class PlantedTeacher:
         self._dense_weights = weights * _DENSE_STD / max(1.0, float(np.linalg.norm(weights)))
 
     def logits(self, dense: npt.NDArray[np.float32], row_ids: Int64) -> Float64:
-        """Log-odds of label 1.
+        """Return log-odds of label 1.
 
         Args:
             dense: float32 (num_samples, num_dense).
@@ -70,7 +70,7 @@ class PlantedTeacher:
 
 
 def row_effects(row_ids: Int64, *, table: int, effect: int, seed: int) -> Float64:
-    """One number per row, of mean 0 and variance 1 over the rows: uniform(-sqrt(3), sqrt(3)).
+    """Return a number per row, of mean 0 and variance 1: uniform(-sqrt(3), sqrt(3)).
 
     Args:
         row_ids: int64, any shape.

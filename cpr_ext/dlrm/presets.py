@@ -105,7 +105,7 @@ PRESETS: dict[str, ModelPreset] = {
 
 
 def find_preset(name: str) -> ModelPreset:
-    """The preset called `name`.
+    """Return the preset called `name`.
 
     Raises:
         UsageError: there is none; the message lists those there are.

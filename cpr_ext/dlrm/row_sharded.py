@@ -1,7 +1,7 @@
 """The reference model on several workers: each holds a range of rows of every table.
 
-Every worker sees the whole batch's indices and looks up the rows it has; the partial sums of a bag
-are exchanged, so that each worker has whole vectors for its part of the batch. MLPs are replicated.
+Every worker sees the whole batch's indices and looks up the rows it has. Workers exchange the
+partial sums of bags, so that each has whole vectors for its part of the batch. MLPs are replicated.
 Up to the order of additions a step is the same as that of one process.
 """
 
@@ -55,7 +55,7 @@ class RowShard(nn.Module):
         self._group = group
 
     def forward(self, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Sums of the bags of this worker's part of the batch: (batch_size / world_size, dim)."""
+        """Sum of the bags of this worker's part of the batch: (batch_size / world_size, dim)."""
         held = (indices >= self._begin) & (indices < self._end)
         before = torch.cat((held.new_zeros(1, dtype=torch.int64), held.cumsum(0)))
         partial = self.rows(indices[held] - self._begin, before[offsets])
@@ -77,7 +77,7 @@ def shard_rows(
 
 
 def own_part(batch: Batch, group: dist.ProcessGroup) -> Batch:
-    """Dense features and labels of this worker's part of a batch; all of its indices.
+    """Return dense features and labels of this worker's part of a batch; all of its indices.
 
     Raises:
         UsageError: the batch cannot be cut into as many equal parts as there are workers.

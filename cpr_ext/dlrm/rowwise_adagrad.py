@@ -82,7 +82,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Applies the gradients; returns the closure's loss if one is given."""
+        """Apply the gradients; returns the closure's loss if one is given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -66,16 +66,16 @@ class RunLog:
             del self.losses[::2]
 
     def samples_since_loss(self, num_samples: int, shard: int) -> int:
-        """Samples trained since ``shard`` was last lost, or since the start."""
+        """Return samples trained since ``shard`` was last lost, or since the start."""
         lost_at = [failure.num_samples for failure in self.failures if shard in failure.shards]
         return num_samples - max(lost_at, default=0)
 
     def to_plain(self) -> dict[str, Any]:
-        """As plain values, for the snapshot."""
+        """Return plain values for the snapshot."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> RunLog:
-        """Inverse of :meth:`to_plain`."""
+        """Invert :meth:`to_plain`."""
         failures = [FailureRecord(**failure) for failure in plain["failures"]]
         return cls(**{**plain, "failures": failures})

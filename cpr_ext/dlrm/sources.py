@@ -15,7 +15,7 @@ _ALLOWED = "synthetic, criteo:PATH, movietweetings:PATH"
 def open_source(
     spec: str, preset: ModelPreset, seed: int = 0, *, criteo_encoding: Encoding = "hash"
 ) -> DataSource:
-    """The data source named by `spec`.
+    """Return the data source named by `spec`.
 
     Args:
         spec: ``synthetic``, ``criteo:PATH`` (a file or a folder) or ``movietweetings:PATH`` (a

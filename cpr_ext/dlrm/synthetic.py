@@ -78,15 +78,15 @@ class Synthetic:
     def train_batches(
         self, batch_size: int, *, epoch: int = 0, first_batch: int = 0, seed: int = 0
     ) -> Iterator[Batch]:
-        """Batches of the training samples; `epoch` and `seed` change nothing."""
+        """Return batches of the training samples; `epoch` and `seed` change nothing."""
         return self._batches(_TRAIN, self.num_train_samples, batch_size, first_batch)
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """Batches of the test samples."""
+        """Return batches of the test samples."""
         return self._batches(_TEST, self.num_test_samples, batch_size, 0)
 
     def warnings(self) -> list[str]:
-        """Nothing: there is no input to be malformed."""
+        """Return no warnings: there is no input that could be malformed."""
         return []
 
     @cached_property
@@ -160,7 +160,7 @@ def _as_batch(parts: list[_Samples], offsets: torch.Tensor) -> Batch:
 
 
 def _affine(num_embeddings: int, table: int, seed: int) -> tuple[int, int]:
-    """Factor and shift of a permutation rank -> (factor * rank + shift) % num_embeddings.
+    """Return factor and shift of a permutation rank -> (factor * rank + shift) % num_embeddings.
 
     The factor is near the golden section of the table, which puts the hottest rows far apart.
     """

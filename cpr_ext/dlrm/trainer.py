@@ -201,7 +201,7 @@ class Trainer:
         return min(limits, default=None)
 
     def _end_sample(self) -> int | None:
-        """Samples of the whole run; None for a stream without a known end."""
+        """Return samples of the whole run; None for a stream without a known end."""
         settings, num_samples = self._options.settings, self._source.num_train_samples
         limits = []
         if num_samples is not None:
@@ -294,7 +294,7 @@ class Trainer:
             log.loss_sum, log.loss_steps = 0.0, 0
 
     def _save_end(self, checkpointer: Checkpointer) -> None:
-        """The trained model, whole, so that running the command again finds it."""
+        """Save the whole trained model, so that running the command again finds it."""
         self._observe_now("saving the trained model")
         self._log.snapshots.append([self._num_samples, "base"])
         checkpointer.save("base")

@@ -70,7 +70,7 @@ def measure_coverage(
 
 
 def _prioritized(source: DataSource) -> list[int]:
-    """Positions of the tables that the library would prioritise, largest first."""
+    """Return positions of the tables that the library would prioritise, largest first."""
     tables = [
         Table(str(place), torch.empty(rows, 1, device="meta"))
         for place, rows in enumerate(source.num_embeddings)
@@ -85,7 +85,7 @@ def _move(window: Sequence[Int64], counts: Sequence[Int64]) -> None:
 
 
 def _covered(counts: Sequence[Int64], fraction: float) -> float:
-    """Share of the accesses that the top ``fraction`` of each table's rows take."""
+    """Return the share of the accesses that the top ``fraction`` of each table's rows take."""
     top = 0
     for table in counts:
         budget = int(np.ceil(fraction * len(table)))
@@ -96,7 +96,7 @@ def _covered(counts: Sequence[Int64], fraction: float) -> float:
 def _curve(
     counts: Sequence[Int64],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Share of rows and of accesses, rows of all tables together, hottest first."""
+    """Return the share of rows and of accesses, rows of all tables together, hottest first."""
     accesses = np.sort(np.concatenate(counts))[::-1]
     running = np.cumsum(accesses)
     last = len(accesses)

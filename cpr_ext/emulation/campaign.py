@@ -66,18 +66,18 @@ class Campaign:
     def missing(
         self, strategies: Iterable[EmulatedStrategyName], seeds: Iterable[int]
     ) -> list[RunKey]:
-        """The runs asked for that are not finished, seed by seed."""
+        """Return the runs asked for that are not finished, seed by seed."""
         strategies = list(strategies)
         keys = [RunKey(seed, strategy) for seed in seeds for strategy in strategies]
         return [key for key in keys if key not in self.runs]
 
     def store_of(self, key: RunKey) -> Path:
-        """Where a run under way may keep its snapshots."""
+        """Return where a run under way may keep its snapshots."""
         return self.directory / _WORK / f"{key.name}-{os.getpid()}"
 
 
 def open_campaign(directory: Path, config: dict[str, Any]) -> Campaign:
-    """The campaign of ``directory``, which is begun if there is none.
+    """Return the campaign of ``directory``, which is begun if there is none.
 
     Raises:
         UsageError: it was begun with another ``config``; the differences are named.

@@ -48,11 +48,11 @@ class EmulatedClock:
         return self.job_hours * self.samples_per_step / self.total_samples
 
     def hours(self, num_samples: int) -> float:
-        """Emulated hours after ``num_samples`` samples."""
+        """Return emulated hours after ``num_samples`` samples."""
         return self.job_hours * num_samples / self.total_samples
 
     def step_at(self, hours: float) -> int:
-        """The training step, counted from 1, that ends nearest to ``hours``.
+        """Return the training step, counted from 1, that ends nearest to ``hours``.
 
         Raises:
             UsageError: before the start or after the end of the job.
@@ -62,7 +62,7 @@ class EmulatedClock:
         return min(max(1, round(hours / self.hours_per_step)), self.total_steps)
 
     def interval_steps(self, interval_hours: float) -> int:
-        """An interval in whole steps, the nearest number.
+        """Return an interval in whole steps, the nearest number.
 
         Raises:
             UsageError: it is less than half a step, so that this run cannot show it.

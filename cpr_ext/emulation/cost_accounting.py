@@ -32,14 +32,14 @@ class PlayedFailure:
     recover_seconds: float
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return {**asdict(self), "shards": list(self.shards)}
 
 
 def charge(
     strategy: EmulatedStrategy, num_saves: int, failures: Sequence[PlayedFailure], costs: JobCosts
 ) -> Overhead:
-    """The overhead of a run.
+    """Return the overhead of a run.
 
     - each save: ``fraction * save_hours``, a save of all rows being 1;
     - each failure, full recovery: ``load_hours``, the computation lost since the last save, and
@@ -66,7 +66,7 @@ def running_pls(
     total_samples: int,
     num_shards: int,
 ) -> list[float]:
-    """PLS after each failure, if every shard was saved whole at ``save_samples``.
+    """Return PLS after each failure, if every shard was saved whole at ``save_samples``.
 
     Args:
         failures: in the order of time.

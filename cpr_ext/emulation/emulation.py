@@ -93,7 +93,7 @@ def _with_measured_costs(
     table_bytes: float,
     observe: Callable[[Standing], None],
 ) -> Scenario:
-    """The scenario with costs measured here, once for the campaign."""
+    """Return the scenario with costs measured here, once for the campaign."""
     if "measured_costs" not in campaign.facts:
         machine = describe_machine()
         load = machine["load_average_1min"]

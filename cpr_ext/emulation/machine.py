@@ -18,7 +18,7 @@ _MEASURED = (":/csrc", ":/cpr_ext", ":/bench", ":(top,exclude)bench/results")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Machine, versions and, in a git checkout, the commit; JSON values."""
+    """Return machine, versions and, in a git checkout, the commit; JSON values."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpr_ext": importlib.metadata.version("cpr_ext"),
@@ -36,12 +36,12 @@ def describe_machine() -> dict[str, Any]:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Return cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def available_memory_bytes() -> int:
-    """Memory that can be had without swapping."""
+    """Return memory that can be had without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
@@ -49,7 +49,7 @@ def available_memory_bytes() -> int:
 
 
 def _git(*arguments: str) -> str:
-    """What git says of the checkout that this package is run from; empty if there is none."""
+    """Return git's facts about the checkout of this package; empty without one."""
     package = Path(__file__).resolve().parents[1]
     if not (package.parent / ".git").exists():
         return ""  # installed: a repository around it is another project's

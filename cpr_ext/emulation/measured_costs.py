@@ -81,21 +81,21 @@ class MeasuredCosts:
         return statistics.median(save.stall_seconds for save in self.saves)
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return {**asdict(self), "saves": [asdict(save) for save in self.saves]}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> MeasuredCosts:
-        """Inverse of :meth:`to_plain`."""
+        """Invert :meth:`to_plain`."""
         saves = tuple(MeasuredSave(**save) for save in plain["saves"])
         return cls(**{**plain, "saves": saves})
 
     def scaled(self, job: JobSize, table_bytes: float, reschedule_hours: float) -> JobCosts:
-        """Costs of a job with ``table_bytes`` of rows, weights and optimizer state together.
+        """Return costs of a job with ``table_bytes`` of rows, weights and optimizer state together.
 
-        Time grows with the bytes of a shard, ``table_bytes / num_shards``: every server holds one,
-        saves it to a disk like this one, and all do so side by side. So does full recovery's
-        load. Rescheduling is not this library's, and stays as given.
+        Time grows with the bytes of a shard, ``table_bytes / num_shards``. Every server holds one
+        and saves it to a disk like this one, all at the same time. So does full recovery's load.
+        Rescheduling is not this library's, and stays as given.
 
         Raises:
             UsageError: no bytes.
@@ -197,7 +197,7 @@ class _Trainer:
         self._generator = torch.Generator().manual_seed(0)
 
     def train(self) -> float:
-        """One step; how long it took."""
+        """Take one step; return how long it took."""
         started = time.perf_counter()
         batch = next(self._batches)
         for optimizer in self.optimizers:
@@ -217,7 +217,7 @@ class _Trainer:
     def save(
         self, checkpointer: Checkpointer, step_seconds: float, tracking_seconds: float
     ) -> MeasuredSave:
-        """A partial snapshot of as many rows as its budget allows."""
+        """Save a partial snapshot of as many rows as its budget allows."""
         for table in checkpointer.tables:
             count = (table.num_embeddings // 2,)
             lookups = torch.randint(table.num_embeddings, count, generator=self._generator)

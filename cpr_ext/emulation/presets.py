@@ -12,7 +12,7 @@ _NUM_FAILURES = {"production-50h": 5}
 
 
 def find_scenario(name: str) -> Scenario:
-    """A preset as a scenario.
+    """Return a preset as a scenario.
 
     Raises:
         UsageError: there is none of that name.

@@ -39,7 +39,7 @@ class Training:
     max_steps: int | None = None
 
     def open(self, seed: int) -> DataSource:
-        """The data source of a seed; the last one opened is kept."""
+        """Return the data source of a seed; the last one opened is kept."""
         return _open(self.data, self.model, seed)
 
     def options(self, source: DataSource) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Training:
         }
 
     def clock(self, source: DataSource, job_hours: float) -> EmulatedClock:
-        """The clock that maps the whole training onto ``job_hours``.
+        """Return the clock that maps the whole training onto ``job_hours``.
 
         Raises:
             UsageError: the source does not know its length and no number of steps is given.
@@ -87,7 +87,7 @@ def play(
     """Emulate one run; return it as JSON values (docs/emulation.md lists them).
 
     Every strategy of a seed sees the same data in the same order, the same initial model and the
-    same failures, so that runs of one seed are compared in pairs.
+    same failures. So runs of one seed are compared in pairs.
 
     Args:
         store: directory for the snapshots, which is emptied before and removed after.
@@ -144,7 +144,7 @@ def plan_failures(
 def summarize_run(
     scenario: Scenario, strategy: EmulatedStrategy, clock: EmulatedClock, result: TrainResult
 ) -> dict[str, Any]:
-    """What a training run means on the emulated clock."""
+    """Return what a training run means on the emulated clock."""
     failures = [
         PlayedFailure(
             hour=clock.hours(failure["num_samples"]),
@@ -190,7 +190,7 @@ def summarize_run(
 
 
 def whole_saves(strategy: EmulatedStrategy, clock: EmulatedClock) -> list[int]:
-    """Samples at which a strategy that saves everything at once every T_save would have saved.
+    """Return the samples at which a strategy that saves everything every T_save saves.
 
     The strategies of one target are compared at the PLS of this grid, whichever rows they save
     first: the bytes they write are the same.

@@ -73,7 +73,7 @@ class Scenario:
                 )
 
     def draw_failures(self, seed: int) -> list[DrawnFailure]:
-        """The failures of a seed, in the order of time; the same for every strategy."""
+        """Return the failures of a seed, in the order of time; the same for every strategy."""
         rng = np.random.default_rng([seed, _FAILURE_STREAM])
         hours = (
             draw_failure_times(self.failure_model, self.job.total_hours, rng)
@@ -104,7 +104,7 @@ class Scenario:
         return interval_for_pls(self.job, self.mtbf_hours, self.pls_target)
 
     def strategy(self, name: EmulatedStrategyName) -> EmulatedStrategy:
-        """A strategy with its interval here."""
+        """Return a strategy with its interval here."""
         if name == "no-failure":
             return EmulatedStrategy(name, math.inf)
         if name in ("full", "partial"):
@@ -113,7 +113,7 @@ class Scenario:
         return EmulatedStrategy(name, self.cpr_interval_hours, fraction)
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON values, for a person and for comparing; there is no way back."""
+        """Return JSON values, for a person and for comparing; there is no way back."""
         plain = asdict(self)
         plain["failure_model"]["model"] = type(self.failure_model).__name__
         return plain

@@ -45,7 +45,7 @@ class Line:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and Student-t interval of independent values.
+    """Return the mean and Student-t interval of independent values.
 
     Raises:
         UsageError: there is no value.
@@ -95,7 +95,7 @@ def _divide(
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
-    """The line through points; None for fewer than three, or where ``x`` or ``y`` is constant."""
+    """Fit a line; return None for fewer than three points, or constant ``x`` or ``y``."""
     if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     slope, intercept = np.polyfit(x, y, 1)

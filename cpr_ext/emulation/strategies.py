@@ -71,7 +71,7 @@ class EmulatedStrategy:
         return "full" if self.name == "full" else "partial"
 
     def priority(self, seed: int) -> Priority | None:
-        """The priority of its snapshots, None if it takes none; ``seed`` is of SSU's sampling."""
+        """Return the priority of its snapshots, or None; ``seed`` is of SSU's sampling."""
         match self.name:
             case "no-failure":
                 return None

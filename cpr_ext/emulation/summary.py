@@ -58,7 +58,7 @@ class StrategySummary:
         return STRATEGIES[self.name]
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON values; nan becomes None."""
+        """Return JSON values; nan becomes None."""
         return _without_nan({**asdict(self), "label": self.label})  # type: ignore[no-any-return]
 
 
@@ -83,7 +83,7 @@ def to_plain(campaign: Campaign) -> dict[str, Any]:
 
 
 def to_json(campaign: Campaign) -> str:
-    """:func:`to_plain` as text: one line for each run, so that a change of one is seen as such."""
+    """Return :func:`to_plain` as text: one line for each run, so that diffs show single runs."""
     plain = to_plain(campaign)
     runs = ",\n  ".join(json.dumps(run, allow_nan=False) for run in plain.pop("runs"))
     curve = plain["facts"].get("coverage")
@@ -95,7 +95,7 @@ def to_json(campaign: Campaign) -> str:
 
 
 def summarize(campaign: Campaign) -> list[StrategySummary]:
-    """One summary per strategy of which there are runs.
+    """Return one summary per strategy of which there are runs.
 
     Raises:
         UsageError: there is no finished run.
@@ -110,7 +110,7 @@ def summarize(campaign: Campaign) -> list[StrategySummary]:
 
 
 def paired_losses(campaign: Campaign, name: EmulatedStrategyName) -> dict[int, float]:
-    """AUC loss of a strategy by seed, of seeds that were also run without failure."""
+    """Return AUC loss of a strategy by seed, of seeds that were also run without failure."""
     return _paired(campaign, name, "auc", sign=-1)
 
 

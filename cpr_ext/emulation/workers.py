@@ -60,7 +60,7 @@ class RunError(CprError):
 
 
 def workers_that_fit(table_bytes: int) -> int:
-    """How many runs fit the machine's free memory and the cores of this process.
+    """Return how many runs fit the machine's free memory and the cores of this process.
 
     Raises:
         UsageError: not even one.

@@ -53,7 +53,7 @@ class ExportedStore:
         worker: its rank, or the name of the store.
         step, num_samples: of its snapshot; no row of it is newer.
         samples_lost: samples whose effect failures had taken from its rows until then.
-        is_full_recovery_point: every row is as it was at ``step``, not as it was saved last.
+        is_full_recovery_point: every row has its state of ``step``, not its newest saved state.
     """
 
     store: str
@@ -75,7 +75,7 @@ class ExportReport:
         tensors: how many, model and optimizer together.
         tensor_bytes: their size.
         stores: what was taken of which; rows may be of other steps than the dense part.
-        step_of_rows: the step of which every row is; None: each is as it was saved last.
+        step_of_rows: the step of every row; None: each has its newest saved state.
         dense_from: the worker whose dense part it is: the one that got furthest.
         removed: prefixes of wrappers that names were written without.
         notes: what else must be known of it, one sentence each.
@@ -107,8 +107,8 @@ def export(
 ) -> ExportReport:
     """Write the newest snapshot as two plain state dicts: the model's, and optimizers' row states.
 
-    Of a job, whose workers have a store each, this is the unsharded model: tables whole, and the
-    dense part of the worker that got furthest.
+    The workers of a job have a store each. Their export is the unsharded model: whole tables, and
+    the dense part of the worker that got furthest.
 
     ``safetensors``: ``model.safetensors`` and ``optimizer_rows.safetensors``; memory is bounded.
     ``torch``: ``model.pt`` and ``optimizer_rows.pt``, for ``torch.load(weights_only=True)``.
@@ -126,8 +126,8 @@ def export(
         format: ``"safetensors"``, ``"torch"`` or ``"dcp"``.
         full: the newest full-recovery point that all stores have, not the newest snapshots.
         keep_names: leave ``module.``, ``_orig_mod.`` and ``_dmp_wrapped_module.`` in names.
-        rows_in_order: of a table that several stores have under one name, without saying which
-            part of it (``Table(part=...)``), the rows follow each other in the order of workers.
+        rows_in_order: several stores may have a table under one name without recording their parts
+            (``Table(part=...)``); its rows then follow each other in the order of workers.
         world_size: of a directory with jobs of several sizes, the one of so many workers.
 
     Raises:
@@ -189,7 +189,7 @@ def _export(
 
 
 def _parts_alone(job: JobStores, reader: StoreReader) -> list[str]:
-    """What to say of a store that is exported without those that hold the rest of its tables."""
+    """Return notes about a store that is exported without the rest of its tables."""
     cut = [t.name for t in reader.tables.values() if t.part is not None and not t.part.is_whole]
     if not (job.is_one_store and cut):
         return []
@@ -260,7 +260,7 @@ def _collect(
         raise StoreError(
             f"table '{name}' is in {number} stores, which do not say which part of it each holds. "
             "If its rows follow each other in the order of the workers, say so: --rows-in-order "
-            "(Python: rows_in_order=True). Stores of a Table(part=...) tell it themselves"
+            "(Python: rows_in_order=True). Stores of a Table(part=...) hold their order"
         )
     source = newest(parts)
     tree = read_dense(source.member.reader.dense, source.member.record).tree()
@@ -294,7 +294,7 @@ def _collect(
 
 
 def _keys(table: str, holdings: Sequence[Holding], parts: Sequence[MemberPart]) -> list[str]:
-    """The names of a whole table in the ``state_dict()``; none if it is not in there.
+    """Return the names of a whole table in the ``state_dict()``; none if it is not in there.
 
     Those that all its parts have in common, where a part's own name stands for the table's; else
     the table's name.

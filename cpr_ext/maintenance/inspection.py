@@ -111,7 +111,7 @@ def _inspect(reader: StoreReader) -> StoreSummary:
 
 
 def inspect_table(store: str | os.PathLike[str], table: str) -> TableDetails:
-    """How old the rows of one table are; reads row ids, no values. Takes 8 bytes per row.
+    """Return how old the rows of one table are; reads row ids, no values. Takes 8 bytes per row.
 
     Raises:
         StoreError: not a store, or it holds no snapshot.

@@ -18,7 +18,7 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class MemberPart:
-    """What the dense part of one store tells; without its tensors, as there may be many stores.
+    """Facts of the dense part of one store, without its tensors, as there may be many stores.
 
     Attributes:
         table_keys: the table of each ``state_dict()`` name that is one.
@@ -54,7 +54,7 @@ def read_parts(members: Sequence[Member]) -> list[MemberPart]:
 
 
 def dense_faults(parts: Sequence[MemberPart]) -> list[str]:
-    """Where dense parts are not of one model, one sentence each."""
+    """Return where dense parts are not of one model, one sentence each."""
     found = []
     first = _form(parts[0])
     for part in parts[1:]:
@@ -69,12 +69,12 @@ def dense_faults(parts: Sequence[MemberPart]) -> list[str]:
 
 
 def newest(parts: Sequence[MemberPart]) -> MemberPart:
-    """The one that got furthest, whose dense part all workers would take."""
+    """Return the store that got furthest; all workers would take its dense part."""
     return max(parts, key=lambda part: part.position.step)
 
 
 def notes(parts: Sequence[MemberPart]) -> list[str]:
-    """What is no fault, but must be known of the stores; one sentence each."""
+    """Return what is no fault, but must be known of the stores; one sentence each."""
     found = []
     steps: dict[int, list[int | str]] = {}
     for part in parts:
@@ -102,7 +102,7 @@ def notes(parts: Sequence[MemberPart]) -> list[str]:
 
 
 def step_of_all(members: Sequence[Member]) -> int | None:
-    """The step of which every row is; None if rows are of several, as partial snapshots leave."""
+    """Return the step of all rows; None if rows are of several, after partial snapshots."""
     steps = {member.record.last_step for member in members}
     is_complete = all(member.record.is_complete for member in members)
     return steps.pop() if len(steps) == 1 and is_complete else None

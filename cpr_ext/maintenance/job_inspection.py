@@ -39,7 +39,7 @@ class JobTable:
 
     Attributes:
         parts: how many parts there are; 1: it is whole on one worker.
-        is_placed: the stores tell which part each holds; False: they do not, and
+        is_placed: the stores record which part each holds; False: they do not, and
             ``num_embeddings`` is the sum of their rows.
         row_states: as of the first part.
     """
@@ -148,7 +148,7 @@ def verify_job(
 
     That is: no worker's store is missing, the parts make up whole tables, and dense parts are of
     one model. A store of another run of the same job and plan fits as well; only its step, samples
-    and values may tell, see ``notes``.
+    and values may differ, see ``notes``.
 
     Args:
         job: the directory that holds the stores of all workers, or these one by one; processes may
@@ -195,7 +195,7 @@ def _fit(found: JobStores, readers: Sequence[StoreReader]) -> tuple[list[str], l
 
 def _membership(found: JobStores) -> tuple[list[str], list[str]]:
     faults = [f"{name} is missing" for name in found.missing]
-    notes = [f"{name} is a store beside those of workers, and left out" for name in found.others]
+    notes = [f"{name} is a store, but not of a worker; it is ignored" for name in found.others]
     return faults, notes
 
 

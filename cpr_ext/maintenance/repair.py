@@ -44,12 +44,12 @@ class RepairReport:
 
     Attributes:
         store: the directory.
-        step: training goes on from this step afterwards; 0: the store holds no snapshot.
+        step: training resumes from this step afterwards; 0: the store holds no snapshot.
         damaged: what is wrong, one sentence each; empty: the store is sound.
         actions: what was done, or would be.
         older: what falls back to an older state, or is no longer there.
         lost: what no sound file holds; not empty: nothing can be repaired, nothing was changed.
-        backup: where everything lies that was replaced or dropped; empty: nothing was.
+        backup: directory of everything that was replaced or dropped; empty: nothing was.
         is_applied: False: a dry run.
     """
 
@@ -130,7 +130,7 @@ class _Repair:
         self._changes: list[_Change] = []
 
     def _identify(self) -> tuple[int, Mapping[str, StoredTable], str]:
-        """The identity, and which of its two files tells it."""
+        """Return the identity, and which of its two files holds it."""
         wrong: list[DamageError | StoreError] = []
         for name in (STORE_FILE, STORE_COPY_FILE):
             try:
@@ -182,7 +182,7 @@ class _Repair:
     def _plan_dense(
         self, dense: Directory, shards: list[Directory]
     ) -> tuple[list[Held], int | None]:
-        """The dense parts to keep, and the newest snapshot; None: shards keep what is newer."""
+        """Return the dense parts to keep, and the newest snapshot; None: keep newer shards."""
         sound = [held for held in dense.held if held.is_sound]
         has_rows = any(shard.held for shard in shards)
         if not sound and (dense.held or (dense.wrong and has_rows)):
@@ -270,7 +270,7 @@ class _Repair:
                     self.report.actions.append(text + sources)
 
     def apply(self) -> None:
-        """Do what was planned; at any moment a crash leaves what another repair can go on from."""
+        """Do what was planned; after a crash at any moment another repair can finish."""
         try:
             self._apply()
         except OSError as error:

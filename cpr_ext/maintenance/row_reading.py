@@ -71,7 +71,7 @@ def read_rows(
 
 
 def shard_rows(reader: StoreReader, shard: int, table: str, snapshot: int) -> ShardRows:
-    """The rows of ``table`` in a shard at ``snapshot``.
+    """Return the rows of ``table`` in a shard at ``snapshot``.
 
     Raises:
         DamageError: a segment's header is damaged, or a dtype or shape is not the table's.

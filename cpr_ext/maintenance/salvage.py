@@ -1,4 +1,4 @@
-"""What to keep of a shard's segments, and how: as they are, or the sound rows written anew."""
+"""What to keep of a shard's segments: whole files, or a new file of their sound rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ShardPlan:
 
 
 def plan_shard(held: list[Held], ranges: RowRanges) -> ShardPlan:
-    """Keep what is sound; write the sound rows of the rest anew, under a base of all rows."""
+    """Keep sound segments; rewrite the sound rows of the rest, under a base of all rows."""
     plan = ShardPlan(rows_lost=_never_held(held, ranges))
     if plan.rows_lost:
         return plan  # and nothing is reserved for rows that STORE.json alone tells of
@@ -95,7 +95,7 @@ def plan_shard(held: list[Held], ranges: RowRanges) -> ShardPlan:
 
 
 def _never_held(held: list[Held], ranges: RowRanges) -> dict[str, int]:
-    """By how many rows a table has more than all segments together could hold."""
+    """Count the rows of each table that no segment could hold."""
     missing = {}
     for table, (begin, end) in ranges.items():
         specs = (segment.rows.table(table) for segment in held if segment.rows is not None)

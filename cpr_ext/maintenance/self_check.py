@@ -37,7 +37,7 @@ class SelfCheck:
         raw_write, raw_read: of a plain file through the page cache, synced.
         save, recover: of a base snapshot, checksums included, until ``wait()`` returned.
         count_seconds: counting the lookups of one batch: 26 tables, 2048 samples.
-        longest_pause_seconds: that ``step()`` held training while a base was captured.
+        longest_pause_seconds: that ``step()`` blocked training while a base was captured.
         snapshot_bytes, snapshot_seconds: a partial snapshot of the model asked about.
         base_seconds: a base snapshot of it.
         recover_seconds: bringing all of it back.
@@ -75,10 +75,10 @@ def self_check(
     """Save and recover a table of ``probe_bytes`` below ``folder``, and judge by it.
 
     Args:
-        folder: where stores are to lie; what is written there is removed again.
-        model_bytes, fraction, every_seconds: tables with their per-row optimizer state, the share
-            of rows in a partial snapshot, and seconds between two of them: what to judge.
-        progress: is told what is measured next.
+        folder: for the stores; what is written there is removed again.
+        model_bytes, fraction, every_seconds: of the job to judge: tables with their per-row
+            optimizer state; share of rows in a partial snapshot; seconds between two of them.
+        progress: called with the name of the next measurement.
 
     Raises:
         UsageError: a size or share out of range.
@@ -159,7 +159,7 @@ def _has_direct_io(folder: Path) -> bool:
 
 
 def _time_counting(num_rows: int) -> float:
-    """Seconds to count the lookups of a batch, the best of several."""
+    """Return seconds to count the lookups of a batch, the best of several."""
     threads = native.ThreadPool(num_threads=min(4, os.cpu_count() or 1))
     counter = native.AccessCounter(name="probe", num_rows=num_rows)
     best = float("inf")
@@ -172,7 +172,7 @@ def _time_counting(num_rows: int) -> float:
 
 
 def _time_store(folder: Path, probe_bytes: int) -> tuple[float, float, float]:
-    """Bytes per second saved and recovered, and the longest pause in seconds."""
+    """Return bytes per second saved and recovered, and the longest pause in seconds."""
     model = nn.EmbeddingBag(max(1, probe_bytes // _ROW_BYTES), EMBEDDING_DIM, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     num_rows = model.num_embeddings

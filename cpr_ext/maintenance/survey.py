@@ -30,7 +30,7 @@ class Held:
     """A segment, and what of it is sound.
 
     Attributes:
-        record: as the manifest, or its own header, tells.
+        record: from the manifest, or from its own header.
         reason: what is wrong; empty: nothing.
         rows: of a shard's segment with some sound chunks.
         damaged: numbers of the chunks that are not sound.
@@ -47,7 +47,7 @@ class Held:
         return not self.reason
 
     def row_ids(self, table: str) -> list[torch.Tensor]:
-        """Row ids (n,) int64 of the sound chunks of a table."""
+        """Return row ids (n,) int64 of the sound chunks of a table."""
         if self.rows is None:
             return []
         sound = (c for c in self.rows.chunks_of(table) if c not in self.damaged)
@@ -56,7 +56,7 @@ class Held:
 
 @dataclass
 class Directory:
-    """A directory of a store, as it was found.
+    """A directory of a store, and what was found in it.
 
     Attributes:
         manifest: the one to commit to; without segments if the file is of no use.
@@ -77,7 +77,7 @@ class Directory:
 
 
 def read_manifests(directories: Sequence[Path]) -> list[Directory]:
-    """The manifests, each with what is wrong with it; one that others know newer is of no use."""
+    """Return the manifests, each with its fault; a stale one is of no use."""
     found: dict[Path, Directory] = {}
     for path in directories:
         try:
@@ -117,7 +117,7 @@ def survey(directory: Directory, expected: Expected | None) -> None:
 
 
 def _own_records(directory: Directory, *, is_dense: bool) -> list[SegmentRecord]:
-    """The segments that show by themselves what they are, oldest first, one of each snapshot."""
+    """Return the segments that identify themselves, oldest first, one of each snapshot."""
     best: dict[int, SegmentRecord] = {}
     if not directory.wrong:
         return []

@@ -121,7 +121,7 @@ class _Verification:
         return self._report
 
     def _identity(self) -> int:
-        """Number of shards: from STORE.json, or if that is damaged from the directories."""
+        """Return the number of shards, from STORE.json or, if that is damaged, from directories."""
         path = self._store / STORE_FILE
         numbers = [
             shard
@@ -160,7 +160,7 @@ class _Verification:
             self._checked(_size(path))
 
     def _view(self, directories: list[Path]) -> list[Manifest | None]:
-        """The manifests, all of one moment; None for one that is damaged, which is noted."""
+        """Return the manifests, all of one moment; None for one that is damaged, which is noted."""
         before = [_read(directory) for directory in directories]
         for _ in range(_VIEWS):
             found = [_read(directory) for directory in directories]

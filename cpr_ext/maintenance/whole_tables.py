@@ -104,7 +104,7 @@ def plan_tables(
 
 
 def plan_of_one(reader: StoreReader) -> TablePlan:
-    """The tables of a store by itself: each as it is, though it may be a part of a larger one."""
+    """Return the tables of one store alone, though they may be parts of larger ones."""
     found = {}
     for name, table in reader.tables.items():
         rows, dim = table.num_embeddings, table.embedding_dim
@@ -139,7 +139,7 @@ class _StoredPart:
         return tuple(found.values())
 
     def blocks(self, array: ArraySpec, first: int, last: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """(row, values) of those of the whole table's rows [first, last) that it holds."""
+        """Yield (row, values) of the whole table's rows [first, last) that it holds."""
         shift = self.part.rows[0]
         for rows, begin, end in self.shards:
             low, high = max(begin, first - shift), min(end, last - shift)
@@ -152,7 +152,7 @@ class _StoredPart:
 
 @dataclass(frozen=True)
 class WholeArray:
-    """One array of a table, wherever its parts lie; read when it is asked for.
+    """One array of a table, wherever its parts are; read on demand.
 
     Attributes:
         name: ``weight``, or that of a per-row state. Of a state that has one value for all columns
@@ -169,7 +169,7 @@ class WholeArray:
     is_cut_by_columns: bool
 
     def blocks(self) -> Iterator[torch.Tensor]:
-        """Its rows in order, some MB at a time.
+        """Yield its rows in order, some MB at a time.
 
         Raises:
             DamageError: a chunk that holds one of them is damaged.
@@ -188,12 +188,12 @@ class WholeArray:
             yield block
 
     def whole(self) -> torch.Tensor:
-        """All of it."""
+        """Return all of it."""
         return torch.cat(list(self.blocks()))
 
 
 def whole_arrays(members: Sequence[Member], holdings: Sequence[Holding]) -> list[WholeArray]:
-    """The arrays of one table, from parts that make it up.
+    """Return the arrays of one table, from parts that make it up.
 
     Raises:
         StoreError: the parts' arrays are not of one type or shape.

@@ -47,7 +47,7 @@ class CostMeter:
         self._load_shard_seconds: float | None = None
 
     def note_step(self, num_samples: int, stall_seconds: float, *, is_saving: bool) -> None:
-        """A training step, and how long checkpointing held it."""
+        """Record a training step, and how long checkpointing blocked it."""
         if self._steps == 0:
             self._started = time.monotonic()
         else:
@@ -67,7 +67,7 @@ class CostMeter:
         return self._steps in (_STEPS_FOR_SPEED, 10 * _STEPS_FOR_SPEED, 100 * _STEPS_FOR_SPEED)
 
     def note_snapshot(self, file_bytes: int, *, is_base: bool) -> None:
-        """A snapshot was committed."""
+        """Record a committed snapshot."""
         if self._snapshot_seconds:
             self._save_seconds += self._snapshot_seconds
             self._saved_bytes += file_bytes
@@ -92,7 +92,7 @@ class CostMeter:
         self._started += seconds  # no time of training
 
     def costs(self) -> RunCosts:
-        """What is known so far."""
+        """Return the interim result."""
         elapsed_hours = (time.monotonic() - self._started) / 3600
         has_speed = self._steps >= _STEPS_FOR_SPEED and self._samples > 0
         save_seconds = (

@@ -24,7 +24,7 @@ class Metrics:
         stall_seconds: total time that ``step()`` blocked training.
         max_stall_seconds: the longest such time.
         samples_lost: samples whose effect failures took from lost shards, summed over the shards.
-        portion_of_lost_samples: PLS, ``samples_lost`` as a share of all samples of all shards: of
+        portion_of_lost_samples: PLS, ``samples_lost`` as a share of all samples of all shards; of
             the whole job if the schedule knows its length (``TargetPLS(total_samples=...)``), else
             of the samples so far. A shard's loss counts from its last snapshot, a partial one too.
         row_updates: rows of gradients, and lookups of fused tables, in training steps since the

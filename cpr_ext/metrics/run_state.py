@@ -38,13 +38,13 @@ class RunState:
         schedule.observe(meter.costs())
 
     def resume_at(self, step: int, num_samples: int) -> None:
-        """Training is at another position now."""
+        """Set the position of training."""
         self.step, self.num_samples = step, num_samples
 
     def note_step(
         self, num_samples: int, stall_seconds: float, *, is_saving: bool, row_updates: int
     ) -> None:
-        """A training step ended, which checkpointing blocked for ``stall_seconds``."""
+        """Record a training step that checkpointing blocked for ``stall_seconds``."""
         self.metrics.stall_seconds += stall_seconds
         self.metrics.max_stall_seconds = max(self.metrics.max_stall_seconds, stall_seconds)
         self.metrics.row_updates = row_updates
@@ -54,7 +54,7 @@ class RunState:
             self.publish()
 
     def note_committed(self, num_samples: int, file_bytes: int, *, is_base: bool) -> None:
-        """A snapshot of the position ``num_samples`` is durable."""
+        """Record a durable snapshot of the position ``num_samples``."""
         self._saved_samples = [num_samples] * self._num_shards
         self.metrics.bytes_written += file_bytes
         if is_base:
@@ -64,18 +64,18 @@ class RunState:
         self._meter.note_snapshot(file_bytes, is_base=is_base)
 
     def note_failed(self, error: BaseException) -> None:
-        """A snapshot failed."""
+        """Record a failed snapshot."""
         self.metrics.failed_snapshots += 1
         self.metrics.failures.append(str(error))
         self._meter.note_failed_snapshot()
 
     def note_lost_samples(self, num_samples: int) -> None:
-        """Rows lost the effect of so many samples, counted once per shard."""
+        """Record samples whose effect rows lost, counted once per shard."""
         self.metrics.samples_lost += num_samples
         self._spread_lost_samples()
 
     def note_shards_recovered(self, shards: Iterable[int], row_updates_lost: int | None) -> int:
-        """Some shards of the live model were restored.
+        """Record that shards of the live model were restored.
 
         Returns:
             samples trained since each shard's last snapshot, summed: what that lost.
@@ -93,7 +93,7 @@ class RunState:
         return samples_lost
 
     def note_all_recovered(self, step: int, num_samples: int, samples_lost: int) -> None:
-        """Everything was restored: training resumes from this position.
+        """Record that everything was restored: training resumes from this position.
 
         Args:
             samples_lost: samples that failures had taken until that position.
@@ -104,7 +104,7 @@ class RunState:
         self._saved_samples = [num_samples] * self._num_shards
 
     def note_recovery(self, seconds: float, bytes_read: int, *, of_shards: bool) -> None:
-        """How long a recovery took and what it read."""
+        """Record how long a recovery took and what it read."""
         self._meter.note_recovery(seconds, bytes_read, of_shards=of_shards)
         self.publish()
 

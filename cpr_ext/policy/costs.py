@@ -83,7 +83,7 @@ class StateBytes:
         return self.prioritized_bytes + self.other_bytes
 
     def share_saved(self, fraction: float) -> float:
-        """The share of all bytes that is saved with a share ``fraction`` of the large tables."""
+        """Return the saved share of all bytes, for a share ``fraction`` of the large tables."""
         return (fraction * self.prioritized_bytes + self.other_bytes) / self.total_bytes
 
 
@@ -113,7 +113,7 @@ class SavePattern:
         return math.ceil(1 / self.fraction - 1e-9)
 
     def save_every_hours(self, interval_hours: float) -> float:
-        """Hours between two saves so that all rows have their turn in ``interval_hours``."""
+        """Return hours between two saves so that all rows have their turn in ``interval_hours``."""
         return interval_hours / self.saves_per_turn
 
 

@@ -50,7 +50,7 @@ def expected_full_recovery(
     *,
     clock: FailureClock = "training",
 ) -> Expectation:
-    """All shards go back to the last save and train again.
+    """Return the overhead if all shards return to the last save and train again.
 
     On the running clock, ``x`` hours without a save between take ``M*(exp(x/M) - 1)`` hours to get
     through at an MTBF of ``M``.
@@ -94,10 +94,10 @@ def expected_partial_recovery(
     pattern: SavePattern = ALL_ROWS,
     clock: FailureClock = "training",
 ) -> Expectation:
-    """Only lost shards are loaded, training continues.
+    """Return the overhead if only lost shards are loaded and training continues.
 
-    PLS counts from the last time that all rows had had their turn, once in ``interval_hours``, also
-    for a pattern that saves a share of them more often: one account of samples for every priority.
+    PLS counts from the last time that all rows had had their turn, once in ``interval_hours``. That
+    holds also for a pattern that saves a share of them more often: one account for every priority.
 
     Raises:
         UsageError: a time is not above 0.
@@ -129,7 +129,7 @@ def expected_partial_recovery(
 def best_full_interval_hours(
     costs: JobCosts, job: JobSize, mtbf_hours: float, *, clock: FailureClock = "training"
 ) -> float:
-    """The interval at which :func:`expected_full_recovery` costs least; it divides the job.
+    """Return the interval at which :func:`expected_full_recovery` costs least; it divides the job.
 
     Young's, where the job is long and the MTBF longer; at most the job: its end is always saved.
 

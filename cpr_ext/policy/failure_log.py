@@ -60,7 +60,7 @@ class FailureLog:
         return len(self.hours) - self.num_failures
 
     def mtbf_lower_bound_hours(self, confidence: float = 0.95) -> float:
-        """The MTBF is above this, with one-sided ``confidence``, at a constant hazard.
+        """Return the lower bound of the MTBF with one-sided ``confidence``, at a constant hazard.
 
         Without a failure in ``H`` hours ``H / -ln(1 - confidence)``: a third of them at 95 %.
         """
@@ -71,7 +71,7 @@ class FailureLog:
 
 
 def times_to_failure(hours: Sequence[float]) -> FailureLog:
-    """A log of jobs that all failed.
+    """Return a log of jobs that all failed.
 
     Raises:
         UsageError: no time, or one that is not above 0.

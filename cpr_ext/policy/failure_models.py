@@ -29,14 +29,14 @@ class FailureModel(ABC):
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> FloatArray:
-        """Times between failures in hours, float64 of shape ``size``."""
+        """Return times between failures in hours, float64 of shape ``size``."""
 
     @abstractmethod
     def stretched(self, factor: float) -> FailureModel:
-        """The same distribution with every time multiplied by ``factor``."""
+        """Return the same distribution with every time multiplied by ``factor``."""
 
     def scaled(self, nodes_from: int, nodes_to: int) -> FailureModel:
-        """The model of a job on ``nodes_to`` nodes, from one seen on ``nodes_from``.
+        """Return the model of a job on ``nodes_to`` nodes, from one seen on ``nodes_from``.
 
         MTBF falls as 1/nodes, as it does for independent nodes of near-constant hazard.
 
@@ -104,8 +104,8 @@ class EmpiricalFailures(FailureModel):
     Attributes:
         times_hours: times between failures.
         weights: how likely each is; equally if empty. Made to sum to 1.
-        relative_spread: each drawn time is up to this share of it shorter or longer, evenly, so
-            that times noted in whole hours do not fall in step with saves; 0: exactly as seen.
+        relative_spread: each drawn time is shortened or lengthened by up to this share of it; so
+            times noted in whole hours do not fall in step with saves; 0: exactly as seen.
     """
 
     times_hours: tuple[float, ...]
@@ -153,7 +153,7 @@ class EmpiricalFailures(FailureModel):
 def draw_failure_times(
     model: FailureModel, total_hours: float, rng: np.random.Generator
 ) -> FloatArray:
-    """One failure history: moments of failure in hours since the start, ascending.
+    """Return one failure history: moments of failure in hours since the start, ascending.
 
     Returns:
         float64 of shape (failures,), each in (0, ``total_hours``); empty if none came.

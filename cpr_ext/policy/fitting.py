@@ -155,7 +155,7 @@ def _fit_gamma(log: FailureLog, confidence: float) -> FailureFit:
 
 
 def _gamma_log_likelihood(log: FailureLog, parameters: FloatArray) -> float:
-    """Of log mean and log shape."""
+    """Return the log-likelihood of log mean and log shape."""
     from scipy.special import gammaincc
 
     mean, shape = np.exp(np.clip(parameters, -20, 20))
@@ -187,7 +187,7 @@ def _hessian(function: Any, at: FloatArray, step: float = 1e-3) -> FloatArray:
 
 
 def kaplan_meier(log: FailureLog) -> tuple[FloatArray, FloatArray]:
-    """Times to failure seen, ascending, and the probability of each (Kaplan & Meier 1958).
+    """Return times to failure seen, ascending, and the probability of each (Kaplan & Meier 1958).
 
     What is left of the probability, if the longest job did not fail, goes to that job's time.
     """

@@ -42,14 +42,14 @@ class Overhead:
         )
 
     def fraction_of(self, job: JobSize) -> float:
-        """The total as a share of the job's useful training time; it may pass 1."""
+        """Return the total as a share of the job's useful training time; it may pass 1."""
         return self.total_hours / job.total_hours
 
 
 def full_recovery(
     costs: JobCosts, job: JobSize, mtbf_hours: float, interval_hours: float
 ) -> Overhead:
-    """All shards go back to the last save and train again:
+    """Return the overhead if all shards return to the last save and train again:
     ``O_save*T/T_save + (O_load + T_save/2 + O_resched)*T/T_fail``.
 
     Args:
@@ -72,7 +72,7 @@ def full_recovery(
 def partial_recovery(
     costs: JobCosts, job: JobSize, mtbf_hours: float, interval_hours: float
 ) -> Overhead:
-    """Only lost shards are loaded, training continues:
+    """Return the overhead if only lost shards are loaded and training continues:
     ``O_save*T/T_save + (O_load_shard + O_resched)*T/T_fail``.
 
     A priority that saves a share ``r`` of the rows every ``r*T_save`` costs the same.
@@ -95,7 +95,7 @@ def partial_recovery(
 
 
 def young_interval_hours(save_hours: float, mtbf_hours: float) -> float:
-    """The interval at which :func:`full_recovery` costs least: ``sqrt(2*O_save*T_fail)``.
+    """Return the interval at which :func:`full_recovery` costs least: ``sqrt(2*O_save*T_fail)``.
 
     Raises:
         UsageError: a time is not above 0.

@@ -1,8 +1,8 @@
 """Full or partial recovery, how often to save and which rows first, for a PLS one accepts.
 
-The decision is CPR's (Maeng et al., MLSys 2021; re-derived): the interval follows from the target
-PLS; partial recovery where it is then cheaper, else full recovery at its own optimum. Each strategy
-is judged by its own expected costs.
+The decision is CPR's (Maeng et al., MLSys 2021; re-derived). The interval follows from the target
+PLS. The plan is partial recovery where that is then cheaper, else full recovery at its own optimum.
+Each strategy is judged by its own expected costs.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Planner:
         self.why_simulated = _why_formulas_do_not_hold(job, failures, clock)
 
     def plan(self, target_pls: float) -> Plan:
-        """All strategies, and the one to take.
+        """Return all strategies, and the one to take.
 
         Raises:
             UsageError: the target is not a share, or the job would hardly ever end.
@@ -228,7 +228,7 @@ class Planner:
         )
 
     def best_full_interval_hours(self) -> float:
-        """Where full recovery costs least: Young's interval, made to divide the job.
+        """Return where full recovery costs least: Young's interval, made to divide the job.
 
         Where the formulas do not hold, the best of some numbers of saves around that.
         """
@@ -243,7 +243,7 @@ class Planner:
         return min(intervals, key=lambda hours: self.full_recovery(hours).overhead_fraction)
 
     def interval_for_pls(self, target_pls: float, pattern: SavePattern = ALL_ROWS) -> float:
-        """The longest interval, at most the job, that keeps expected PLS at the target.
+        """Return the longest interval, at most the job, that keeps expected PLS at the target.
 
         The paper's formula, shortened where the clock or the failure model loses more than it says.
         """
@@ -256,7 +256,7 @@ class Planner:
         return interval
 
     def expected_partial(self, interval_hours: float, pattern: SavePattern) -> Expectation:
-        """What partial recovery costs and loses, by formula or simulated as the job asks for."""
+        """Return cost and loss of partial recovery, by formula or simulation."""
         if self.why_simulated:
             return simulate_partial_recovery(
                 self.costs,
@@ -313,7 +313,7 @@ class Planner:
 def _why_formulas_do_not_hold(
     job: JobSize, failures: FailureModel, clock: FailureClock
 ) -> str | None:
-    """Why the simulation is needed; None: failures strike at a constant rate, as good as."""
+    """Return why the simulation is needed; None: failures strike at a constant rate, as good as."""
     if isinstance(failures, ExponentialFailures):
         return None
     if not isinstance(failures, GammaFailures):
@@ -343,7 +343,7 @@ def _percent(share: float) -> str:
 def _recommend(
     full: Strategy, vanilla: Strategy, most_used: Strategy, target_pls: float
 ) -> tuple[Strategy, str]:
-    """The most used rows first where that is cheaper than full recovery, else all rows if that is.
+    """Choose the most used rows where that beats full recovery, else all rows if that does.
 
     Returns:
         The strategy, and why.

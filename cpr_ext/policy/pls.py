@@ -16,7 +16,7 @@ from cpr_ext.policy.costs import JobSize
 
 
 def portion_of_lost_samples(samples_lost: int, total_samples: int, num_shards: int) -> float:
-    """PLS of a run.
+    """Return PLS of a run.
 
     Args:
         samples_lost: sum over failures and lost shards of ``S_now - S_last_save``, in samples.
@@ -76,7 +76,7 @@ class RunningPLS:
 
 
 def expected_pls(job: JobSize, mtbf_hours: float, interval_hours: float) -> float:
-    """The paper's expectation, ``k*T_save/(2*T_fail*N_emb)`` for ``k`` shards per failure.
+    """Return the paper's expectation, ``k*T_save/(2*T_fail*N_emb)`` for ``k`` shards per failure.
 
     Right for an interval that divides the job, or is short against it; :func:`exact_expected_pls`
     needs neither.
@@ -89,7 +89,7 @@ def expected_pls(job: JobSize, mtbf_hours: float, interval_hours: float) -> floa
 
 
 def mean_hours_since_save(total_hours: float, interval_hours: float) -> float:
-    """How long ago the last save was (or the start), at a moment drawn evenly from the job.
+    """Return how long ago the last save was (or the start), at a moment drawn evenly from the job.
 
     ``interval_hours/2`` if the interval divides the job, ``total_hours/2`` if it is longer.
     """
@@ -105,7 +105,7 @@ def whole_saves(total_hours: float, interval_hours: float) -> int:
 
 
 def exact_expected_pls(job: JobSize, mtbf_hours: float, interval_hours: float) -> float:
-    """Expected PLS for any interval, longer than the job too (then nothing is ever saved).
+    """Return the expected PLS for any interval, also one longer than the job (no save).
 
     Raises:
         UsageError: a time is not above 0.
@@ -119,9 +119,9 @@ def expected_share_lost_once(job: JobSize, mtbf_hours: float, interval_hours: fl
     """Like :func:`exact_expected_pls`, but what is already lost is not lost again.
 
     PLS counts from the last save, so a shard lost twice between two saves pays twice for the
-    samples before the first loss. Counted once, a shard loses per interval what was trained up to
-    its last failure in it, ``x - (1 - exp(-rate*x))/rate`` hours of ``x`` at ``rate`` failures of
-    that shard per hour (derived). Never above 1.
+    samples before the first loss. Counted once, a shard loses in each interval the samples before
+    its last failure there. That is ``x - (1 - exp(-rate*x))/rate`` hours of ``x`` at ``rate``
+    failures of that shard per hour (derived). Never above 1.
 
     Raises:
         UsageError: a time is not above 0.
@@ -141,7 +141,7 @@ def expected_share_lost_once(job: JobSize, mtbf_hours: float, interval_hours: fl
 
 
 def interval_for_pls(job: JobSize, mtbf_hours: float, target_pls: float) -> float:
-    """The interval at which :func:`expected_pls` is ``target_pls``, at most the whole job.
+    """Return the interval at which :func:`expected_pls` is ``target_pls``, at most the whole job.
 
     ``T_save = 2*PLS*N_emb*T_fail/k`` hours for ``k`` shards per failure.
 

@@ -75,7 +75,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_preset(name: str) -> Preset:
-    """A preset by its name.
+    """Return a preset by its name.
 
     Raises:
         UsageError: there is none of that name.

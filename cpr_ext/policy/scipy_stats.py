@@ -8,7 +8,7 @@ from cpr_ext.errors import UsageError
 
 
 def stats() -> Any:
-    """scipy.stats, imported when it is needed.
+    """Import scipy.stats when it is needed.
 
     Raises:
         UsageError: scipy is missing.

@@ -42,7 +42,7 @@ _CAPTIONS = {
 
 
 def make_page(campaigns: Sequence[Campaign]) -> str:
-    """The page, as HTML text.
+    """Return the page, as HTML text.
 
     Raises:
         UsageError: a campaign without runs, or matplotlib is missing.

@@ -49,7 +49,7 @@ Plot = Callable[[Campaign, float], "Figure | None"]
 
 
 def plots() -> dict[str, Plot]:
-    """The plots by file stem, in the order of the page; None: nothing to show."""
+    """Return the plots by file stem, in the order of the page; None: nothing to show."""
     return {
         "overhead": draw_overhead,
         "loss_by_pls": draw_loss_by_pls,
@@ -59,7 +59,7 @@ def plots() -> dict[str, Plot]:
 
 
 def to_svg(figure: Figure) -> str:
-    """A figure as SVG text, with its letters as text."""
+    """Return a figure as SVG text, with its letters as text."""
     import matplotlib
 
     buffer = io.StringIO()
@@ -122,7 +122,7 @@ def _overhead_text(summary: StrategySummary) -> str:
 
 
 def draw_loss_by_pls(campaign: Campaign, width_inches: float) -> Figure | None:
-    """AUC loss over PLS, one point per run, with a line per strategy."""
+    """Return AUC loss over PLS, one point per run, with a line per strategy."""
     points = {}
     for name in _MARKERS:
         losses = paired_losses(campaign, name)
@@ -186,7 +186,7 @@ def draw_timeline(campaign: Campaign, width_inches: float) -> Figure | None:
 
 
 def _typical_seed(campaign: Campaign) -> int | None:
-    """The first seed whose number of failures is the median of those with any."""
+    """Return the first seed whose number of failures is the median of those with any."""
     failures: dict[int, int] = {}
     for key, run in sorted(campaign.runs.items()):
         failures[key.seed] = max(failures.get(key.seed, 0), len(run["failures"]))
@@ -198,7 +198,7 @@ def _typical_seed(campaign: Campaign) -> int | None:
 
 
 def draw_access_skew(campaign: Campaign, width_inches: float) -> Figure | None:
-    """What share of all accesses the hottest rows take."""
+    """Return what share of all accesses the hottest rows take."""
     coverage = campaign.facts.get("coverage")
     if not coverage:
         return None
@@ -250,13 +250,13 @@ def _tidy(axes: Axes) -> None:
 
 
 def draw_all(campaign: Campaign, width_inches: float) -> dict[str, Any]:
-    """Every plot that has something to show, by file stem."""
+    """Return every plot that has something to show, by file stem."""
     drawn = {stem: draw(campaign, width_inches) for stem, draw in plots().items()}
     return {stem: figure for stem, figure in drawn.items() if figure is not None}
 
 
 def names_of(campaigns: Sequence[Campaign]) -> list[str]:
-    """A short name for each campaign, different for each."""
+    """Return a short name for each campaign, different for each."""
     names: list[str] = []
     for campaign in campaigns:
         stem = campaign.directory.resolve().name

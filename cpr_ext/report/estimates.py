@@ -8,17 +8,17 @@ from cpr_ext.emulation.statistics import Estimate
 
 
 def percent(estimate: Estimate | None, digits: int = 2) -> str:
-    """A share, in percent."""
+    """Return a share, in percent."""
     return _format(estimate, 100, digits)
 
 
 def difference(estimate: Estimate | None, digits: int = 2) -> str:
-    """A small difference, in thousandths."""
+    """Return a small difference, in thousandths."""
     return _format(estimate, 1000, digits)
 
 
 def ratio(estimate: Estimate | None, digits: int) -> str:
-    """A number as it is."""
+    """Return a number as it is."""
     return _format(estimate, 1, digits)
 
 

@@ -11,7 +11,7 @@ from cpr_ext.report.estimates import difference, percent, ratio
 
 
 def describe_scenario(campaign: Campaign) -> str:
-    """The job and the training, in two sentences."""
+    """Return the job and the training, in two sentences."""
     scenario, training = campaign.config["scenario"], campaign.config["training"]
     job = scenario["job"]
     failures = (
@@ -29,7 +29,7 @@ def describe_scenario(campaign: Campaign) -> str:
 
 
 def describe_model(model: dict[str, Any]) -> str:
-    """A failure model, from its JSON values."""
+    """Return a failure model, from its JSON values."""
     match model["model"]:
         case "ExponentialFailures":
             return f"an exponential model with an MTBF of {model['mtbf_hours']:g} hours"
@@ -42,7 +42,7 @@ def describe_model(model: dict[str, Any]) -> str:
 
 
 def describe_findings(summaries: Sequence[StrategySummary]) -> list[str]:
-    """What the runs show, most important first."""
+    """Return what the runs show, most important first."""
     return list(_findings({one.name: one for one in summaries}))
 
 
@@ -65,7 +65,7 @@ def _findings(by_name: dict[str, StrategySummary]) -> Iterator[str]:
 
 
 def describe_settings(campaign: Campaign) -> list[tuple[str, str]]:
-    """What must be the same to get the same figures, as name and value."""
+    """Return what must be the same to get the same figures, as name and value."""
     scenario, training = campaign.facts["played"], campaign.config["training"]
     costs = scenario["costs"]
     settings = [

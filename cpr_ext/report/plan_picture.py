@@ -50,7 +50,7 @@ def draw_plan(planner: Planner, plan: Plan, path: Path) -> None:
 
 
 def _intervals(shortest_hours: float, plan: Plan) -> Any:
-    """Where to evaluate: closely where each whole save shows, else intervals that divide the job.
+    """Return where to evaluate: densely at each whole save, else intervals that divide the job.
 
     Few where each point is a simulation.
     """

@@ -12,7 +12,7 @@ _HEAD = ("", "save every", "overhead", "save", "load", "lost", "resched.", "form
 
 
 def format_plan(plan: Plan) -> str:
-    """A line per strategy; overhead and its parts in percent of the job's useful training time.
+    """Return a line per strategy; overhead and its parts in percent of useful training time.
 
     ``*`` marks the recommended strategy, ``formula`` is the paper's overhead.
     """
@@ -57,14 +57,14 @@ def _percent(share: float) -> str:
 
 
 def format_hours(hours: float) -> str:
-    """``44.8 h``, ``17.5 min`` or ``3.1 s``."""
+    """Return ``44.8 h``, ``17.5 min`` or ``3.1 s``."""
     if hours >= 1:
         return f"{hours:.3g} h" if hours < 1000 else f"{hours:.0f} h"
     return f"{60 * hours:.3g} min" if hours >= 1 / 60 else f"{3600 * hours:.2g} s"
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
-    """The plan as plain data for JSON; hours and shares as in :class:`~cpr_ext.policy.Plan`."""
+    """Return the plan for JSON; hours and shares as in :class:`~cpr_ext.policy.Plan`."""
     return {
         "job": asdict(plan.job),
         "costs": asdict(plan.costs),

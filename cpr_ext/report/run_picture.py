@@ -45,7 +45,7 @@ def draw_runs(runs: Mapping[str, Mapping[str, Any]], path: Path) -> None:
 
 
 def _smooth(losses: list[list[float]], window: int = 5) -> tuple[Any, Any]:
-    """Mean of the last ``window`` points, so that nothing shows before it happened."""
+    """Return the mean of the last ``window`` points, so that nothing shows before it happened."""
     if not losses:
         return np.empty(0), np.empty(0)
     samples, values = np.asarray(losses).T

@@ -6,7 +6,7 @@ from cpr_ext.dlrm.trainer import TrainResult
 
 
 def format_run(result: TrainResult) -> str:
-    """The figures of a run, one line each, and a line for each failure."""
+    """Return the figures of a run, one line each, and a line for each failure."""
     snapshots, stall = result.snapshots, result.stall_seconds
     trained = f"{result.samples:,} in {result.steps:,} steps"
     if result.resumed_from_step:
@@ -44,7 +44,7 @@ def format_run(result: TrainResult) -> str:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Bytes in decimal units."""
+    """Return bytes in decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"

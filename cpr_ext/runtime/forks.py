@@ -1,7 +1,8 @@
 """What a forked child inherits: copies of objects whose threads and locks stay with its parent.
 
-A child made by ``os.fork()``, such as a data loader's worker, has none of its parent's threads, so
-a call that waits for one never returns. In the child these objects do nothing and say so.
+A child made by ``os.fork()``, such as a data loader's worker, has none of its parent's threads. A
+call that waits for such a thread would never return. In the child these objects do nothing and say
+so.
 """
 
 from __future__ import annotations

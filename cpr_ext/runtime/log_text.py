@@ -6,7 +6,7 @@ import logging
 
 
 def encodable(text: object) -> str:
-    """``str(text)`` with what UTF-8 cannot encode written as escapes."""
+    """Return ``str(text)`` with what UTF-8 cannot encode written as escapes."""
     return str(text).encode("utf-8", "backslashreplace").decode()
 
 

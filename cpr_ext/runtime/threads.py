@@ -58,7 +58,7 @@ def _close(owner: _Closable) -> None:
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """A further Ctrl-C inside the block does nothing: the first one has ended the program."""
+    """Ignore further Ctrl-C inside the block: the first one has ended the program."""
     if threading.current_thread() is not threading.main_thread():
         yield  # an interpreter inside another program, whose signals are not ours
         return

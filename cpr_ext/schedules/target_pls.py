@@ -35,7 +35,7 @@ class TargetPLS(Schedule):
     """Save as rarely as a target for expected PLS, the portion of lost samples, allows.
 
     All rows have their turn every ``T_save = 2*PLS*N_emb*T_fail/k`` hours (CPR; ``k`` shards per
-    failure), at most the job; a priority that needs ``n`` saves for all rows saves every
+    failure), at most the job. A priority that needs ``n`` saves for all rows saves every
     ``T_save/n``. The plan is made again when measured costs have changed by a quarter, and
     decisions are logged to the logger ``cpr_ext``. The schedule always keeps to the target; if that
     costs more than full recovery would, it logs a warning.
@@ -194,7 +194,7 @@ class TargetPLS(Schedule):
             logger.warning(_DEARER, self.target_pls, self.plan.reason)
 
     def _own_strategy(self, plan: Plan) -> Strategy:
-        """What this schedule does: the priorities of a fraction cost the same."""
+        """Return what this schedule does: the priorities of a fraction cost the same."""
         assert self._fraction is not None
         return next(s for s in plan.strategies[2:] if s.fraction == self._fraction)
 

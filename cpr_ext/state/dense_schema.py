@@ -21,7 +21,7 @@ _POSITION = {"step", "num_samples", "extra_state"}
 
 
 def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """The tree of a dense part.
+    """Return the tree of a dense part.
 
     Returns:
         ``model`` (state_dict name -> tensor, or what a module's ``get_extra_state()`` gave),
@@ -43,7 +43,7 @@ def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, A
 
 
 def read_position(tree: dict[str, Any]) -> Position:
-    """The position in training that a tree of :func:`unpack_dense` holds.
+    """Return the position in training that a tree of :func:`unpack_dense` holds.
 
     Raises:
         DamageError: it holds none.
@@ -62,7 +62,7 @@ def read_position(tree: dict[str, Any]) -> Position:
 
 
 def is_extra_state(name: str) -> bool:
-    """True for the state_dict name of what a module's ``get_extra_state()`` gave."""
+    """Return whether a state_dict name is that of a module's ``get_extra_state()``."""
     return name.rpartition(".")[2] == "_extra_state"
 
 

@@ -1,7 +1,7 @@
 """The dense part of a snapshot: all that is not a table row.
 
-Parameters and buffers of the model, what optimizers keep that is not per row, random number
-generators, the position in training and the caller's extra state.
+Parameters and buffers of the model, optimizer state that is not per row, random number generators,
+the position in training and the caller's extra state.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class DensePart:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
-        """What it holds, see :func:`unpack_dense`; raises DamageError."""
+        """Return what it holds, see :func:`unpack_dense`; raises DamageError."""
         tree = unpack_dense(self.skeleton, self.tensors)
         if self.names:
             tree["model"] = {self.names.get(k, k): value for k, value in tree["model"].items()}
         return tree
 
     def named_as_in(self, model: nn.Module, tables: Sequence[Table]) -> DensePart:
-        """The same with a live model's names for parameters that only wrappers call otherwise."""
+        """Return the same with a live model's names where only wrappers differ."""
         return replace(self, names=match_names(self.tree()["model"], _dense_values(model, tables)))
 
 
@@ -135,7 +135,7 @@ def restore_dense(
 def shared_optimizers(
     optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Table]
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers that update more than tables: those that workers share."""
+    """Return the optimizers that update more than tables: those that workers share."""
     weights = {id(table.weight) for table in tables}
     return [o for o in optimizers if any(id(value) not in weights for value in _parameters(o))]
 
@@ -146,7 +146,7 @@ def dense_differences(
     optimizers: Sequence[torch.optim.Optimizer],
     tables: Sequence[Table],
 ) -> list[str]:
-    """What differs between a captured dense part and a live model, one sentence each."""
+    """Return what differs between a captured dense part and a live model, one sentence each."""
     tree = part.tree()
     saved, live = tree["model"], _dense_values(model, tables)
     found = [_parameter_difference(name, saved, live) for name in sorted(saved.keys() | live)]
@@ -163,7 +163,7 @@ def _dense_values(model: nn.Module, tables: Sequence[Table]) -> dict[str, Any]:
 
 
 def _fitting(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """``saved`` without the state of parameters that had another shape."""
+    """Return ``saved`` without the state of parameters that had another shape."""
     states = {}
     for index, parameter in enumerate(_parameters(optimizer)):
         state = saved["states"][str(index)]
@@ -188,7 +188,7 @@ def _parameter_difference(name: str, saved: dict[str, Any], live: dict[str, Any]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The optimizer's parameters in the order in which torch numbers them."""
+    """Return the optimizer's parameters in the order in which torch numbers them."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -251,7 +251,7 @@ def _restored_value(live: Any, saved: Any, parameter: torch.Tensor) -> Any:
 
 
 def generator_states() -> dict[str, Any]:
-    """Of torch, NumPy and Python, as :func:`restore_generators` takes them."""
+    """Return the states of torch, NumPy and Python, for :func:`restore_generators`."""
     tree: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "numpy": np.random.get_state(),  # noqa: NPY002 - the generator users' code shares

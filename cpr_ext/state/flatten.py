@@ -35,7 +35,7 @@ def pack(tree: Any, name: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def unpack(skeleton: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Inverse of :func:`pack`. Raises StoreError if the skeleton is not one that ``pack`` makes."""
+    """Invert :func:`pack`. Raises StoreError if the skeleton is not one that ``pack`` makes."""
     if isinstance(skeleton, list):
         return [unpack(item, tensors) for item in skeleton]
     if not isinstance(skeleton, dict):

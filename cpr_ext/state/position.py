@@ -13,7 +13,7 @@ MAX_SOUND = 2**60  # in one that verifies
 
 
 def is_count(value: Any) -> bool:
-    """True for an int from 0 to ``MAX_COUNT``."""
+    """Return whether it is an int from 0 to ``MAX_COUNT``."""
     return type(value) is int and 0 <= value <= MAX_COUNT
 
 

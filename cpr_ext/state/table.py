@@ -81,7 +81,7 @@ class Table:
         return self.weight.shape[1]
 
     def row_states(self) -> dict[str, torch.Tensor]:
-        """Per-row optimizer state as it is now: every tensor whose first dimension is num_rows.
+        """Return the per-row optimizer state: every tensor whose first dimension is num_rows.
 
         Optimizers make their state at the first step, so each snapshot calls this again.
 
@@ -103,7 +103,7 @@ class Table:
         return states
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """The weight and every per-row state, each (num_embeddings, ...), detached, not copied.
+        """Return the weight and per-row states, each (num_embeddings, ...), detached, not copied.
 
         Raises:
             UsageError: what the modules look rows up in is not this weight any more, or it has
@@ -118,7 +118,7 @@ class Table:
         return {WEIGHT: self.weight.detach(), **self.row_states()}
 
     def array_names(self) -> list[str]:
-        """Sorted names of the weight and its per-row states, also of those no file can hold."""
+        """Return sorted names of the weight and its per-row states, savable or not."""
         states = {} if self.optimizer is None else self.optimizer.state.get(self.weight, {})
         names = [name for name, value in states.items() if is_row_state(value, self.num_embeddings)]
         return sorted([WEIGHT, *names])
@@ -156,7 +156,7 @@ class Table:
         return None
 
     def updates_only_looked_up_rows(self) -> bool:
-        """True if a step changes only rows that were looked up since the last one.
+        """Return whether a step changes only rows that were looked up since the last one.
 
         Momentum, weight decay and dense Adam move every row at every step; for their tables
         "not looked up" does not mean "not changed". Unknown optimizers are taken to move all rows.
@@ -173,12 +173,12 @@ class Table:
 
 
 def is_row_state(value: object, num_rows: int) -> bool:
-    """True for optimizer state that belongs to rows: a tensor whose first dimension is num_rows."""
+    """Return whether optimizer state belongs to rows: its first dimension is num_rows."""
     return isinstance(value, torch.Tensor) and value.dim() >= 1 and value.shape[0] == num_rows
 
 
 def find_tables(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()) -> list[Table]:
-    """Every ``nn.Embedding`` and ``nn.EmbeddingBag`` of ``model``, in the order of its modules.
+    """Find every ``nn.Embedding`` and ``nn.EmbeddingBag`` of ``model``, in module order.
 
     A weight shared by several modules is one table, named by the first of them.
 
@@ -208,7 +208,7 @@ def register_tables(
     named: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table],
     optimizers: Iterable[torch.optim.Optimizer],
 ) -> list[Table]:
-    """Tables given by name: parameters, or modules with a ``weight``; or ready-made."""
+    """Return tables given by name: parameters, or modules with a ``weight``; or ready-made."""
     if not isinstance(named, Mapping):
         for table in named:
             if not isinstance(table, Table):
@@ -233,7 +233,7 @@ def register_tables(
 def optimizers_by_parameter(
     optimizers: Iterable[torch.optim.Optimizer],
 ) -> dict[int, torch.optim.Optimizer]:
-    """The optimizer of each parameter, by ``id(parameter)``."""
+    """Return the optimizer of each parameter, by ``id(parameter)``."""
     owners: dict[int, torch.optim.Optimizer] = {}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -247,12 +247,12 @@ def optimizers_by_parameter(
 
 
 def shard_row_range(num_embeddings: int, shard: int, num_shards: int) -> tuple[int, int]:
-    """Rows [begin, end) of a table that ``shard`` of ``num_shards`` holds; may be empty."""
+    """Return rows [begin, end) of a table that ``shard`` of ``num_shards`` holds; may be empty."""
     return shard * num_embeddings // num_shards, (shard + 1) * num_embeddings // num_shards
 
 
 def prioritized_tables(tables: Sequence[Table]) -> list[Table]:
-    """The fewest largest tables that together hold 99 % of all rows."""
+    """Return the fewest largest tables that together hold 99 % of all rows."""
     total = sum(table.num_embeddings for table in tables)
     chosen: list[Table] = []
     held = 0

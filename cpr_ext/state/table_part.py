@@ -54,7 +54,7 @@ class TablePart:
         return f"{self.table}[{rows}, {columns}]"
 
     def overlap(self, other: TablePart) -> TablePart | None:
-        """What both hold; None if they hold nothing in common."""
+        """Return what both hold; None if they hold nothing in common."""
         if self.table != other.table:
             return None
         (row, last_row), (column, last_column) = (
@@ -74,7 +74,7 @@ class TablePart:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What STORE.json keeps of it."""
+        """Return what STORE.json keeps of it."""
         return {
             "table": self.table,
             "rows": list(self.rows),
@@ -85,7 +85,7 @@ class TablePart:
 
     @staticmethod
     def from_json(value: Any) -> TablePart:
-        """Inverse of :meth:`to_json`. Raises ValueError, KeyError or TypeError on anything else."""
+        """Invert :meth:`to_json`. Raises ValueError, KeyError or TypeError on anything else."""
         numbers = (
             *value["rows"],
             *value["columns"],

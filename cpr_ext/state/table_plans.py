@@ -15,7 +15,7 @@ Description = tuple[Any, ...]
 
 
 def describe_table(embedding_dim: int, dtype: torch.dtype, part: TablePart | None) -> Description:
-    """A worker's description of a table that it holds."""
+    """Return a worker's description of a table that it holds."""
     if part is None:
         return (embedding_dim, str(dtype))
     return (
@@ -30,7 +30,7 @@ _Held = tuple[int | str, TablePart, str]
 def plan_faults(
     plans: Sequence[Mapping[str, Description]], workers: Sequence[int | str] | None = None
 ) -> list[str]:
-    """What is wrong with how workers cut the tables; one sentence each.
+    """Return what is wrong with how workers cut the tables; one sentence each.
 
     Args:
         plans: by rank, tables by name, each as :func:`describe_table` describes it.

@@ -19,7 +19,7 @@ _WRAPPERS = (_AMBIGUOUS, *_SURE)
 
 
 def wrapped_modules(model: nn.Module) -> list[str]:
-    """Paths of the modules that data parallelism wraps inside ``model``: ``tower.module``."""
+    """Return paths of modules that data parallelism wraps in ``model``: ``tower.module``."""
     kinds = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     return [
         ".".join(filter(None, (path, _AMBIGUOUS)))
@@ -29,7 +29,7 @@ def wrapped_modules(model: nn.Module) -> list[str]:
 
 
 def plain_names(names: Iterable[str], wrapped: Collection[str] | None = None) -> dict[str, str]:
-    """What names of a ``state_dict()`` are in the model without its wrappers.
+    """Return what names of a ``state_dict()`` are in the model without its wrappers.
 
     Args:
         wrapped: as :func:`wrapped_modules` found them; None: not known. ``module.`` is then a
@@ -47,7 +47,7 @@ def plain_names(names: Iterable[str], wrapped: Collection[str] | None = None) ->
 
 
 def match_names(stored: Iterable[str], live: Iterable[str]) -> dict[str, str]:
-    """The live name of each stored name: the same, or one that differs in wrappers only.
+    """Return the live name of each stored name: the same, or one that differs in wrappers only.
 
     Returns:
         stored name -> live name, without those of which no, or more than one, other is the match.
@@ -64,7 +64,7 @@ def match_names(stored: Iterable[str], live: Iterable[str]) -> dict[str, str]:
 
 
 def added(names: Mapping[str, str]) -> list[str]:
-    """Which wrappers' prefixes a result of :func:`plain_names` lacks: ``["module."]``."""
+    """Return which wrappers' prefixes a result of :func:`plain_names` lacks: ``["module."]``."""
     lost: Counter[str] = Counter()
     for name, plain in names.items():
         lost += Counter(name.split(".")) - Counter(plain.split("."))
@@ -72,7 +72,7 @@ def added(names: Mapping[str, str]) -> list[str]:
 
 
 def _outermost(names: list[str]) -> list[str]:
-    """The path of the whole model's data-parallel wrapper, if the names show one."""
+    """Return the path of the whole model's data-parallel wrapper, if the names show one."""
     paths = [list(takewhile(_WRAPPERS.__contains__, name.split(".")[:-1])) for name in names]
     same = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
     common = [parts[0] for parts in same]

@@ -63,7 +63,7 @@ def read_versioned(
     *,
     free_bytes: int = FREE_BYTES,
 ) -> tuple[int, dict[str, Any]] | None:
-    """The same of one of several versions: which one it is, and the content."""
+    """Return the same of one of several versions: which one it is, and the content."""
     try:
         text = retrying(path, lambda: read_whole(path, _allowed_bytes(path, free_bytes)))
     except (FileNotFoundError, NotADirectoryError):
@@ -107,7 +107,7 @@ def _allowed_bytes(path: Path, free_bytes: int) -> int:
 
 
 def _is_text_of(document: Any, text: bytes) -> bool:
-    """True if ``text`` is what a writer makes of ``document``; takes no memory for it."""
+    """Return whether ``text`` is what a writer makes of ``document``; takes no memory for it."""
     at = 0
     for chunk in json.JSONEncoder(indent=1, sort_keys=True).iterencode(document):
         part = chunk.encode()

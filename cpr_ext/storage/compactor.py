@@ -69,7 +69,7 @@ class Compactor:
         self._thread.start()
 
     def consider(self) -> None:
-        """A snapshot was committed: merge what is due, unless a merge is under way."""
+        """Merge what is due after a commit, unless a merge is under way."""
         if self._is_idle.is_set():
             self._is_idle.clear()
             self._requests.put(True)
@@ -148,7 +148,7 @@ def make_compactor(
     after: float | None,
     bytes_per_second: float | None,
 ) -> Compactor | None:
-    """A compactor of all shards of ``tables``; None with ``after=None``."""
+    """Return a compactor of all shards of ``tables``; None with ``after=None``."""
     if after is None:
         return None
     ranges = [

@@ -19,12 +19,12 @@ _SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|merged|dense)\.safetensors",
 
 
 def segment_name(snapshot: int, kind: str) -> str:
-    """File name of a segment; names sort in the order of snapshots."""
+    """Return the file name of a segment; names sort in the order of snapshots."""
     return f"{snapshot:08d}-{kind}.safetensors"
 
 
 def parse_segment_name(name: str) -> tuple[int, str] | None:
-    """Inverse of :func:`segment_name`; None for any other name."""
+    """Invert :func:`segment_name`; None for any other name."""
     match = _SEGMENT_NAME.fullmatch(name)
     if match is None or name != segment_name(int(match[1]), match[2]):
         return None
@@ -32,12 +32,12 @@ def parse_segment_name(name: str) -> tuple[int, str] | None:
 
 
 def shard_name(shard: int) -> str:
-    """Directory name of a shard; ``shard`` counts from 0."""
+    """Return the directory name of a shard; ``shard`` counts from 0."""
     return f"shard-{shard:05d}"
 
 
 def parse_shard_name(name: str) -> int | None:
-    """Inverse of :func:`shard_name`; None for any other name."""
+    """Invert :func:`shard_name`; None for any other name."""
     match = _SHARD_NAME.fullmatch(name)
     if match is None or name != shard_name(int(match[1])):
         return None
@@ -45,12 +45,12 @@ def parse_shard_name(name: str) -> int | None:
 
 
 def worker_name(rank: int, world_size: int) -> str:
-    """Directory name of the store of one worker; ``rank`` counts from 0."""
+    """Return the directory name of the store of one worker; ``rank`` counts from 0."""
     return f"worker-{rank:05d}-of-{world_size:05d}"
 
 
 def parse_worker_name(name: str) -> tuple[int, int] | None:
-    """Inverse of :func:`worker_name`; None for any other name."""
+    """Invert :func:`worker_name`; None for any other name."""
     match = _WORKER_NAME.fullmatch(name)
     if match is None or name != worker_name(int(match[1]), int(match[2])):
         return None

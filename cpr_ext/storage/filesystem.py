@@ -64,7 +64,7 @@ def remove_opened(path: Path, descriptor: int) -> None:
 
 
 def read_whole(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file.
+    """Return the bytes of a regular file.
 
     Raises:
         DamageError: it is no regular file, or larger than ``max_bytes``.
@@ -116,7 +116,7 @@ def make_directory(directory: Path) -> None:
 
 
 def storage_error(operation: str, path: Path, error: OSError) -> StorageError:
-    """``error`` with what was tried on what, as this library raises it."""
+    """Return ``error`` as this library raises it, with the call and its file."""
     return StorageError(
         error.errno, f"cannot {operation} '{path}': {error.strerror or error}", str(path)
     )

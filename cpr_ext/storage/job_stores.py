@@ -1,7 +1,7 @@
 """The stores of a job: one per worker, side by side in a directory.
 
-``Worker`` and the example call them ``worker-00002-of-00004``, which says how many there must be;
-a user's own script may call them as it likes, such as ``2``.
+``Worker`` and the example call them ``worker-00002-of-00004``, which says how many there must be. A
+user's own script may use any names, such as ``2``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_MISSING = 10_000  # a name may tell any number
 
 
 def worker_directory(directory: str | os.PathLike[str], rank: int, world_size: int) -> Path:
-    """The store of one worker, an ordinary one that every tool reads."""
+    """Return the store of one worker, an ordinary one that every tool reads."""
     return Path(directory) / worker_name(rank, world_size)
 
 
@@ -71,7 +71,7 @@ def find_stores(
     *,
     world_size: int | None = None,
 ) -> JobStores:
-    """The stores of a job.
+    """Return the stores of a job.
 
     Args:
         job: a store; or the directory that holds those of all workers; or these, one by one.
@@ -131,7 +131,7 @@ def _of_workers(
 
 
 def _is_store(entries: Sequence[Path]) -> bool:
-    """True also for a damaged one, of which something is left."""
+    """Return whether there is a store, also a damaged one of which something is left."""
     names = {entry.name for entry in entries}
     return bool(names & {STORE_FILE, STORE_COPY_FILE}) or any(
         parse_shard_name(name) is not None for name in names

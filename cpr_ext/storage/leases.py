@@ -1,9 +1,9 @@
 """Leases of readers: a superseded file is not removed during a read.
 
-A reader holds a shared lock on STORE.json; a writer that is about to remove files asks whether
-anybody does, and puts it off, for a bounded time. Both only read the file, so that a reader needs
-no right to write. Where locks do not reach (another machine, a file system without them), a reader
-whose files vanish begins again; see :func:`cpr_ext.storage.store_reader.read_committed`.
+A reader holds a shared lock on STORE.json. A writer that is about to remove files checks for such a
+lock, and waits for a bounded time. Both only read the file, so that a reader needs no right to
+write. Where locks do not reach (another machine, a file system without them), a reader whose files
+vanish begins again; see :func:`cpr_ext.storage.store_reader.read_committed`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRIES = 20  # a writer that asks holds the lock for some microseconds
 
 @contextmanager
 def reader_lease(store: Path) -> Iterator[None]:
-    """Inside the block a writer removes no file of the store, for a bounded time.
+    """Keep writers from removing files of the store in the block, for a bounded time.
 
     Where no lock is to be had it goes without.
     """

@@ -1,7 +1,7 @@
 """The lock of a directory: its holder alone writes there.
 
-It is an advisory lock (``flock``) on a file in the directory, so it is also the proof that a path
-still leads to the directory that was locked.
+It is an advisory lock (``flock``) on a file in the directory. So it also proves that a path still
+leads to the directory that was locked.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _read_holder(descriptor: int) -> int | None:
-    """The process that the lock file names; None if it names none."""
+    """Return the process that the lock file names; None if it names none."""
     number = None
     for look in range(_LOOKS):
         time.sleep(_PAUSE_SECONDS if look else 0)

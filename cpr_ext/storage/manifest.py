@@ -109,7 +109,7 @@ class Manifest:
 
     @classmethod
     def rebuilt(cls, directory: Path, generation: int) -> Manifest:
-        """A manifest without segments for a directory whose file is of no use.
+        """Return a manifest without segments for a directory whose file is of no use.
 
         Args:
             generation: the highest that the file, or any other manifest, records for it.
@@ -220,7 +220,7 @@ class Manifest:
             self._lock.require_in_place()
 
     def path_of(self, record: SegmentRecord) -> Path:
-        """The file of a segment."""
+        """Return the file of a segment."""
         return self.directory / record.file
 
     def remove_unlisted(self) -> None:

@@ -1,8 +1,8 @@
 """Merge neighbouring segments of a shard into one, with bounded memory, and put it in their place.
 
-Two steps, so that a manifest has one writer at a time: :func:`write_merged` reads and writes for as
-long as it takes and changes nothing that is live; :func:`commit_merged` replaces the manifest.
-A crash between them leaves a file that nothing names, which the next writer removes.
+Two steps, so that a manifest has one writer at a time. :func:`write_merged` reads and writes for as
+long as it takes and changes nothing that is live. :func:`commit_merged` replaces the manifest. A
+crash between them leaves a file that nothing names, which the next writer removes.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def recovery_points(dense: Sequence[SegmentRecord]) -> list[int]:
 
 
 def plan_merges(segments: Sequence[SegmentRecord], points: Sequence[int]) -> list[Merge]:
-    """What to merge in a shard, given the recovery points (ascending), oldest first.
+    """Return what to merge in a shard, given the recovery points (ascending), oldest first.
 
     Only segments between the same two points are merged: each point can then still be reached by
     dropping the segments that are newer. Segments newer than the last point are left alone, as the

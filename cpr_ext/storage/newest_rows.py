@@ -65,7 +65,7 @@ class ShardRows:
         self.arrays: tuple[ArraySpec, ...] = tuple(found.values())
 
     def range(self, begin: int, end: int) -> Rows:
-        """Rows [begin, end), read with memory for them and one chunk.
+        """Read rows [begin, end), with memory for them and one chunk.
 
         Raises:
             DamageError: a chunk that overlaps them is damaged.
@@ -73,7 +73,7 @@ class ShardRows:
         return self._newest(torch.arange(begin, end))
 
     def chosen(self, row_ids: torch.Tensor) -> Rows:
-        """Rows ``row_ids`` (n,) int64, ascending and unique; reads only chunks that hold one.
+        """Read rows ``row_ids`` (n,) int64, ascending and unique; reads only their chunks.
 
         Raises:
             DamageError: a chunk that holds one of them is damaged.
@@ -81,7 +81,7 @@ class ShardRows:
         return self._newest(row_ids)
 
     def all_row_ids(self) -> torch.Tensor:
-        """(n,) int64, ascending: every row that one of the segments holds."""
+        """Return (n,) int64, ascending: every row that one of the segments holds."""
         found = [
             segment.row_ids(chunk)
             for segment in self.segments
@@ -125,7 +125,7 @@ class ShardRows:
     def _positions(
         self, segment: SegmentRows, chunk: int, row_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Positions in ``row_ids`` inside the chunk's span, and which of them it holds."""
+        """Return positions in ``row_ids`` inside the chunk's span, and which of them it holds."""
         begin, end = segment.span(chunk)
         bounds = torch.searchsorted(row_ids, torch.tensor([begin, end]))
         low, high = int(bounds[0]), int(bounds[1])

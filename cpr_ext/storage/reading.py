@@ -1,8 +1,8 @@
 """Reads that the operating system refuses: tried again, and never taken for damage.
 
-Damage is bytes that were read and fail their check, or a file that is not there. What could not be
-read (EIO, EACCES, EMFILE, ESTALE, a read that ends before the file does) may well be sound: it
-raises StorageError, unless the user said that recovery is to fall back.
+Damage is bytes that were read and fail their check, or a file that is not there. A file that cannot
+be read (EIO, EACCES, EMFILE, ESTALE, a read that ends before the file does) may well be sound. It
+raises StorageError, unless the user chose that recovery falls back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UnreadableError(DamageError):
 
 @contextmanager
 def falling_back() -> Iterator[None]:
-    """Inside the block, a segment that cannot be read counts as damaged: an older state is used."""
+    """Count segments that cannot be read in the block as damaged: older states are used."""
     token = _given_up.set(set())
     try:
         yield
@@ -76,7 +76,7 @@ def list_directory(directory: Path) -> list[Path]:
 
 
 def exists(path: Path) -> bool:
-    """True if there is anything of that name, also a link to nothing.
+    """Return whether there is anything of that name, also a link to nothing.
 
     Raises:
         StorageError: the operating system does not report it.
@@ -89,7 +89,7 @@ def exists(path: Path) -> bool:
 
 
 def retrying_segment(path: Path, read: Callable[[], T]) -> T:
-    """The same of a segment, for which the user may have said that recovery is to fall back.
+    """Return the same of a segment, for which the user may have said that recovery is to fall back.
 
     Raises:
         StorageError: it was refused each time.
@@ -105,13 +105,13 @@ def retrying_segment(path: Path, read: Callable[[], T]) -> T:
 
 
 def native_read_errors(*paths: Path) -> dict[str, Any]:
-    """The same for native code that reads these segments, as its keyword arguments."""
+    """Return the same for native code that reads these segments, as its keyword arguments."""
     pauses = () if all(map(_is_given_up, paths)) else pauses_seconds
     return {"pauses_seconds": list(pauses), "unreadable_is_damage": _given_up.get() is not None}
 
 
 def damage_of(path: Path, result: Mapping[str, Any]) -> DamageError | None:
-    """What native code found wrong with a segment; None if nothing."""
+    """Return what native code found wrong with a segment; None if nothing."""
     if not result["damaged"]:
         return None
     text = f"{path}: {result['damaged'][0][3]}"
@@ -133,7 +133,7 @@ def _pauses(path: Path) -> tuple[float, ...]:
 
 
 def refusal(path: Path, error: OSError) -> StorageError:
-    """What is raised for a read that was refused each time."""
+    """Return what is raised for a read that was refused each time."""
     tries, seconds = len(pauses_seconds) + 1, sum(pauses_seconds)
     return StorageError(
         error.errno,

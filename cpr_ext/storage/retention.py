@@ -77,14 +77,14 @@ def plan_retention(
 
 
 def keep_points(dense: Sequence[SegmentRecord], full_recovery_points: int) -> Records:
-    """The newest dense part and the newest ``full_recovery_points`` complete ones."""
+    """Return the newest dense part and the newest ``full_recovery_points`` complete ones."""
     complete = [record for record in dense if record.is_complete]
     wanted = {*complete[len(complete) - min(full_recovery_points, len(complete)) :], *dense[-1:]}
     return tuple(record for record in dense if record in wanted)
 
 
 def keep_needed(records: Sequence[SegmentRecord], oldest_point: int) -> Records:
-    """The segments that snapshots from ``oldest_point`` on need: from their newest base on."""
+    """Return the segments for snapshots from ``oldest_point`` on: from their newest base."""
     bases = [
         index
         for index, record in enumerate(records)

@@ -1,8 +1,8 @@
 """The segment file: a valid safetensors file laid out for direct I/O.
 
 ``docs/snapshot_format.md`` is the specification; this file mirrors it. Offsets are known before the
-first row is captured, so rows are written in place and in any order; the header, which holds the
-checksums, goes in last.
+first row is captured, so rows are written in place and in any order. The header, which holds the
+checksums, is written last.
 """
 
 from __future__ import annotations
@@ -144,21 +144,21 @@ class SegmentLayout:
 
     @staticmethod
     def stored(table: TableSpec) -> tuple[ArraySpec, ...]:
-        """The arrays of a table as they follow one another in the file: row ids first, if kept."""
+        """Return the arrays of a table in the order of the file: row ids first, if stored."""
         if table.range_begin is not None:
             return table.arrays
         return (ArraySpec(ROW_IDS, torch.int64, ()), *table.arrays)
 
     def rows_bytes(self, index: int, count: int) -> int:
-        """Bytes of the file that ``count`` rows of table ``index`` take, captured as one chunk."""
+        """Return the file bytes of ``count`` rows of table ``index``, captured as one chunk."""
         return sum(align_up(count * array.row_bytes) for array in self.stored(self.tables[index]))
 
     def offset(self, index: int, array: str) -> int:
-        """File offset of an array of table ``index``; 0 while nothing is placed."""
+        """Return file offset of an array of table ``index``; 0 while nothing is placed."""
         return self.offsets.get((index, array), 0)
 
     def header(self, chunks: list[Chunk], committed: Committed) -> bytes:
-        """The finished header block, ``header_bytes`` long."""
+        """Return the finished header block, ``header_bytes`` long."""
         text = self._header_json(chunks, committed)
         assert 8 + len(text) <= self.header_bytes, "the header outgrew its planned size"
         padded = text.ljust(self.header_bytes - 8, b" ")
@@ -219,14 +219,14 @@ class SegmentLayout:
 
 
 def with_checksum(header: bytes, checksum: str, *, of: str) -> bytes:
-    """A header block with another value in the place of its own checksum ``of``."""
+    """Return a header block with another value in the place of its own checksum ``of``."""
     # The first of its kind: names that come from users follow later.
     old, new = (f'"header_crc32c":"{text}"'.encode() for text in (of, checksum))
     return header.replace(old, new, 1)
 
 
 def array_specs(table: str, arrays: Mapping[str, torch.Tensor]) -> tuple[ArraySpec, ...]:
-    """What a segment notes of a table's tensors (num_rows, ...).
+    """Return what a segment notes of a table's tensors (num_rows, ...).
 
     Raises:
         UsageError: a dtype that safetensors cannot hold.

@@ -1,7 +1,7 @@
 """Read a segment's header. It may be untrusted: it is checked against the file.
 
-After :func:`read_segment` every number is such that reading the segment takes no more memory than
-the file has bytes, and no more time than to read it once.
+After :func:`read_segment`, reading the segment takes no more memory than the file has bytes, and no
+more time than to read it once.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def read_segment(path: Path, *, header_bytes: int, header_crc32c: int) -> Segmen
 
 
 def _read_block(path: Path, header_bytes: int) -> tuple[int, bytes]:
-    """Size of a segment file in bytes, and its header block as far as the file reaches."""
+    """Read the size of a segment file and its header block, as far as the file reaches."""
     with os.fdopen(open_regular(path), "rb") as file:
         file_bytes = os.fstat(file.fileno()).st_size
         wanted = min(header_bytes, file_bytes)
@@ -87,11 +87,11 @@ def _read_block(path: Path, header_bytes: int) -> tuple[int, bytes]:
 
 
 def read_own_record(path: Path) -> SegmentRecord:
-    """What a manifest would say of a segment, from the segment's own header.
+    """Return what a manifest would say of a segment, from the segment's own header.
 
     Raises:
-        DamageError: the file is not what was written, or an earlier release wrote it, which kept
-            in headers neither a checksum of their own nor all that a manifest says.
+        DamageError: the file is not what was written, or an earlier release wrote it; its headers
+            had no checksum of their own and not all facts of a manifest.
         StorageError: it could not be read.
     """
     name = parse_segment_name(path.name)

@@ -1,7 +1,7 @@
 """The rows of a segment, chunk by chunk, in buffers of their own: no table is needed to read them.
 
-A chunk is read as a range of rows whose first array is its row ids, so the native reader checks
-every piece of it and memory is bounded by one chunk.
+A chunk is read as a range of rows whose first array is its row ids. So the native reader checks
+every piece of it, and one chunk bounds the memory.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class SegmentRows:
                 )
 
     def table(self, name: str) -> TableSpec | None:
-        """What the segment holds of a table; None if nothing."""
+        """Return what the segment holds of a table; None if nothing."""
         return next((spec for spec in self.segment.layout.tables if spec.name == name), None)
 
     def chunks_of(self, table: str) -> Sequence[int]:
-        """Numbers of the chunks that hold rows of ``table``, ascending by row id."""
+        """Return numbers of the chunks that hold rows of ``table``, ascending by row id."""
         return self._by_table.get(table, ())
 
     def span(self, chunk: int) -> tuple[int, int]:
@@ -100,7 +100,7 @@ class SegmentRows:
         return self._spans[chunk]
 
     def row_ids(self, chunk: int) -> torch.Tensor:
-        """(count,) int64: the rows of a chunk; reads no other array.
+        """Read (count,) int64, the rows of a chunk; reads no other array.
 
         Raises:
             DamageError: they are damaged.
@@ -114,7 +114,7 @@ class SegmentRows:
         return self._checked(spec, arrays[ROW_IDS])
 
     def rows(self, chunk: int) -> ChunkRows:
-        """A chunk, every piece of it verified.
+        """Read a chunk and verify every piece of it.
 
         Raises:
             DamageError: names the file and what is wrong with it.

@@ -188,7 +188,7 @@ class SegmentStream:
 
 
 def _padded_bytes(values: torch.Tensor) -> memoryview:
-    """The rows' bytes, zeros after them up to a whole number of blocks."""
+    """Return the rows' bytes, zeros after them up to a whole number of blocks."""
     size_bytes = values.numel() * values.element_size()
     padded = torch.zeros(align_up(size_bytes), dtype=torch.uint8)
     padded[:size_bytes] = values.contiguous().reshape(-1).view(torch.uint8)

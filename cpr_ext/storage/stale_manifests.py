@@ -41,7 +41,7 @@ class Outdated:
 
 
 def find_outdated(manifests: Sequence[Manifest]) -> list[Outdated]:
-    """Of the manifests of one store: those that are older than another has seen.
+    """Return the manifests of one store that are older than another has seen.
 
     Each is reported once, with the manifest that has seen the newest.
     """
@@ -61,10 +61,10 @@ def refuse_outdated(manifests: Sequence[Manifest]) -> None:
 
 
 def is_torn(manifests: Sequence[Manifest]) -> bool:
-    """True if manifests changed between the reading of the first and that of the last.
+    """Return whether manifests changed between the reading of the first and that of the last.
 
-    For those who read while another process commits: a manifest that was read too early for what
-    a later one has seen is there by now, as it is durable before it is seen.
+    A reader may read manifests while another process commits. A manifest that it read too early is
+    there by now, as each is durable before others note its generation.
 
     Raises:
         DamageError: one is older than another has seen, however late one looks.

@@ -137,7 +137,7 @@ class Store:
         self._write_copy(model)
 
     def _write_copy(self, model: dict[str, Any]) -> None:
-        """What describes the store exists twice, for ``cpr repair``."""
+        """Write a second copy of the store's description, for ``cpr repair``."""
         path = self.directory / STORE_COPY_FILE
         try:
             with suppress(StoreError):  # damaged: written anew
@@ -292,7 +292,7 @@ class Store:
 
 
 def describe_model(tables: Sequence[Table], num_shards: int) -> dict[str, Any]:
-    """What STORE.json keeps of a model."""
+    """Return what STORE.json keeps of a model."""
     return {
         "num_shards": num_shards,
         "tables": {table.name: _describe_table(table) for table in tables},
@@ -309,7 +309,7 @@ def _describe_table(table: Table) -> dict[str, Any]:
 
 
 def list_differences(recorded: dict[str, Any], model: dict[str, Any]) -> list[str]:
-    """What differs between the model of a store and a live one, one sentence each."""
+    """Return what differs between the model of a store and a live one, one sentence each."""
     try:
         old_tables, new_tables = recorded["tables"], model["tables"]
         differences = [

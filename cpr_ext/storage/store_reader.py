@@ -90,14 +90,14 @@ class StoreReader:
         raise self.unsteady()
 
     def unsteady(self) -> StoreError:
-        """What to raise if no view of the store holds for long enough."""
+        """Return what to raise if no view of the store holds for long enough."""
         return StoreError(
             f"'{self.directory}' changed during each of {len(_PAUSES_SECONDS)} readings; pause its "
             "training"
         )
 
     def is_gone(self) -> bool:
-        """True if another process has replaced this view, and removed a file of it."""
+        """Return whether another process has replaced this view, and removed a file of it."""
         manifests = [self.dense, *self.shards]
         if all(_state(Manifest(m.directory)) == _state(m) for m in manifests):
             return False
@@ -108,15 +108,15 @@ class StoreReader:
         )
 
     def shard_directory(self, shard: int) -> Path:
-        """The directory of a shard."""
+        """Return the directory of a shard."""
         return self.directory / shard_name(shard)
 
     def row_range(self, table: str, shard: int) -> tuple[int, int]:
-        """Rows [begin, end) of a table that a shard holds; may be empty."""
+        """Return rows [begin, end) of a table that a shard holds; may be empty."""
         return shard_row_range(self.table(table).num_embeddings, shard, self.num_shards)
 
     def table(self, name: str) -> StoredTable:
-        """The table of a name.
+        """Return the table of a name.
 
         Raises:
             UsageError: there is none; the message lists those that are.
@@ -129,7 +129,7 @@ class StoreReader:
         return self.tables[name]
 
     def newest(self, *, full: bool = False) -> SegmentRecord:
-        """The dense part of the newest snapshot; ``full``: of the newest full-recovery point.
+        """Read the dense part of the newest snapshot; ``full``: of the newest recovery point.
 
         Raises:
             StoreError: there is none.
@@ -141,7 +141,7 @@ class StoreReader:
         return records[-1]
 
     def live(self, shard: int, snapshot: int) -> list[SegmentRecord]:
-        """The segments of a shard that make its state at ``snapshot``, oldest first.
+        """Return the segments of a shard that make its state at ``snapshot``, oldest first.
 
         They begin with the newest base; what is older than that can only serve as a fallback.
         """
@@ -150,7 +150,7 @@ class StoreReader:
         return records[bases[-1] :] if bases else records
 
     def open_live(self, shard: int, snapshot: int) -> list[Segment]:
-        """The same, opened: headers read and checked.
+        """Return the same, opened: headers read and checked.
 
         Raises:
             DamageError: one is missing or damaged, or none of them is a base though the shard has
@@ -191,7 +191,7 @@ def read_committed_all(
     read: Callable[[list[StoreReader]], T],
     is_whole: Callable[[T], bool] = lambda result: True,
 ) -> T:
-    """The same of several stores.
+    """Return the same of several stores.
 
     Args:
         is_whole: False for a result in which something was passed over as damaged: it is kept only
@@ -265,7 +265,7 @@ def require_all_rows(base: Segment, row_ranges: Mapping[str, tuple[int, int]]) -
 
 
 def read_identity(directory: Path, file: str = STORE_FILE) -> tuple[int, Mapping[str, StoredTable]]:
-    """Number of shards and tables of a store, from its STORE.json, or the copy of it.
+    """Return the number of shards and tables of a store, from its STORE.json, or the copy of it.
 
     Raises:
         StoreError: there is none, or it has a version not known here.

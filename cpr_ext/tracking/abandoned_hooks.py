@@ -1,7 +1,7 @@
 """Hooks of optimizers whose owner was never closed.
 
-The garbage collector may find the owner at any moment, also while an optimizer goes through its
-hooks; to remove one then would end its step by "OrderedDict mutated during iteration".
+The garbage collector may find the owner at any moment, also while an optimizer calls its hooks. To
+remove one then would end its step by "OrderedDict mutated during iteration".
 """
 
 from __future__ import annotations

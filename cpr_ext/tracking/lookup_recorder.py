@@ -1,4 +1,4 @@
-"""Lookups that count because somebody reports them: a fused kernel's source, or the user.
+"""Lookups that a fused kernel's source or the user reports.
 
 Of all other tables the gradients say which rows change, see :mod:`cpr_ext.tracking.table_watch`.
 """
@@ -49,7 +49,7 @@ class LookupRecorder:
             self._handles.extend(source.attach(self._note_of))
 
     def detach(self) -> None:
-        """Listen no more: the model runs as if this object did not exist."""
+        """Stop listening: the model runs as if this object did not exist."""
         self._is_noting = False
         for handle in self._handles:
             handle.remove()
@@ -80,7 +80,7 @@ class LookupRecorder:
         return self._from_source
 
     def begin_step(self) -> None:
-        """Rows that were looked up until now have changed by now."""
+        """Count rows that were looked up until now as changed."""
         self._from_source = False
 
     def flush(self) -> None:

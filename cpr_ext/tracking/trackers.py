@@ -1,4 +1,4 @@
-"""How many row updates are not saved: one for each lookup of a row in a training step.
+"""Counters of row updates that are not saved: one for each lookup of a row in a training step.
 
 A native ``AccessCounter`` counts exactly that, from the moment its row was last captured. For
 priorities that track something else, their tracker gets one in addition.
@@ -14,7 +14,7 @@ from cpr_ext._native import native
 
 
 def native_tracker(kind: str, device: int | None, **options: Any) -> Any:
-    """A native tracker for a table on a CUDA device, or with None on the CPU.
+    """Make a native tracker for a table on a CUDA device, or with None on the CPU.
 
     Args:
         kind: its class on the CPU, such as ``AccessCounter``.
@@ -41,33 +41,33 @@ class CountedTracker:
         return getattr(self.tracker, name)
 
     def take(self, row_ids: Any, **options: Any) -> Any:
-        """Forget what was counted for captured rows; returns what ``put_back`` needs."""
+        """Forget the counts of captured rows; return what ``put_back`` needs."""
         return self.tracker.take(row_ids, **options), self.counter.take(row_ids)
 
     def take_range(self, begin: int, end: int, **options: Any) -> Any:
-        """As :meth:`take`, for the rows [begin, end)."""
+        """Take the rows [begin, end), as :meth:`take` does."""
         return self.tracker.take_range(begin, end, **options), self.counter.take_range(begin, end)
 
     def put_back(self, taken: Any) -> None:
-        """The save failed: the rows are as if they had not been taken."""
+        """Undo :meth:`take` after a failed save."""
         self.tracker.put_back(taken[0])
         self.counter.put_back(taken[1])
 
 
 def native_trackers(tracker: Any) -> tuple[Any, ...]:
-    """The native trackers that lookups of a table are counted in."""
+    """Return the native trackers that count lookups of a table."""
     if isinstance(tracker, CountedTracker):
         return tracker.tracker, tracker.counter
     return (tracker,)
 
 
 def counts_updates(tracker: Any) -> bool:
-    """Whether a native tracker is a counter of row updates, on the CPU or on a device."""
+    """Return whether a native tracker is a counter of row updates, on the CPU or on a device."""
     return hasattr(tracker, "counts")
 
 
 def unsaved_updates(tracker: Any, begin: int, end: int) -> int | None:
-    """Row updates of the rows [begin, end) since each was last captured; None: not counted."""
+    """Return row updates of the rows [begin, end) since each was last captured; None: not counted."""
     counter = native_trackers(tracker)[-1]
     if not counts_updates(counter):
         return None

@@ -1,4 +1,4 @@
-"""Warnings of what users take for saved row by row, or for saved at all, and is not."""
+"""Warnings of parameters and state that users may expect to be saved, but are not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LARGE_BYTES = 64 << 20
 def require_own_optimizers(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Table]
 ) -> None:
-    """Raises UsageError for an optimizer that updates nothing of the model."""
+    """Raise UsageError for an optimizer that updates nothing of the model."""
     known = {id(parameter) for parameter in model.parameters()} | {id(t.weight) for t in tables}
     if len(known) == len(tables):
         return  # a model that shows no parameters but tables

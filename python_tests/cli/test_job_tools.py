@@ -230,7 +230,7 @@ def test_a_damaged_store_is_left_as_it_is_by_compact_and_mended_by_repair(cpr, j
     assert out.count("nothing is damaged") == 2
     code, out, _ = cpr("repair", job, "--apply")
     assert code == 0
-    assert "repaired, training goes on from step 6" in out
+    assert "repaired, training resumes from step 6" in out
     assert verify(job / WORKER_1).is_sound
 
 

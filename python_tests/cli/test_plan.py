@@ -202,7 +202,7 @@ def test_the_picture_is_drawn_of_the_size_it_says(cpr, tmp_path):
         ((*JOB, *COSTS, "--target-pls", 1.5), "target_pls is 1.5; it is a share"),
         ((*JOB, *COSTS, "--fraction", 0), "fraction is 0.0; it is a share"),
         ((*JOB, *COSTS, "--shards", 2, "--shards-per-failure", 4), "at most all 2 shards"),
-        ((*JOB, *COSTS, "--failure-log", "x"), "both tell the MTBF; give one"),
+        ((*JOB, *COSTS, "--failure-log", "x"), "both give the MTBF; pass one"),
         ((*JOB, *COSTS, "--plot", "/nowhere/a.png"), "folder of '/nowhere/a.png' does not exist"),
         ((*JOB, "--store", "/nowhere"), "/nowhere"),
         ((*JOB, *COSTS, "--nodes", 8), "--nodes is of use only with --failure-log"),

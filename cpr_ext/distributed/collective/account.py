@@ -12,10 +12,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class LossAccount:
-    """The samples that are in the account already, by worker.
+    """The lost samples that were counted, by worker.
 
-    Rows that were restored lack the samples from the snapshot's to those of the job. When they are
-    lost once more before their next snapshot, the same samples are lost again, and count no more.
+    Rows that were restored lack the samples from the snapshot's to those of the job. If they
+    are lost again before their next snapshot, the same samples do not count again.
 
     Attributes:
         counted: by rank, spans of samples (begin, end], ascending, none touching the next.
@@ -25,25 +25,25 @@ class LossAccount:
 
     @classmethod
     def empty(cls, world_size: int) -> LossAccount:
-        """Nothing was lost."""
+        """Return the account of a job that lost nothing."""
         return cls(((),) * world_size)
 
     @classmethod
     def from_plain(cls, plain: Sequence[Sequence[Sequence[int]]]) -> LossAccount:
-        """Inverse of :meth:`to_plain`."""
+        """Invert :meth:`to_plain`."""
         return cls(tuple(tuple((span[0], span[1]) for span in spans) for spans in plain))
 
     def to_plain(self) -> list[Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return [[list(span) for span in spans] for spans in self.counted]
 
     def add(self, held: Sequence[int], samples: int) -> LossAccount:
-        """With rows that hold the effects of ``held[rank]`` samples going on at ``samples``."""
+        """Count rows with the effects of ``held[rank]`` samples that resume at ``samples``."""
         spans = [(min(own, samples), samples) for own in held]
         return LossAccount(tuple(map(_united, self.counted, spans)))
 
     def united(self, other: LossAccount) -> LossAccount:
-        """With all that the other counts."""
+        """Return an account with the samples of both."""
         return LossAccount(
             tuple(
                 reduce(_united, more, own)
@@ -52,14 +52,14 @@ class LossAccount:
         )
 
     def beyond(self, other: LossAccount) -> tuple[int, ...]:
-        """By rank, how many samples more than the other, which is a part of it, this counts."""
+        """Return by rank how many more samples this counts than ``other``, a part of it."""
         return tuple(
             _size(own) - _size(known)
             for own, known in zip(self.counted, other.counted, strict=True)
         )
 
     def going_back_to(self, samples: int) -> LossAccount:
-        """The account of a job whose later samples are trained again, on rows of that moment."""
+        """Return the account of a job that trains its later samples again, on rows of then."""
         return LossAccount(
             tuple(
                 tuple((begin, min(end, samples)) for begin, end in spans if begin < samples)

@@ -1,4 +1,4 @@
-"""What workers tell each other over the process group: small facts, and the dense part.
+"""Exchange of small facts and of the dense part over the process group.
 
 JSON and raw bytes; nothing that a peer sends is executed.
 """
@@ -17,7 +17,7 @@ from cpr_ext.state.dense_state import DensePart
 
 
 def all_gather_json(group: dist.ProcessGroup, said: Any) -> list[Any]:
-    """Tell every member something, JSON values; returns what each said, by rank."""
+    """Gather a JSON value from every member; return the values by rank."""
     own = _to_bytes(said)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
     dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
@@ -30,14 +30,14 @@ def all_gather_json(group: dist.ProcessGroup, said: Any) -> list[Any]:
 
 
 def wait_for_all(group: dist.ProcessGroup, time_out: timedelta) -> None:
-    """Returns once every member is here; at once with an error if one is lost meanwhile."""
+    """Wait for every member; raise at once if one is lost meanwhile."""
     options = dist.AllreduceOptions()
     options.timeout = time_out
     group.allreduce([torch.zeros(1)], options).wait(time_out)
 
 
 def broadcast_part(group: dist.ProcessGroup, source: int, part: DensePart | None) -> DensePart:
-    """The dense part of member ``source``, on every member.
+    """Return the dense part of member ``source`` on every member.
 
     Args:
         part: needed of ``source`` only.
@@ -55,7 +55,7 @@ def broadcast_part(group: dist.ProcessGroup, source: int, part: DensePart | None
 
 
 def flatten(part: DensePart) -> tuple[torch.Tensor, torch.Tensor]:
-    """A header (JSON) and all tensors one behind the other, both (n,) uint8."""
+    """Return a header (JSON) and the concatenated tensors, both (n,) uint8."""
     described = [
         {"name": name, "dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)}
         for name, tensor in part.tensors.items()
@@ -68,7 +68,7 @@ def flatten(part: DensePart) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def unflatten(header: torch.Tensor, content: torch.Tensor) -> DensePart:
-    """Inverse of :func:`flatten`."""
+    """Invert :func:`flatten`."""
     described = _from_bytes(header)
     tensors, begin = {}, 0
     for entry in described["tensors"]:

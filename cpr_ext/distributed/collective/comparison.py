@@ -1,8 +1,8 @@
-"""Whether workers hold the same job: what must be the same is told as checksums and compared.
+"""Check that workers hold the same job: they exchange checksums of the replicated state.
 
-Compared is what is replicated: the position, dense parameters, their optimizers' groups and state,
-the layouts of DistributedDataParallel, and how tables are cut. Not compared is what each worker has
-of its own: table rows and their state, generators, extra state, buffers that are not saved.
+Compared are the position, dense parameters, their optimizers' groups and state, the layouts of
+DistributedDataParallel, and the parts of tables. Not compared is the state of each worker: table
+rows and their state, generators, extra state, buffers that are not saved.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def require_one_plan(group: dist.ProcessGroup, tables: Sequence[Table]) -> None:
 
 
 def facts_of(model: nn.Module, checkpointer: Checkpointer, *, buffers: bool) -> Facts:
-    """What must be the same in all workers: a name of each thing, and its value or checksum."""
+    """Return the state that all workers share: names, and values or checksums."""
     facts = {"step": str(checkpointer.step_count), "samples": str(checkpointer.num_samples)}
     tables = {id(table.weight) for table in checkpointer.tables}
     names = {}
@@ -95,14 +95,14 @@ def facts_of(model: nn.Module, checkpointer: Checkpointer, *, buffers: bool) -> 
 
 
 def checksum(values: torch.Tensor) -> str:
-    """Type, shape and CRC32C of a tensor, on whatever device."""
+    """Return type, shape and CRC32C of a tensor, on whatever device."""
     content = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     code = native.crc32c(content.numpy())
     return f"{str(values.dtype).removeprefix('torch.')}{list(values.shape)} {code:08x}"
 
 
 def differences(said: Sequence[Mapping[str, str]]) -> list[str]:
-    """What differs between workers' facts, by rank; one sentence each, in the facts' order."""
+    """Return differences between workers' facts, one sentence each, in the facts' order."""
     names = dict.fromkeys(name for facts in said for name in facts)
     found = []
     for name in names:
@@ -125,7 +125,7 @@ def _plan(tables: Sequence[Table]) -> dict[str, list[Any]]:
 
 
 def _layout_facts(model: nn.Module, *, is_learned: bool) -> Facts:
-    """``is_learned``: also what a reducer knows and its arguments do not say."""
+    """Return facts of DistributedDataParallel; ``is_learned``: also those of its reducers."""
     return {
         f"DistributedDataParallel '{name}': {key}": json.dumps(value)
         for name, ddp in find_ddp(model).items()
@@ -160,7 +160,7 @@ def _described(value: Any) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether equal values have the same text in every process: no function, no address."""
+    """Return whether equal values have the same text in every process: no function, no address."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
@@ -180,6 +180,6 @@ def _refuse(group: dist.ProcessGroup, found: Sequence[str], step: int | None) ->
     raise WorkersDifferError(
         f"workers do not hold the same job{when}, so none trains on: "
         + "; ".join(found[:_MOST_NAMED])
-        + f"{more}. Start all again: they take the newest snapshot's dense part. If it comes back, "
-        "look for a worker with other code, data, torch or processor, or for bad memory"
+        + f"{more}. Start all again: they take the newest snapshot's dense part. If this "
+        "happens again, look for a worker with other code, data, torch or processor, or bad memory"
     )

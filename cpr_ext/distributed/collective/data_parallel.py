@@ -1,9 +1,9 @@
-"""DistributedDataParallel in workers that outlive each other: found, checked, and reset.
+"""Find, check and reset DistributedDataParallel in workers that outlive each other.
 
 A reducer learns its layout: after its first backward pass it regroups parameters into buckets in
-the order in which gradients became ready. A replacement knows nothing of that order, and where a
-gradient lies in its bucket decides in which order workers' values are added. So at the start and
-after a loss every worker makes its reducer anew, with a layout that it keeps for all steps.
+the order in which gradients became ready. A replacement does not know that order, and the
+position of a gradient in its bucket decides the order in which workers' values are added. So at the
+start and after a loss every worker makes a new reducer, with a layout that it keeps for all steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FUSED_HOOK = "hook_then_optimizer"
 
 
 def find_ddp(model: nn.Module) -> dict[str, DistributedDataParallel]:
-    """Every DistributedDataParallel in ``model``, by name.
+    """Return every DistributedDataParallel in ``model``, by name.
 
     Found are also modules that are plain attributes, or in lists that are, as TorchRec keeps those
     of its replicated tables.
@@ -74,10 +74,10 @@ def refuse_unsupported(model: nn.Module, optimizers: Iterable[torch.optim.Optimi
 
 
 def reset(model: nn.Module) -> None:
-    """Make all reducers of ``model`` anew; gradients are dropped. Every worker calls it.
+    """Make new reducers for ``model``; gradients are dropped. Every worker calls it.
 
-    After it, reducers of workers of any age have the same layout, and keep it: the same gradients
-    are added in the same order in every step.
+    After it, reducers of all workers keep the same layout, so they add the same
+    gradients in the same order in every step.
 
     Raises:
         UsageError: as :func:`refuse_unsupported`.
@@ -88,7 +88,7 @@ def reset(model: nn.Module) -> None:
 
 
 def layout_of(ddp: DistributedDataParallel, *, is_learned: bool = True) -> dict[str, Any]:
-    """What must be the same in every worker for their gradients to be exchanged right; JSON.
+    """Return what must be the same in every worker for their gradients to be exchanged right; JSON.
 
     Args:
         is_learned: also the buckets, which a reducer that was just made does not have yet.
@@ -112,7 +112,7 @@ def layout_of(ddp: DistributedDataParallel, *, is_learned: bool = True) -> dict[
 
 
 def replicated_tables(model: nn.Module, tables: Sequence[Table]) -> list[Table]:
-    """The tables whose gradients a DistributedDataParallel of several workers sums.
+    """Return the tables whose gradients a DistributedDataParallel of several workers sums.
 
     Each worker sees only its own lookups, but those of all workers change the rows.
     """

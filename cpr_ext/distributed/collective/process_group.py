@@ -1,8 +1,8 @@
-"""A process group that is taken down and formed again while modules go on holding it.
+"""A process group that is taken down and formed again while modules keep it.
 
 ``torch.distributed``'s groups end with their first lost member, and modules keep the group they
-were made with. :class:`ReformableGroup` is a process group of torch's own kind; every collective
-goes to an inner group (gloo) that lasts for one round, from one loss of a member to the next.
+were made with. :class:`ReformableGroup` is a process group of torch's own kind. Every collective
+goes to an inner group (gloo) that lasts for one round, until the next loss of a member.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COLLECTIVES = (
     *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
     *("alltoall", "alltoall_base", "all_to_all_single", "recv_anysource"),
 )
-# A failed collective fails those after it, so the newest tell whether one did.
+# A failed collective fails those after it, so the newest show whether one did.
 _REMEMBERED = 32
 _CONNECT = timedelta(seconds=10)
 
@@ -60,9 +60,9 @@ class Round:
 class ReformableGroup(dist.ProcessGroup):
     """A process group whose members may be replaced. Made by :func:`init_group`, not by hand.
 
-    Until its first :meth:`configure`, and after :meth:`abort`, the process is alone: what modules
-    ask when they are made (DistributedDataParallel compares shapes and broadcasts values) is
-    answered as if all others had said the same; any other collective is refused.
+    Until its first :meth:`configure`, and after :meth:`abort`, the process is alone. The group then
+    answers what modules ask when they are made (DistributedDataParallel compares shapes and
+    broadcasts values) as if all members agreed. It refuses any other collective.
 
     Groups that ``dist.new_group`` makes of its ranks are taken down and formed with it.
     """
@@ -84,11 +84,11 @@ class ReformableGroup(dist.ProcessGroup):
         return self._name
 
     def name(self) -> str:
-        """The backend's name."""
+        """Return the backend's name."""
         return BACKEND
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
-        """The backend's name."""
+        """Return the backend's name."""
         return BACKEND
 
     def add_subgroup(self, group: ReformableGroup) -> None:
@@ -105,7 +105,7 @@ class ReformableGroup(dist.ProcessGroup):
             group.configure(new_round)
 
     def abort(self) -> None:
-        """End the round: whoever still waits for this process is told, by closed connections."""
+        """End the round; closed connections release the peers that wait for this process."""
         inner, self._inner, self._round = self._inner, None, None
         self._was_lost = False
         self._works.clear()
@@ -118,7 +118,7 @@ class ReformableGroup(dist.ProcessGroup):
     dissolve = old_method("dissolve", "abort")
 
     def has_lost_peer(self) -> bool:
-        """Whether a collective of this round failed, here or in a subgroup."""
+        """Return whether a collective of this round failed, here or in a subgroup."""
         if not self._was_lost:
             self._was_lost = any(map(_has_failed, self._works))
         return self._was_lost or any(group.has_lost_peer() for group in self._subgroups)
@@ -212,7 +212,7 @@ class _ReduceScatterWork(dist.Work):
         self.has_failed = False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Of the work that it stands for."""
+        """Wait for the work that this stands for."""
         try:
             return self._work.wait(timeout)
         except RuntimeError:
@@ -232,7 +232,7 @@ def _has_failed(work: Any) -> bool:
 
 
 def _has_ended(work: Any) -> bool:
-    """Whether it is over; whoever waits for its future hears so before the work itself does."""
+    """Return whether it is over; its future shows that before the work itself does."""
     if work.is_completed():
         return True
     try:

@@ -1,4 +1,4 @@
-"""What workers that met again do: a pure function of what each says of itself."""
+"""The decision how workers recover that met again: a pure function of their statuses."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Choice = Literal["partial", "full"]
 
 @dataclass(frozen=True)
 class Status:
-    """What a worker says of itself when it joins.
+    """What a worker reports about itself when it joins.
 
     Attributes:
         is_live: it holds the state of its shards in memory.
         step: training steps it has completed; those of its newest snapshot if it is not live.
         full_points: steps of the full-recovery points in its store.
         choice: how to recover, in its opinion.
-        account: the losses that it has told of.
+        account: the losses that it has reported.
     """
 
     is_live: bool
@@ -31,12 +31,12 @@ class Status:
     account: LossAccount
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return {**asdict(self), "account": self.account.to_plain()}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Status:
-        """Inverse of :meth:`to_plain`."""
+        """Invert :meth:`to_plain`."""
         points, account = tuple(plain["full_points"]), LossAccount.from_plain(plain["account"])
         return cls(plain["is_live"], plain["step"], points, plain["choice"], account)
 
@@ -62,16 +62,17 @@ class Agreement:
 
     @property
     def starts_again(self) -> bool:
-        """Whether all go back to before the first step, and so need a model that is built anew."""
+        """Whether all return to before the first step, and so need a newly built model."""
         return self.recovery == "full" and self.step == 0
 
 
 def agree(statuses: Sequence[Status]) -> Agreement:
-    """The same for every worker, as each computes it from the same statuses.
+    """Decide what all workers do; each computes the same from the same statuses.
 
     The worker that got furthest is the source: a survivor if there is one, else the one with the
-    newest snapshot; of several the lowest rank. Its choice counts. Full recovery goes to the newest
-    point that all stores have (0: none, all begin anew), and only if somebody lost its state.
+    newest snapshot. Of several it is the one of lowest rank. Its choice counts. Full recovery goes
+    to the newest point that all stores have (0: none, all start again), and only if a worker lost
+    its state.
     """
     ranks = range(len(statuses))
     live = [rank for rank in ranks if statuses[rank].is_live]

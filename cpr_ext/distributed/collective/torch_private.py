@@ -1,7 +1,7 @@
 """What live recovery takes from torch that torch does not promise to keep, all of it.
 
-Tried with the versions of ``TRIED``. Another one is refused by name, when a worker starts, if it
-lacks one of these names, or they take other arguments, or do something else in a small trial.
+Tried with the versions of ``TRIED``. When it starts, a worker refuses another version by name.
+It does so if one of these names is missing, takes other arguments, or fails a small trial.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def require_known_torch() -> None:
     try:
         _try_group()
     except (AttributeError, TypeError, RuntimeError, ImportError) as error:
-        lacks.append(f"a gloo group that can be given up ({str(error).splitlines()[0]})")
+        lacks.append(f"a gloo group that can be aborted ({str(error).splitlines()[0]})")
     _refuse(lacks)
 
 
@@ -70,7 +70,7 @@ def require_known_reducer(ddp: DistributedDataParallel) -> None:
 def make_group(
     store: Store, rank: int, world_size: int, seconds: float, address: str | None
 ) -> tuple[dist.ProcessGroup, Any]:
-    """A group of gloo, and what holds its connections; all members must call it.
+    """Return a group of gloo, and what holds its connections; all members must call it.
 
     Args:
         seconds: in which all must have connected.
@@ -94,44 +94,44 @@ def make_group(
 
 
 def set_time_out(gloo: Any, time_out: timedelta) -> None:
-    """Of every collective from now on."""
+    """Set the time-out of every later collective."""
     gloo._set_default_timeout(time_out)
 
 
 def completed_work(future: torch.futures.Future[Any]) -> Any:
-    """The work whose future this is."""
+    """Return the work whose future this is."""
     return _create_work_from_future(future)
 
 
 def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as compiled modules call it between their graphs."""
+    """Return ``function`` as compiled modules call it between their graphs."""
     return _disable_dynamo(function)
 
 
 def hooks_of(ddp: DistributedDataParallel) -> list[tuple[Any, Any]]:
-    """The communication hooks in Python, and their states."""
+    """Return the communication hooks in Python, and their states."""
     return list(ddp._comm_hooks)
 
 
 def logged(ddp: DistributedDataParallel, name: str) -> str:
-    """What the logger of ``ddp`` says of ``name``."""
+    """Return what the logger of ``ddp`` says of ``name``."""
     return str(ddp._get_ddp_logging_data().get(name, ""))  # type: ignore[no-untyped-call]
 
 
 def has_final_buckets(ddp: DistributedDataParallel) -> bool:
-    """Whether parameters are in the buckets in which they stay."""
+    """Return whether parameters are in the buckets in which they stay."""
     return bool(ddp._has_rebuilt_buckets)
 
 
 def managed(ddp: DistributedDataParallel) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters whose gradients ``ddp`` sums."""
+    """Yield the parameters whose gradients ``ddp`` sums."""
     for name, parameter in ddp.module.named_parameters():
         if parameter.requires_grad and name not in ddp.parameters_to_ignore:
             yield name, parameter
 
 
 def make_reducer(ddp: DistributedDataParallel) -> None:
-    """Make the reducer of ``ddp`` anew, with buckets that stay; gradients are dropped.
+    """Make a new reducer for ``ddp``, with buckets that stay; gradients are dropped.
 
     The members of its group must all call it.
 
@@ -172,7 +172,7 @@ def _push_buckets(ddp: DistributedDataParallel) -> bool:
 
 
 def _builtin_hook(ddp: DistributedDataParallel) -> Any:
-    """The hook of torch's own in C++, which only the logger knows of; None without one."""
+    """Return the hook of torch's own in C++, which only the logger knows of; None without one."""
     kinds = (BuiltinCommHookType.ALLREDUCE, BuiltinCommHookType.FP16_COMPRESS)
     named = logged(ddp, "comm_hook")
     return next((kind for kind in kinds if not hooks_of(ddp) and str(kind) == named), None)
@@ -184,7 +184,7 @@ def _arguments_of(method: str) -> tuple[str, ...] | None:
 
 
 def _try_group() -> None:
-    """Form a group of this process alone, use it, and give it up."""
+    """Form a group of this process alone, use it, and abort it."""
     group, gloo = make_group(HashStore(), 0, 1, 5.0, "127.0.0.1")
     set_time_out(gloo, timedelta(seconds=5))
     values = torch.ones(2)

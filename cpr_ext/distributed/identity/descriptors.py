@@ -1,7 +1,7 @@
 """Descriptors that belong to this process alone: a forked child closes its copies.
 
-A lock that was taken with ``flock`` lasts until the last copy of its descriptor is closed, so the
-data-loader workers of a killed process would keep it for seconds; and so would a connection.
+A lock of ``flock`` lasts until the last copy of its descriptor is closed. The data-loader workers
+of a killed process would keep it for seconds, and connections as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The secret that the processes of one job share: who knows it belongs to the job.
+"""The secret that the processes of one job share: a process that knows it belongs to the job.
 
 It crosses in a file or in the environment, never on a command line, and no message holds it.
 """
@@ -56,7 +56,7 @@ def require_secret(secret: str | None, place: str) -> bytes:
     """Return ``secret`` as a key.
 
     Raises:
-        UsageError: there is none, and whoever reaches ``place`` could join the job.
+        UsageError: there is none, so that any process that reaches ``place`` could join the job.
     """
     if secret is None:
         raise UsageError(

@@ -1,7 +1,7 @@
 """Who holds an advisory lock, from /proc: the process that took it may be gone.
 
-A lock taken with ``flock`` belongs to an open file, and lasts as long as any process has that file
-open: also children of the one that took it, after its death.
+A lock of ``flock`` belongs to an open file, and lasts as long as any process has that file open.
+Children of the process that took it may keep it after its death.
 """
 
 from __future__ import annotations

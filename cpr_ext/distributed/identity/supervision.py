@@ -28,14 +28,14 @@ class SignsOfLife:
         self._started_ns = path.stat().st_mtime_ns
 
     def silent_seconds(self, now: float) -> float:
-        """How long ago the last sign was, at ``now`` (Unix seconds)."""
+        """Return how long ago the last sign was, at ``now`` (Unix seconds)."""
         return now - self.path.stat().st_mtime
 
     def was_alive(self) -> bool:
-        """Whether there was a sign of life since the start."""
+        """Return whether there was a sign of life since the start."""
         return self.path.stat().st_mtime_ns != self._started_ns
 
     def reason(self) -> str:
-        """Why this worker gave the job up; empty if it did not."""
+        """Return why this worker aborted the job; empty if it did not."""
         with self.path.open("rb") as file:
             return file.read(_MOST_BYTES).decode(errors="replace")

@@ -1,7 +1,7 @@
 """Who a worker is: a stable number, the shards that go with it, and the right to be the only one.
 
-The identity of a worker is its rank: the process that replaces a dead one has the same, and with it
-the same shards and the same store directory. The world size never changes.
+The identity of a worker is its rank. The process that replaces a dead one has the same rank, and
+with it the same shards and store directory. The world size never changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RENDEZVOUS, JOB, ADDRESS = "CPR_RENDEZVOUS", "CPR_JOB", "CPR_ADDRESS"
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 # A file that a worker touches as a sign of life, if its supervisor wants one.
 ALIVE = "CPR_ALIVE_FILE"
-# The descriptor on which a spare process is told which worker it is to be.
+# The descriptor on which a spare process reads the rank that it gets.
 SPARE = "CPR_SPARE"
 _POLL_SECONDS = 0.05
 
@@ -92,7 +92,7 @@ class Identity:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Identity:
-        """As ``cpr launch`` sets it; Slurm's and Kubernetes' own names stand in for rank and size.
+        """Read the variables of ``cpr launch``, or those of Slurm or Kubernetes for rank and size.
 
         In a spare process of ``cpr launch --spares`` this returns once it is to replace a worker.
 
@@ -128,8 +128,8 @@ def _own_address(rendezvous_host: str) -> str | None:
 def _wait_to_be_needed() -> None:
     if (descriptor := os.environ.pop(SPARE, None)) is None:
         return
-    with os.fdopen(int(descriptor)) as told:
-        line = told.readline()
+    with os.fdopen(int(descriptor)) as messages:
+        line = messages.readline()
     if not line:
         sys.exit(0)  # the launcher ended, all workers are done
     os.environ[RANK], os.environ[ALIVE] = line.rstrip("\n").split(" ", 1)
@@ -154,9 +154,9 @@ def show_alive() -> None:
 
 
 class RankLock:
-    """The place of one worker in the job, held by at most one living process.
+    """The rank of one worker in the job, taken by at most one living process.
 
-    An advisory lock beside the worker's store; it dies with its process. A process that is stopped
+    An advisory lock next to the worker's store; it ends with its process. A process that is stopped
     or hangs keeps it, so that no second one takes its shards.
     """
 
@@ -167,7 +167,7 @@ class RankLock:
         self._descriptor: int | None = None
 
     def acquire(self, wait_seconds: float) -> None:
-        """Returns once this process holds the place, and nobody the locks of its store.
+        """Wait until this process has the rank, and no other the locks of its store.
 
         Processes that a killed predecessor had started, such as data-loader workers, may keep its
         locks for some seconds.
@@ -190,7 +190,7 @@ class RankLock:
         self._descriptor = descriptors.keep_from_children(descriptor)
 
     def release(self) -> None:
-        """Let a successor have it."""
+        """Release the rank for a successor."""
         if self._descriptor is not None:
             descriptors.release(self._descriptor)
             os.close(self._descriptor)

@@ -39,7 +39,7 @@ class Notes:
 
 
 def call_with_timeout(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:
-    """What ``call`` returns or raises; its thread is left behind if it takes longer.
+    """Return or raise what ``call`` does; abandon its thread if it takes longer.
 
     Raises:
         dist.DistNetworkError: it took longer; says ``who`` does not answer.
@@ -65,6 +65,6 @@ def call_with_timeout(seconds: float, who: str, call: Callable[[], Answer]) -> A
 
 
 def wait_for_left_behind(seconds: float) -> None:
-    """Wait for each thread that :func:`call_with_timeout` left behind, at most ``seconds``."""
+    """Wait for each thread that :func:`call_with_timeout` abandoned, at most ``seconds``."""
     for thread in list(_asking):
         thread.join(seconds)

@@ -1,7 +1,8 @@
 """The host of the rendezvous: notes, and who waits for whom, for those who know the job's secret.
 
-It holds nothing of the model. Who does not prove to know the secret is not listened to: such a
-connection may send 64 bytes, for some seconds, and the oldest makes room if there are too many.
+It holds nothing of the model. The host does not listen to a client that does not prove to know the
+secret. Such a connection may send 64 bytes, for some seconds. If there are too many, the oldest is
+closed.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Host:
             await self._make_room()
 
     async def _make_room(self) -> None:
-        """Show the oldest strangers out; each had its time to prove, however many come."""
+        """Disconnect the oldest unproven clients; each had time to prove itself."""
         while len(self._strangers) > MAX_STRANGERS:
             oldest, came = next(iter(self._strangers.items()))
             if (left := came + _LEAST_SECONDS - time.monotonic()) > 0:
@@ -106,7 +107,7 @@ class Host:
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> wire.Handshake | None:
-        """The handshake of one who knows the secret; None of any other."""
+        """Return the handshake of a client that knows the secret, else None."""
         nonce = secrets.token_bytes(wire.NONCE_BYTES)
         writer.write(wire.GREETING + nonce)
         worker_nonce = await reader.readexactly(wire.NONCE_BYTES)
@@ -180,7 +181,7 @@ class Host:
         return {"round": None, "missing": meeting.missing(world_size, time.monotonic())}
 
     def _note_refusal(self, writer: asyncio.StreamWriter) -> None:
-        """Say that somebody was refused, now and then: a flood must not fill a log."""
+        """Log refusals periodically: a flood must not fill a log."""
         self._refused += 1
         if time.monotonic() < self._reported + _REPORT_SECONDS:
             return

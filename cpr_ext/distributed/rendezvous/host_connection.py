@@ -122,7 +122,7 @@ class HostConnection:
 
 
 def place_of(identity: Identity) -> str:
-    """Where the rendezvous is, as a person reads it."""
+    """Return where the rendezvous is, as a person reads it."""
     return f"{identity.host}:{identity.port}"
 
 

@@ -86,7 +86,7 @@ class Meeting:
             self._rivals.clear()
 
     def is_member(self, token: str) -> bool:
-        """Whether the newest complete round has this worker."""
+        """Return whether the newest complete round has this worker."""
         return token in self._members
 
     def leave(self, visit: int) -> None:
@@ -94,7 +94,7 @@ class Meeting:
         self._seats = {rank: seat for rank, seat in self._seats.items() if seat.visit != visit}
 
     def missing(self, world_size: int, now: float) -> list[int]:
-        """Ranks that do not wait."""
+        """Return ranks that do not wait."""
         self._drop_absent(now)
         return [rank for rank in range(world_size) if rank not in self._seats]
 

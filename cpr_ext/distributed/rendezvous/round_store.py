@@ -1,7 +1,7 @@
 """The store of one round, by which torch's process groups find each other, at our own host.
 
-torch's ``TCPStore`` obeys whoever reaches its port; here every value comes from a process that
-knows the job's secret, as data.
+torch's ``TCPStore`` obeys any process that reaches its port. Here every value comes from a process
+that knows the job's secret, as data.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What workers and the host of their rendezvous send each other: authenticated JSON.
 
-Both sides prove that they know the job's secret before either looks at a message; each message
+Both sides prove that they know the job's secret before either looks at a message. Each message
 carries a code (HMAC-SHA256) over its number in this conversation. So nobody without the secret can
 speak, answer, change a message or send an old one again. Messages are not encrypted.
 
@@ -46,7 +46,7 @@ class Direction:
         return len(text).to_bytes(LENGTH_BYTES, "big") + text + self._next_code(text)
 
     def open(self, body: bytes) -> Any:
-        """Inverse of :meth:`seal`, of what follows the length.
+        """Invert :meth:`seal`, of what follows the length.
 
         Raises:
             ForeignMessageError: it is not this direction's next message.
@@ -63,7 +63,7 @@ class Direction:
 
 
 def body_bytes(length: bytes) -> int:
-    """How many bytes follow a message's length.
+    """Return how many bytes follow a message's length.
 
     Raises:
         ForeignMessageError: more than any message has.
@@ -91,11 +91,11 @@ class Handshake:
         return self._derive(b"host proves")
 
     def to_host(self) -> Direction:
-        """What the worker sends."""
+        """Return what the worker sends."""
         return Direction(self._derive(b"worker sends"))
 
     def to_worker(self) -> Direction:
-        """What the host sends."""
+        """Return what the host sends."""
         return Direction(self._derive(b"host sends"))
 
     def _derive(self, purpose: bytes) -> bytes:

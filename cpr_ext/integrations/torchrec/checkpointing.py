@@ -46,7 +46,7 @@ def make_checkpointer(
     directory: str | os.PathLike[str],
     **options: Any,
 ) -> Checkpointer:
-    """A Checkpointer of what this rank holds: its parts of the tables, and the dense part.
+    """Return a Checkpointer of what this rank holds: its parts of the tables, and the dense part.
 
     No rank waits for another, neither here nor while it saves. Only ``recover()`` is for all ranks
     of the process group together: it returns the same step on each.

@@ -45,7 +45,7 @@ class DenseModule(nn.Module):
     def state_dict(  # type: ignore[override]
         self, *, keep_vars: bool = False
     ) -> dict[str, Any]:
-        """Dense parameters, buffers and this rank's rows by name, and the extra state."""
+        """Return dense parameters, buffers and this rank's rows by name, and the extra state."""
         sharded = tuple(
             f"{name}." if name else ""
             for name, module in self._model.named_modules()
@@ -94,7 +94,7 @@ class DenseModule(nn.Module):
 
 
 def dense_optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
-    """The torch optimizers of dense parameters inside ``optimizer``.
+    """Yield the torch optimizers of dense parameters inside ``optimizer``.
 
     Raises:
         UsageError: it is wrapped by one that has state of its own.

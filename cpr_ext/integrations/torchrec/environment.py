@@ -9,7 +9,7 @@ from torchrec.distributed import ShardingEnv, collective_utils
 
 
 def sharding_env(group: dist.ProcessGroup) -> Any:
-    """The ``env`` of a ``DistributedModelParallel`` that is built while other ranks train.
+    """Return the ``env`` of a ``DistributedModelParallel`` that is built while other ranks train.
 
     ``ShardingEnv.from_process_group(group)``, and one setting that TorchRec would broadcast from
     rank 0: whether collectives are validated. The environment variable

@@ -45,7 +45,7 @@ class KernelLookups:
         offsets: torch.Tensor,
         batch_sizes: Sequence[Sequence[int]] | None,
     ) -> Iterator[tuple[Table, torch.Tensor]]:
-        """Indices (n,) of all features, one after the other, by table.
+        """Yield indices (n,) of all features, one after the other, by table.
 
         Args:
             offsets: (bags + 1,), where the bags of all features begin.

@@ -67,11 +67,11 @@ class ShardedTable(Table):
         super().__init__(part.name, weight, lookups=lookups, part=part)
 
     def row_states(self) -> dict[str, torch.Tensor]:
-        """The fused optimizer's state of these rows, by its name in FBGEMM; views."""
+        """Return the fused optimizer's state of these rows, by its name in FBGEMM; views."""
         return dict(self._states)
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """The weight and every per-row state, each (num_embeddings, ...); views.
+        """Return the weight and every per-row state, each (num_embeddings, ...); views.
 
         Raises:
             UsageError: the operator has other memory than when the Checkpointer was made.
@@ -84,7 +84,7 @@ class ShardedTable(Table):
         return {WEIGHT: self.weight, **self._states}
 
     def array_names(self) -> list[str]:
-        """Sorted names of the weight and its per-row states."""
+        """Return sorted names of the weight and its per-row states."""
         return sorted([WEIGHT, *self._states])
 
     def keep_row_states(self, names: Collection[str]) -> None:
@@ -100,12 +100,12 @@ class ShardedTable(Table):
         )
 
     def updates_only_looked_up_rows(self) -> bool:
-        """True if a step changes only rows that were looked up since the last one."""
+        """Return whether a step changes only rows that were looked up since the last one."""
         return self._operator.optimizer in _CHANGE_LOOKED_UP_ROWS
 
 
 def find_sharded_tables(model: nn.Module) -> list[ShardedTable]:
-    """The parts of the model's tables that this rank holds; there may be none.
+    """Return the parts of the model's tables that this rank holds; there may be none.
 
     Raises:
         UsageError: a table is sharded in a way that cannot be saved (named).
@@ -114,7 +114,7 @@ def find_sharded_tables(model: nn.Module) -> list[ShardedTable]:
 
 
 def sharded_tables(kernels: Sequence[Kernel]) -> list[ShardedTable]:
-    """The tables of these operators."""
+    """Return the tables of these operators."""
     tables = []
     for kernel in kernels:
         lookups = KernelLookups(kernel.module)
@@ -127,7 +127,7 @@ def sharded_tables(kernels: Sequence[Kernel]) -> list[ShardedTable]:
 
 
 def find_kernels(model: nn.Module) -> list[Kernel]:
-    """The operators that hold the rows of this rank, in the order of the model's modules.
+    """Return the operators that hold the rows of this rank, in the order of the model's modules.
 
     Tables that the plan replicates (data parallel) are not among them: they are dense parameters.
 
