@@ -25,7 +25,7 @@ Encoding = Literal["hash", "dictionary"]
 class Criteo:
     """Source of a Criteo log: a Kaggle train.txt, or Terabyte day_N files, plain or .gz.
 
-    It tests on the first of these that applies: `test_path`, the last day of a folder of several
+    It tests on the first that applies: `test_path`, the last day of a folder of several
     days, or every seventh block of 256 rows. The Kaggle runs of the dlrm repository test on the
     last seventh of one file. That would need the length of the file, which a stream does not know.
 

@@ -67,7 +67,7 @@ def counts_updates(tracker: Any) -> bool:
 
 
 def unsaved_updates(tracker: Any, begin: int, end: int) -> int | None:
-    """Return row updates of the rows [begin, end) since each was last captured; None: not counted."""
+    """Return updates of the rows [begin, end) since each was captured; None: not counted."""
     counter = native_trackers(tracker)[-1]
     if not counts_updates(counter):
         return None
