@@ -47,14 +47,6 @@ def test_importing_the_core_imports_neither_torch_nor_numpy(module):
     assert heavy == "[]\n"
 
 
-def test_importing_the_native_core_takes_milliseconds():
-    code = (
-        "import time; start = time.perf_counter(); import cpr_ext._native; "
-        "print(time.perf_counter() - start)"
-    )
-    assert min(float(run_python(code)) for _ in range(3)) < 0.1
-
-
 def test_a_public_name_brings_its_module_when_it_is_asked_for():
     printed = run_python("import cpr_ext; print(cpr_ext.EverySteps(3))")
     assert printed == "EverySteps(steps=3)\n"
@@ -66,14 +58,3 @@ def test_every_module_says_what_it_is():
     for module in pkgutil.iter_modules(cpr_ext.__path__, "cpr_ext."):
         if not module.name.startswith("cpr_ext._"):
             assert importlib.import_module(module.name).__doc__, module.name
-
-
-def test_the_native_module_is_named_with_likely_causes_when_it_cannot_be_loaded():
-    code = (
-        "import sys; sys.modules['cpr_ext._C'] = None\n"
-        "try:\n    import cpr_ext._native\n"
-        "except ImportError as error:\n    print(error)"
-    )
-    message = run_python(code)
-    assert "pip install ." in message
-    assert "another Python" in message

@@ -23,7 +23,8 @@ from cpr_ext.checkpointer import Checkpointer
 from cpr_ext.saving.background_capture import Overlap
 from cpr_ext.tracking.table_versions import TableVersions
 from cpr_ext.tracking.table_watch import TableWatch
-from python_tests.truth import ROWS, Setup, TrueRun
+from python_tests.truth import TrueRun
+from python_tests.truth_model import ROWS, Setup
 
 KINDS = {
     "sgd": (True, False),

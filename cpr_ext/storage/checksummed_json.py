@@ -20,7 +20,9 @@ FREE_BYTES = 2 << 20
 _BYTES_DESCRIBED = 16  # a byte of JSON describes at least so many of the files around it
 
 
-def write_signed(path: Path, format_name: str, content: dict[str, Any], version: int = 1) -> None:
+def write_checksummed(
+    path: Path, format_name: str, content: dict[str, Any], version: int = 1
+) -> None:
     """Replace ``path`` atomically and durably by ``content`` with its checksum.
 
     Raises:
@@ -39,10 +41,10 @@ def write_signed(path: Path, format_name: str, content: dict[str, Any], version:
     sync_directory(path.parent)
 
 
-def read_signed(
+def read_checksummed(
     path: Path, format_name: str, *, free_bytes: int = FREE_BYTES
 ) -> dict[str, Any] | None:
-    """Content of a version 1 written by :func:`write_signed`, or None if there is no such file.
+    """Read what :func:`write_checksummed` wrote, of version 1; None if there is no such file.
 
     Args:
         free_bytes: a larger file is read only if the files around it justify its size.
@@ -118,11 +120,11 @@ def _is_text_of(document: Any, text: bytes) -> bool:
 
 
 def _serialize(format_name: str, version: int, content: dict[str, Any]) -> bytes:
-    signed = json.dumps([format_name, version, content], sort_keys=True, separators=(",", ":"))
+    covered = json.dumps([format_name, version, content], sort_keys=True, separators=(",", ":"))
     document = {
         "format": format_name,
         "format_version": version,
-        "crc32c": f"{native.crc32c(signed.encode()):08x}",
+        "crc32c": f"{native.crc32c(covered.encode()):08x}",
         "content": content,
     }
     return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"

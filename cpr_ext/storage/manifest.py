@@ -14,7 +14,7 @@ from typing import Any
 from cpr_ext.errors import DamageError
 from cpr_ext.state.position import is_count
 from cpr_ext.storage import leases
-from cpr_ext.storage.checksummed_json import read_versioned, write_signed
+from cpr_ext.storage.checksummed_json import read_versioned, write_checksummed
 from cpr_ext.storage.file_names import MANIFEST_FILE, TEMPORARY_SUFFIX, Kind, parse_segment_name
 from cpr_ext.storage.filesystem import require_directory, sync_directory
 from cpr_ext.storage.locks import DirectoryLock
@@ -175,7 +175,7 @@ class Manifest:
         }
         path = self.directory / MANIFEST_FILE
         self.is_in_doubt = True
-        write_signed(path, "cpr_ext.manifest", content, FORMAT_VERSION)
+        write_checksummed(path, "cpr_ext.manifest", content, FORMAT_VERSION)
         self.require_in_place()  # else it was committed elsewhere, or where nobody looks
         self.is_in_doubt, self.is_recorded = False, True
         dropped = set(self.segments) - set(segments)

@@ -23,7 +23,12 @@ from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.state.position import MAX_WRITABLE
 from cpr_ext.state.table import Table
-from cpr_ext.storage.checksummed_json import FREE_BYTES, REPAIR_HINT, read_signed, write_signed
+from cpr_ext.storage.checksummed_json import (
+    FREE_BYTES,
+    REPAIR_HINT,
+    read_checksummed,
+    write_checksummed,
+)
 from cpr_ext.storage.file_names import (
     DENSE_DIRECTORY,
     LOCK_FILE,
@@ -122,10 +127,10 @@ class Store:
         path = self.directory / STORE_FILE
         # As large as that of the live model it may be, before anything is saved.
         free_bytes = max(FREE_BYTES, 2 * len(json.dumps(model, indent=1)))
-        recorded = read_signed(path, "cpr_ext.store", free_bytes=free_bytes)
+        recorded = read_checksummed(path, "cpr_ext.store", free_bytes=free_bytes)
         if recorded is None:
             self._refuse_strangers()
-            write_signed(path, "cpr_ext.store", model)
+            write_checksummed(path, "cpr_ext.store", model)
         elif differences := list_differences(recorded, model):
             raise StoreError(
                 f"'{self.directory}' holds another model: {'; '.join(differences)}. "
@@ -141,9 +146,9 @@ class Store:
         path = self.directory / STORE_COPY_FILE
         try:
             with suppress(StoreError):  # damaged: written anew
-                if read_signed(path, "cpr_ext.store") == model:
+                if read_checksummed(path, "cpr_ext.store") == model:
                     return
-            write_signed(path, "cpr_ext.store", model)
+            write_checksummed(path, "cpr_ext.store", model)
         except StorageError as error:
             logger.warning("the second copy of %s could not be written: %s", STORE_FILE, error)
 

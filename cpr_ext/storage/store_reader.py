@@ -20,7 +20,7 @@ from cpr_ext.dtypes import DTYPES
 from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.state.table_part import TablePart
-from cpr_ext.storage.checksummed_json import read_signed
+from cpr_ext.storage.checksummed_json import read_checksummed
 from cpr_ext.storage.file_names import DENSE_DIRECTORY, STORE_FILE, parse_shard_name, shard_name
 from cpr_ext.storage.leases import reader_lease
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
@@ -272,7 +272,7 @@ def read_identity(directory: Path, file: str = STORE_FILE) -> tuple[int, Mapping
         DamageError: it is not what was written.
     """
     path = directory / file
-    content = read_signed(path, "cpr_ext.store")
+    content = read_checksummed(path, "cpr_ext.store")
     if content is None:
         raise StoreError(f"'{directory}' is not a cpr_ext store (it has no {file})")
     try:

@@ -29,8 +29,9 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from python_tests.faults.damage import Scene
-from python_tests.faults.hostile import draw_case, size_bytes, try_case
+from python_tests.faults.damage_scene import Scene
+from python_tests.faults.hostile import draw_case, try_case
+from python_tests.faults.hostile_operations import size_bytes
 from python_tests.faults.memory_meter import MOST_BYTES, MemoryMeter, allowed_bytes
 
 CORPUS = Path(__file__).parent / "corpus"

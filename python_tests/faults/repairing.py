@@ -26,7 +26,7 @@ import torch
 from cpr_ext.errors import DamageError
 from cpr_ext.maintenance import repair, verify
 from cpr_ext.storage.file_names import LOCK_FILE
-from python_tests.faults.damage import (
+from python_tests.faults.damage_scene import (
     SMALLEST,
     USUAL,
     Cost,

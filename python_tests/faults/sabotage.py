@@ -85,7 +85,7 @@ def _manifest_written_in_place(_: Interposer) -> None:
             os.fsync(file.fileno())
         sync_directory(path.parent)
 
-    manifest.write_signed = write
+    manifest.write_checksummed = write
 
 
 def _short_writes_ignored(_: Interposer) -> None:

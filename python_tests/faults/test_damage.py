@@ -8,17 +8,9 @@ import torch
 from cpr_ext.errors import DamageError
 from cpr_ext.recovery import recoverer, restore
 from cpr_ext.recovery.report import RecoveryReport
-from python_tests.faults.damage import (
-    HEADER,
-    Case,
-    Flipper,
-    Scene,
-    Tally,
-    cases,
-    check_case,
-    fill,
-    opened,
-)
+from python_tests.faults.damage_cases import Case, cases, check_case
+from python_tests.faults.damage_flips import Flipper
+from python_tests.faults.damage_scene import HEADER, Scene, Tally, fill, opened
 from python_tests.helpers import assert_same, flip
 
 NUM_FLIPS = 250

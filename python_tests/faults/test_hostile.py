@@ -15,16 +15,10 @@ from cpr_ext.state import dense_schema
 from cpr_ext.storage import filesystem, manifest, segment_header, store_reader
 from cpr_ext.storage.filesystem import create_anew, open_regular, require_directory
 from cpr_ext.storage.store_reader import StoreReader
-from python_tests.faults.damage import Scene, opened
+from python_tests.faults.damage_scene import Scene, opened
 from python_tests.faults.fuzz import CORPUS, CaseTimeoutError
-from python_tests.faults.hostile import (
-    OPERATIONS,
-    Target,
-    apply,
-    draw_case,
-    size_bytes,
-    try_case,
-)
+from python_tests.faults.hostile import draw_case, try_case
+from python_tests.faults.hostile_operations import OPERATIONS, Target, apply, size_bytes
 from python_tests.faults.memory_meter import MOST_BYTES, MemoryMeter, allowed_bytes
 
 CASES = sorted(CORPUS.glob("*.json"))

@@ -11,7 +11,7 @@ from cpr_ext.cli.app import app
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.maintenance import repair, survey, verify
 from cpr_ext.storage.manifest import Manifest
-from python_tests.faults.damage import SMALLEST, Scene, Tally, opened
+from python_tests.faults.damage_scene import SMALLEST, Scene, Tally, opened
 from python_tests.faults.repairing import Flips, check_repair, flipped
 from python_tests.helpers import Trained, assert_same, flip
 

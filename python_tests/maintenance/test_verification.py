@@ -5,7 +5,7 @@ import pytest
 
 from cpr_ext.errors import StoreError
 from cpr_ext.maintenance import verify
-from cpr_ext.storage.checksummed_json import write_signed
+from cpr_ext.storage.checksummed_json import write_checksummed
 from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import flipped
 from python_tests.maintenance.stores import trained_store
@@ -108,7 +108,7 @@ def test_a_newer_version_is_refused_not_called_damaged(store, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(store, copy)
     content = {"num_shards": 2, "tables": {}}
-    write_signed(copy / "STORE.json", "cpr_ext.store", content, version=2)
+    write_checksummed(copy / "STORE.json", "cpr_ext.store", content, version=2)
     with pytest.raises(StoreError, match="version 2"):
         verify(copy)
     with pytest.raises(StoreError, match="version 2"):

@@ -10,9 +10,9 @@ from cpr_ext.cli.output import printable
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.maintenance import compact, inspect, verify
 from cpr_ext.state.position import MAX_COUNT, MAX_SOUND, MAX_WRITABLE
-from cpr_ext.storage.checksummed_json import FREE_BYTES, read_signed, write_signed
+from cpr_ext.storage.checksummed_json import FREE_BYTES, read_checksummed, write_checksummed
 from cpr_ext.storage.manifest import Manifest
-from python_tests.faults.hostile import set_json
+from python_tests.faults.hostile_operations import set_json
 from python_tests.helpers import Trained
 
 OPTIONS = {"num_shards": 2, "direct_io": False}
@@ -110,16 +110,16 @@ def test_a_small_description_of_many_values_costs_little(store, filling):
 
 def test_a_large_description_with_its_files_is_read(tmp_path):
     content = {"segments": ["x" * 100] * 30_000}
-    write_signed(tmp_path / "M.json", "cpr_ext.test", content)
+    write_checksummed(tmp_path / "M.json", "cpr_ext.test", content)
     with pytest.raises(DamageError, match="at most"):
-        read_signed(tmp_path / "M.json", "cpr_ext.test")
+        read_checksummed(tmp_path / "M.json", "cpr_ext.test")
     (tmp_path / "sub").mkdir()
     with (tmp_path / "sub" / "rows").open("wb") as file:
         file.truncate(1 << 30)  # a hole is no justification
     with pytest.raises(DamageError, match="at most"):
-        read_signed(tmp_path / "M.json", "cpr_ext.test")
+        read_checksummed(tmp_path / "M.json", "cpr_ext.test")
     (tmp_path / "sub" / "rows").write_bytes(b"x" * (24 << 20))
-    assert read_signed(tmp_path / "M.json", "cpr_ext.test") == content
+    assert read_checksummed(tmp_path / "M.json", "cpr_ext.test") == content
 
 
 def test_a_model_of_many_tables_is_opened_again_before_anything_is_saved(tmp_path, monkeypatch):

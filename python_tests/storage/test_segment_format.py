@@ -343,7 +343,7 @@ def change_own(**changes):
         change_own(chunks=7),
     ],
 )
-def test_a_header_that_is_signed_but_makes_no_sense_is_damage(segment, change):
+def test_a_header_with_a_checksum_that_makes_no_sense_is_damage(segment, change):
     path, record = segment
     checksum = replace_header(path, record, change)
     with pytest.raises(DamageError, match="not a cpr_ext segment"):

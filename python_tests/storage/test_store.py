@@ -1,26 +1,21 @@
 """The store directory: whose it is, what is in it, and what is durable."""
 
 import errno
-import json
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import cpr_ext
-from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.state.table import Table
-from cpr_ext.storage.checksummed_json import read_signed, write_signed
-from cpr_ext.storage.file_names import MANIFEST_FILE, parse_segment_name, segment_name
-from cpr_ext.storage.manifest import Manifest, SegmentRecord
+from cpr_ext.storage.file_names import MANIFEST_FILE
+from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.store import Store
 from python_tests.helpers import Trained, run_python
+from python_tests.storage.records import record
 
 
 def tables(**shapes):
@@ -29,21 +24,6 @@ def tables(**shapes):
 
 def open_store(directory, *, num_shards=2, **shapes):
     return Store(directory, tables=tables(**(shapes or {"a": (10, 2)})), num_shards=num_shards)
-
-
-def record(snapshot=1, kind="base", **changes):
-    return SegmentRecord(
-        file=segment_name(snapshot, kind),
-        kind=kind,
-        snapshot=snapshot,
-        first_step=1,
-        last_step=1,
-        num_samples=1,
-        file_bytes=8192,
-        header_bytes=4096,
-        header_crc32c=0,
-        **changes,
-    )
 
 
 # --- whose directory it is ---
@@ -199,132 +179,6 @@ def test_the_number_of_a_snapshot_is_never_used_twice_for_a_listed_segment(tmp_p
     again.checkpointer.close()
 
 
-# --- the manifest ---
-
-
-@given(st.integers(0, 10**12), st.sampled_from(["base", "partial", "dense"]))
-def test_segment_names_are_parsed_back(snapshot, kind):
-    assert parse_segment_name(segment_name(snapshot, kind)) == (snapshot, kind)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../00000001-base.safetensors",
-        "/etc/passwd",
-        "00000001-base.safetensors.tmp",
-        "1-base.safetensors",
-        "000000001-base.safetensors",
-        "00000001-other.safetensors",
-        "00000001-base.safetensors\n",
-        "\N{ARABIC-INDIC DIGIT ONE}" * 8 + "-base.safetensors",
-        "MANIFEST.json",
-        "",
-    ],
-)
-def test_no_other_name_is_a_segment_and_no_manifest_can_name_it(tmp_path, name):
-    assert parse_segment_name(name) is None
-    content = {"segments": [{**vars(record()), "file": name}]}
-    write_signed(tmp_path / MANIFEST_FILE, "cpr_ext.manifest", content)
-    with pytest.raises(DamageError, match="does not name"):
-        Manifest(tmp_path)
-
-
-def test_a_manifest_that_swaps_two_segments_names_is_damage(tmp_path):
-    content = {"segments": [{**vars(record(1)), "snapshot": 2}]}
-    write_signed(tmp_path / MANIFEST_FILE, "cpr_ext.manifest", content)
-    with pytest.raises(DamageError):
-        Manifest(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [{}, {"segments": 3}, {"segments": [{}]}, {"segments": [{**vars(record()), "more": 1}]}],
-)
-def test_a_manifest_without_what_it_needs_is_damage(tmp_path, content):
-    write_signed(tmp_path / MANIFEST_FILE, "cpr_ext.manifest", content)
-    with pytest.raises(DamageError, match=MANIFEST_FILE):
-        Manifest(tmp_path)
-
-
-def test_what_is_committed_is_read_back_and_what_is_dropped_is_removed(tmp_path):
-    manifest = Manifest(tmp_path)
-    records = tuple(record(n, kind) for n, kind in [(1, "base"), (2, "partial")])
-    for one in records:
-        (tmp_path / one.file).write_text("rows")
-    manifest.commit(records)
-    assert Manifest(tmp_path).segments == records
-    manifest.commit(records[1:])
-    assert Manifest(tmp_path).segments == records[1:]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "00000002-partial.safetensors",
-        MANIFEST_FILE,
-    ]
-
-
-def test_a_commit_that_the_disk_refuses_leaves_the_old_manifest(tmp_path, monkeypatch):
-    manifest = Manifest(tmp_path)
-    manifest.commit((record(1),))
-
-    def refuse(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(StorageError, match="No space left") as refusal:
-        manifest.commit((record(1), record(2, "partial")))
-    assert (refusal.value.errno, Path(refusal.value.filename).parent) == (28, tmp_path.parent)
-    monkeypatch.undo()
-    assert manifest.segments == (record(1),)
-    assert Manifest(tmp_path).segments == (record(1),)
-
-
-def test_signed_files_tell_every_changed_byte(tmp_path):
-    path = tmp_path / "file.json"
-    content = {"text": "ü", "numbers": [1, 2.5, None], "nested": {"a": True}}
-    write_signed(path, "cpr_ext.test", content)
-    data = path.read_bytes()
-    assert read_signed(path, "cpr_ext.test") == content
-    for position in range(len(data)):
-        for bit in range(8):
-            changed = bytearray(data)
-            changed[position] ^= 1 << bit
-            path.write_bytes(changed)
-            with pytest.raises(DamageError, match=r"file\.json"):
-                read_signed(path, "cpr_ext.test")
-    for size in range(len(data)):
-        path.write_bytes(data[:size])
-        with pytest.raises(DamageError):
-            read_signed(path, "cpr_ext.test")
-    path.write_bytes(data)
-    with pytest.raises(DamageError):
-        read_signed(path, "cpr_ext.other")
-    assert read_signed(tmp_path / "none.json", "cpr_ext.test") is None
-
-
-def set_version(path, version):
-    """Another format version, rightly signed."""
-    document = json.loads(path.read_text())
-    signed = [document["format"], version, document["content"]]
-    text = json.dumps(signed, sort_keys=True, separators=(",", ":"))
-    document.update(format_version=version, crc32c=f"{native.crc32c(text.encode()):08x}")
-    path.write_bytes(json.dumps(document, indent=1, sort_keys=True).encode() + b"\n")
-
-
-@pytest.mark.parametrize("name", ["STORE.json", "dense/MANIFEST.json", "shard-00000/MANIFEST.json"])
-def test_an_unknown_format_version_is_refused_with_the_remedy(tmp_path, name):
-    run = Trained(tmp_path, num_shards=2)
-    run.train(1)
-    run.checkpointer.close()
-    data = (tmp_path / name).read_bytes()
-    set_version(tmp_path / name, 3)
-    told = r"format version 3; this release reads 1( and 2)?\. Use"
-    with pytest.raises(StoreError, match=told) as e:
-        Trained(tmp_path, num_shards=2)
-    assert not isinstance(e.value, DamageError)
-    (tmp_path / name).write_bytes(data)
-    Trained(tmp_path, num_shards=2).checkpointer.close()
-
-
 # --- durability ---
 
 
@@ -444,8 +298,3 @@ def test_a_store_can_be_copied_elsewhere(tmp_path):
     again = Trained(tmp_path / "there", seed=4)
     assert again.checkpointer.recover().step == 2
     again.checkpointer.close()
-
-
-def test_a_record_with_another_name_cannot_be_made():
-    with pytest.raises(ValueError, match="does not name"):
-        replace(record(1), snapshot=2)
