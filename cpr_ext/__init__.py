@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cpr_ext.runtime.old_names import find_old_names
 
 if TYPE_CHECKING:
-    from cpr_ext.checkpointer import Checkpointer
+    from cpr_ext.checkpointer.checkpointer import Checkpointer
     from cpr_ext.errors import CprError
     from cpr_ext.priorities import (
         AllRows,
@@ -55,7 +55,7 @@ __version__ = "0.1.0"
 # none of it.
 _MODULES = {
     "AllRows": "priorities",
-    "Checkpointer": "checkpointer",
+    "Checkpointer": "checkpointer.checkpointer",
     "Continuous": "schedules.intervals",
     "CprError": "errors",
     "EverySeconds": "schedules.intervals",

@@ -10,6 +10,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import StorageError, UsageError
+from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.storage.manifest import Manifest
 from python_tests.helpers import (
     Trained,
@@ -119,18 +120,18 @@ def test_one_step_captures_no_more_than_about_a_slot(tmp_path):
     tables, slot_bytes = {"a": (6000, 8)}, 64 << 10
     run = Trained(tmp_path, tables, num_shards=8, slot_bytes=slot_bytes)
     captured = []
-    advance = cpr_ext.checkpointer.Snapshot._take
+    advance = Snapshot._take
 
     def note(self, part, chunks, step):
         num_bytes = advance(self, part, chunks, step)
         captured.append((step, num_bytes))
         return num_bytes
 
-    cpr_ext.checkpointer.Snapshot._take = note
+    Snapshot._take = note
     try:
         run.train(40)
     finally:
-        cpr_ext.checkpointer.Snapshot._take = advance
+        Snapshot._take = advance
     for step in range(1, 41):
         assert sum(n for at, n in captured if at == step) <= 2 * slot_bytes
     assert len({step for step, n in captured if n}) > 3

@@ -45,7 +45,7 @@ def run(tmp_path):
     run.checkpointer.wait()
     run.train(3)
     yield run
-    if not run.checkpointer._closed:
+    if not run.checkpointer._guard.is_closed:
         run.checkpointer._release()
 
 
@@ -215,7 +215,7 @@ def test_extra_state_that_cannot_be_saved_fails_the_snapshot_not_the_training(ru
     def mend():
         states.clear()
 
-    run.checkpointer._extra_state = lambda: dict(states)
+    run.checkpointer._parts.dense.extra_state = lambda: dict(states)
     states.clear()
     fail_and_go_on(
         run,
@@ -234,7 +234,7 @@ def test_an_error_in_the_callers_extra_state_fails_the_snapshot_not_the_training
             raise ZeroDivisionError("in the caller's code")
         return 1
 
-    run.checkpointer._extra_state = extra
+    run.checkpointer._parts.dense.extra_state = extra
     fail_and_go_on(
         run, lambda: broken.append(1), broken.clear, ZeroDivisionError, "in the caller's code"
     )

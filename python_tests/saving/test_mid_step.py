@@ -48,7 +48,7 @@ class Steps(Trained):
 
     def assert_recovers(self, expected, step):
         """A new process goes back to exactly this state, which is of that step."""
-        if not self.checkpointer._closed:
+        if not self.checkpointer._guard.is_closed:
             self.die()
         fresh = Steps(self.store.directory, tables=self.tables, seed=5)
         assert fresh.checkpointer.recover(mode="full").step == step
@@ -63,7 +63,7 @@ def run(tmp_path):
     run.checkpointer.wait()
     run.train(2)
     yield run
-    if not run.checkpointer._closed:
+    if not run.checkpointer._guard.is_closed:
         run.checkpointer._release()
 
 
@@ -77,7 +77,7 @@ def slow_run(tmp_path):
     run.train(1)
     assert run.checkpointer._saver.in_flight.state == "capturing"
     yield run
-    if not run.checkpointer._closed:
+    if not run.checkpointer._guard.is_closed:
         run.checkpointer._release()
 
 

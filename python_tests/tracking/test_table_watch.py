@@ -88,7 +88,7 @@ def backward_of(model, *rows):
 def run(tmp_path):
     run = plain(tmp_path)
     yield run
-    if not run.ckpt._closed:
+    if not run.ckpt._guard.is_closed:
         run.ckpt._release()
 
 
