@@ -17,6 +17,7 @@ from cpr_ext.runtime.old_names import find_old_names
 
 if TYPE_CHECKING:
     from cpr_ext.checkpointer.checkpointer import Checkpointer
+    from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
     from cpr_ext.errors import CprError
     from cpr_ext.priorities import (
         AllRows,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AllRows",
     "Checkpointer",
+    "CompactionOptions",
     "Continuous",
     "CprError",
     "EverySeconds",
@@ -44,6 +46,7 @@ __all__ = [
     "RecoveryReport",
     "Retention",
     "Schedule",
+    "StagingOptions",
     "SubSampledUsed",
     "Table",
     "TargetPLS",
@@ -56,6 +59,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "AllRows": "priorities",
     "Checkpointer": "checkpointer.checkpointer",
+    "CompactionOptions": "checkpointer.options",
     "Continuous": "schedules.intervals",
     "CprError": "errors",
     "EverySeconds": "schedules.intervals",
@@ -66,6 +70,7 @@ _MODULES = {
     "RecoveryReport": "recovery.report",
     "Retention": "storage.retention",
     "Schedule": "schedules.intervals",
+    "StagingOptions": "checkpointer.options",
     "SubSampledUsed": "priorities",
     "Table": "state.table",
     "TargetPLS": "schedules.target_pls",

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from cpr_ext.checkpointer.call_guard import CallGuard
+from cpr_ext.checkpointer.old_keywords import OldKeywords, replace_old_keywords
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
 from cpr_ext.checkpointer.parts import build_parts, choose_tables
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
@@ -41,6 +42,9 @@ from cpr_ext.validation import (
     require_callable_or_none,
     require_one_of,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 logger = logging.getLogger("cpr_ext")
 logger.addFilter(EncodableMessages())
@@ -73,22 +77,15 @@ class Checkpointer:
         rebase_after: take a base snapshot instead of a partial one once partial snapshots have
             written this many times the bytes of the last base, so that disk use and recovery time
             stay bounded; None: never.
-        compact_after: merge a shard's partial segments, in the background, once they hold this many
-            times the bytes of its base; partial snapshots then need no new base. None: never.
-        compact_bytes_per_second: the most that compaction reads and writes; None: no limit.
+        compaction: when to merge a shard's partial segments in the background; partial snapshots
+            then need no new base. None: never. See :class:`cpr_ext.CompactionOptions`.
         retention: how many full-recovery points to keep, and how many bytes in all: a
             ``cpr_ext.Retention``.
         when_busy: what to do when a snapshot is due before the last one is committed: ``"delay"``
             starts it after that commit, ``"wait"`` blocks training until then, so that snapshots
             are taken at the same steps whatever the disk's speed.
         on_nan: ``"raise"`` aborts a snapshot rather than save NaN; ``"save"`` saves it.
-        slot_bytes, num_slots: size and number of the staging slots, the memory of a snapshot; every
-            GPU that has tables needs the same amount. None: 8 MB, or more if a table's rows need
-            it.
-        keep_bytes: limit of the memory for rows copied before they change; when it is full,
-            training waits for the disk.
-        num_threads: threads for counting, selecting and copying, the caller's included.
-        direct_io: bypass the page cache where the file system allows it.
+        staging: memory, threads and file access of a snapshot: :class:`cpr_ext.StagingOptions`.
         count_row_updates: count updates row by row (4 bytes each), so that metrics report how many
             were lost. ``MostFrequentlyUsed`` always does.
         scalar_writer: the metrics are written to it after each snapshot and recovery; anything
@@ -113,21 +110,18 @@ class Checkpointer:
         tables: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table] | None = None,
         extra_state: Callable[[], Any] | None = None,
         rebase_after: float | None = 4.0,
-        compact_after: float | None = None,
-        compact_bytes_per_second: float | None = None,
+        compaction: CompactionOptions | None = None,
         retention: Retention | None = None,
         when_busy: WhenBusy = "delay",
         on_nan: OnNan = "raise",
         overlap: OverlapChoice = "auto",
-        slot_bytes: int | None = None,
-        keep_bytes: int = StagingOptions.copy_on_write_bytes,
-        num_slots: int = 3,
-        num_threads: int | None = None,
-        direct_io: bool = True,
+        staging: StagingOptions | None = None,
         count_row_updates: bool = False,
         scalar_writer: ScalarWriter | None = None,
+        **old: Unpack[OldKeywords],
     ) -> None:
         require_callable_or_none("extra_state", extra_state)
+        staging, compaction = replace_old_keywords(staging, compaction, old)
         settings = Settings(
             priority=MostFrequentlyUsed() if priority is None else priority,
             schedule=EverySeconds(60) if schedule is None else schedule,
@@ -138,10 +132,8 @@ class Checkpointer:
             when_busy=when_busy,
             on_nan=on_nan,
             overlap=overlap,
-            staging=StagingOptions(
-                slot_bytes, num_slots, keep_bytes, num_threads=num_threads, direct_io=direct_io
-            ),
-            compaction=CompactionOptions(compact_after, compact_bytes_per_second),
+            staging=staging,
+            compaction=compaction,
             count_row_updates=count_row_updates,
             scalar_writer=scalar_writer,
         )

@@ -13,8 +13,8 @@ class StagingOptions:
 
     Attributes:
         slot_bytes: size of a staging slot. None: 8 MB, or more if a table's rows need it.
-        num_slots: number of staging slots, the memory of a snapshot; every GPU that has tables
-            needs the same amount.
+        num_slots: number of staging slots, at least 2. They are the memory of a snapshot; every GPU
+            that has tables needs the same amount.
         copy_on_write_bytes: limit of the memory for rows that are copied before they change; when
             it is full, training waits for the disk.
         num_threads: threads for counting, selecting and copying, the caller's included. None: one
@@ -32,7 +32,7 @@ class StagingOptions:
     direct_io: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("num_slots", 1), ("copy_on_write_bytes", 0)):
+        for name, least in (("num_slots", 2), ("copy_on_write_bytes", 0)):
             object.__setattr__(self, name, as_whole_number(name, getattr(self, name), least))
         for name in ("slot_bytes", "num_threads"):
             if (value := getattr(self, name)) is not None:

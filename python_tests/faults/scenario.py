@@ -22,6 +22,10 @@ from python_tests.faults.journal import NOTHING, Journal
 from python_tests.faults.model import State, build, train_step, wreck_shard
 from python_tests.helpers import die
 
+# A slot holds one chunk; enough of them that none is waited for, so that a capture over steps takes
+# a chunk at each.
+staging = cpr_ext.StagingOptions(slot_bytes=3 * 4096, num_slots=8, num_threads=1)
+
 T = TypeVar("T")
 
 # The stores of the scenario, below the watched directory, and their number of shards.
@@ -86,9 +90,7 @@ class Life:
                 num_shards=STORES[store],
                 extra_state=self._extra_state,
                 when_busy="wait",
-                slot_bytes=3 * 4096,  # one chunk
-                num_slots=8,  # never waited for: a capture over steps takes a chunk at each
-                num_threads=1,
+                staging=staging,
                 rebase_after=None,
                 **options,
             )
@@ -225,7 +227,7 @@ def _grow(watcher: Watcher) -> None:
         consistency="step",
         schedule=cpr_ext.EverySteps(2),
         retention=Retention(full_recovery_points=2),
-        compact_after=0.5,
+        compaction=cpr_ext.CompactionOptions(after=0.5),
     )
     life.recover()
     life.train(5)
@@ -271,7 +273,7 @@ def _move(watcher: Watcher) -> None:
         priority=cpr_ext.MostFrequentlyUsed(0.5),
         consistency="step",
         schedule=cpr_ext.EverySteps(2),
-        compact_after=0.5,
+        compaction=cpr_ext.CompactionOptions(after=0.5),
     )
     life.recover(from_store=watcher.root / "store")
     life.train(3)

@@ -25,7 +25,7 @@ from python_tests.helpers import (
 TABLES = {"a": (20_000, 8), "b": (700, 4)}
 OPTIONS = {
     "overlap": "always",
-    "slot_bytes": 64 << 10,
+    "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10),
     "num_shards": 2,
     "schedule": cpr_ext.EverySteps(1000),
     "lookups": 200,
@@ -80,11 +80,11 @@ def train_until_captured(run, limit=200):
 
 
 @pytest.mark.parametrize("optimizer", STILL_OPTIMIZERS)
-@pytest.mark.parametrize("keep_bytes", [2048, 1 << 20])
-def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimizer, keep_bytes):
-    run = Trained(
-        tmp_path, TABLES, optimizer=optimizer, consistency="step", keep_bytes=keep_bytes, **OPTIONS
-    )
+@pytest.mark.parametrize("kept_bytes", [2048, 1 << 20])
+def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimizer, kept_bytes):
+    staging = cpr_ext.StagingOptions(slot_bytes=64 << 10, copy_on_write_bytes=kept_bytes)
+    options = {**OPTIONS, "staging": staging}
+    run = Trained(tmp_path, TABLES, optimizer=optimizer, consistency="step", **options)
     with short_windows():
         rows = train_until_captured(run)
     num_steps = run.checkpointer.step_count
@@ -94,7 +94,7 @@ def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimi
     assert point.is_complete
     base_step = point.last_step
     assert (point.first_step, point.num_samples) == (base_step, 10 * base_step)
-    if keep_bytes > 2048:  # else rows are captured to make room
+    if kept_bytes > 2048:  # else rows are captured to make room
         assert num_steps > base_step + 2
     assert differences(rows[base_step], rows[num_steps])
     assert run.checkpointer._saver._pipeline.kept_bytes == 0
@@ -116,7 +116,7 @@ def test_rows_that_changed_while_a_snapshot_of_an_earlier_step_was_captured_stay
     expected = run.rows()
     run.die()
     fresh = Trained(tmp_path, TABLES, seed=5, consistency="step", priority=cpr_ext.AllRows(),
-                    overlap="never", slot_bytes=64 << 10)  # fmt: skip
+                    overlap="never", staging=OPTIONS["staging"])  # fmt: skip
     report = fresh.checkpointer.recover()
     assert report.step == last > base.last_step
     assert_same(fresh.rows(), expected)
@@ -204,8 +204,7 @@ def test_gradient_accumulation_is_exact(
         overlap="always",
         consistency="step",
         schedule=cpr_ext.EverySteps(1000),
-        slot_bytes=36 << 10,
-        keep_bytes=8192,
+        staging=cpr_ext.StagingOptions(slot_bytes=36 << 10, copy_on_write_bytes=8192),
     )
     rows = {}
     with short_windows():
@@ -234,7 +233,7 @@ def test_rows_that_change_without_a_lookup_are_captured_as_they_were(tmp_path):
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
     checkpointer = cpr_ext.Checkpointer(
         nn.Sequential(table, linear), optimizer, tmp_path, overlap="always", consistency="step",
-        slot_bytes=36 << 10, schedule=cpr_ext.EverySteps(1000),
+        staging=cpr_ext.StagingOptions(slot_bytes=36 << 10), schedule=cpr_ext.EverySteps(1000),
     )  # fmt: skip
     rows = {}
     with short_windows():
@@ -262,8 +261,8 @@ def test_an_optimizer_fused_into_backward_is_exact(tmp_path):
 
         table.weight.register_post_accumulate_grad_hook(update)
     checkpointer = cpr_ext.Checkpointer(
-        model, optimizers, tmp_path, overlap="always", consistency="step", slot_bytes=36 << 10,
-        schedule=cpr_ext.EverySteps(1000),
+        model, optimizers, tmp_path, overlap="always", consistency="step",
+        schedule=cpr_ext.EverySteps(1000), staging=cpr_ext.StagingOptions(slot_bytes=36 << 10),
     )  # fmt: skip
     rows = {}
     with short_windows():

@@ -73,7 +73,12 @@ LARGE = {"a": (20_000, 8)}
 @pytest.fixture
 def slow_run(tmp_path):
     """A base is captured over several steps; the first of them is done."""
-    run = Steps(tmp_path / "store", tables=LARGE, overlap="never", slot_bytes=64 << 10)
+    run = Steps(
+        tmp_path / "store",
+        tables=LARGE,
+        overlap="never",
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+    )
     run.train(1)
     assert run.checkpointer._saver.in_flight.state == "capturing"
     yield run
@@ -171,7 +176,9 @@ def test_close_in_the_middle_of_a_step_gives_a_snapshot_up_that_needs_the_next_s
 
 @pytest.mark.filterwarnings("ignore::cpr_ext.errors.SnapshotFailedWarning")
 def test_the_end_of_a_with_block_in_the_middle_of_a_step_never_claims_that_step(tmp_path):
-    run = Steps(tmp_path, tables=LARGE, overlap="never", slot_bytes=64 << 10)
+    run = Steps(
+        tmp_path, tables=LARGE, overlap="never", staging=cpr_ext.StagingOptions(slot_bytes=64 << 10)
+    )
 
     def loop():
         with run.checkpointer:
@@ -342,7 +349,12 @@ def test_close_is_silent_about_a_failure_before_later_good_snapshots(run, monkey
 
 
 def test_wait_keeps_its_time(tmp_path, monkeypatch):
-    run = Steps(tmp_path, tables={"a": (200_000, 8)}, overlap="never", slot_bytes=64 << 10)
+    run = Steps(
+        tmp_path,
+        tables={"a": (200_000, 8)},
+        overlap="never",
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+    )
     run.train(1)
     advance = cpr_ext.saving.saver.Saver.advance
 
@@ -421,7 +433,12 @@ def small():
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, priority=cpr_ext.AllRows), "priority is"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, num_shards=1.5), "num_shards is 1.5"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, consistency="rows"), "allowed: row, step"),
-        (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, slot_bytes=1000), "at least"),
+        (
+            lambda m, o, d: cpr_ext.Checkpointer(
+                m, o, d, staging=cpr_ext.StagingOptions(slot_bytes=1000)
+            ),
+            "at least",
+        ),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, tables={"a": "0.weight"}), "is a str"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, tables=[m[0]]), "EmbeddingBag"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, extra_state={}), "extra_state is a dict"),

@@ -18,7 +18,7 @@ from cpr_ext.errors import SnapshotError, UntrackedChangeWarning, UsageError
 from python_tests.helpers import die
 
 N = 40
-NEVER = {"schedule": cpr_ext.EverySteps(10**6), "num_threads": 1}
+NEVER = {"schedule": cpr_ext.EverySteps(10**6), "staging": cpr_ext.StagingOptions(num_threads=1)}
 
 
 class Watched:
@@ -373,7 +373,11 @@ def test_a_base_in_pieces_between_which_a_table_changed_outside_is_not_complete(
     model = nn.Embedding(20_000, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with cpr_ext.Checkpointer(
-        model, optimizer, tmp_path, overlap="never", slot_bytes=64 << 10, **NEVER
+        model,
+        optimizer,
+        tmp_path,
+        overlap="never",
+        **{**NEVER, "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)},
     ) as ckpt:
         snapshot = ckpt.step()
         assert 0 < snapshot.bytes_captured < model.weight.nbytes
@@ -469,7 +473,11 @@ def test_after_an_optimizer_was_replaced_nothing_more_is_saved(tmp_path):
     model = nn.Embedding(20_000, 8)
     first = torch.optim.SGD(model.parameters(), lr=0.1)
     ckpt = cpr_ext.Checkpointer(
-        model, first, tmp_path, overlap="never", slot_bytes=64 << 10, **NEVER
+        model,
+        first,
+        tmp_path,
+        overlap="never",
+        **{**NEVER, "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)},
     )
     snapshot = ckpt.step()
     assert snapshot.state == "capturing"
