@@ -231,7 +231,7 @@ class TrueRun:
             gradient = table.weight.grad
             if table.optimizer is not optimizer:
                 continue
-            if not table.untouched_rows_keep_still():
+            if not table.updates_only_looked_up_rows():
                 self.touched[name][:] = self._time
             if gradient is None:
                 continue

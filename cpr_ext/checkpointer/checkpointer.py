@@ -29,7 +29,8 @@ from cpr_ext.runtime.log_text import EncodableMessages
 from cpr_ext.saving.background_capture import OverlapChoice
 from cpr_ext.saving.requested_snapshot import RequestedSnapshot
 from cpr_ext.saving.saver import Consistency, WhenBusy
-from cpr_ext.saving.snapshot import Snapshot, SnapshotKind
+from cpr_ext.saving.selection import SnapshotKind
+from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.schedules.intervals import EverySeconds, Schedule
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.table import Table

@@ -101,7 +101,7 @@ class DenseCapture:
     def _count_unsaved_rows(self) -> int | None:
         num_rows = sum(table.num_embeddings for table in self._tables)
         if num_rows > _MOST_COUNTED_ROWS or not all(
-            table.untouched_rows_keep_still() and self._watch.is_proven(table)
+            table.updates_only_looked_up_rows() and self._watch.is_proven(table)
             for table in self._tables
         ):
             return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
 from cpr_ext.errors import UsageError
+from cpr_ext.runtime.old_names import warn_of_old_name
 
 # old keyword -> (keyword, its class, the field there)
 _NEW: dict[str, tuple[str, type, str]] = {
@@ -58,11 +58,7 @@ def replace_old_keywords(
         instead = f"{keyword}={kind.__name__}({field}=...)"
         if given[keyword] is not None:
             raise UsageError(f"{name} and {keyword} are both given; use {instead} alone")
-        warnings.warn(
-            f"cpr_ext.Checkpointer({name}=...) will be removed; use {instead}",
-            DeprecationWarning,
-            stacklevel=stacklevel,
-        )
+        warn_of_old_name(f"Checkpointer({name}=...)", instead, stacklevel=stacklevel + 1)
         fields[keyword][field] = value
     return (
         StagingOptions(**fields["staging"]) if staging is None else staging,

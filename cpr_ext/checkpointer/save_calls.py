@@ -12,7 +12,8 @@ from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.saving.requested_snapshot import RequestedSnapshot
-from cpr_ext.saving.snapshot import Snapshot, SnapshotKind
+from cpr_ext.saving.selection import SnapshotKind
+from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.unwatched import warn_of_schedulers, warn_of_sparse_gradients
 
@@ -164,4 +165,8 @@ class SaveCalls:
     def _needs_step(self) -> bool:
         """Return whether the current snapshot waits for rows or the dense part as of a step."""
         snapshot = self._saver.in_flight
-        return snapshot is not None and snapshot.state == "capturing" and not snapshot.is_held
+        return (
+            snapshot is not None
+            and snapshot.state == "capturing"
+            and not snapshot.is_copied_on_write
+        )

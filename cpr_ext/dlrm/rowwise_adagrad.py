@@ -35,7 +35,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
         UsageError: a setting out of range, or a parameter that has not two dimensions.
     """
 
-    # See Table.untouched_rows_keep_still: a row without a gradient stays as it is.
+    # See Table.updates_only_looked_up_rows: a row without a gradient stays as it is.
     updates_only_looked_up_rows = True
 
     def __init__(

@@ -146,7 +146,7 @@ def _row_steps(rows: ShardRows, begin: int, end: int) -> torch.Tensor:
     steps = torch.full((end - begin,), -1, dtype=torch.int64)
     for segment in rows.segments:
         for chunk in segment.chunks_of(rows.table):
-            steps[segment.row_ids(chunk) - begin] = segment.segment.chunks[chunk][3]
+            steps[segment.row_ids(chunk) - begin] = segment.segment.chunks[chunk].step
     return steps
 
 

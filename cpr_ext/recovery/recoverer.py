@@ -85,7 +85,7 @@ class Recoverer:
         if on_damage == "raise":
             shards = {shard: self._store.shards[shard] for shard in report.shards}
             refuse_damage(None, shards, self._stored(), self._store.num_shards)
-        if not all(table.untouched_rows_keep_still() for table in self._tables):
+        if not all(table.updates_only_looked_up_rows() for table in self._tables):
             report.rows_stale = None  # rows that no tracker calls dirty have changed, too
         for shard in report.shards:
             report.add_stale(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cpr_ext.errors import UsageError
-from cpr_ext.saving.snapshot import Snapshot, SnapshotKind
+from cpr_ext.saving.selection import SnapshotKind
+from cpr_ext.saving.snapshot import Snapshot
 
 
 class RequestedSnapshot:

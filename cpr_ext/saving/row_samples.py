@@ -112,7 +112,7 @@ class CleanSample:
         """Return a row that counts as clean but differs from its saved value, with its table."""
         for table in self._tables:
             saved = self._saved.get(table.name)
-            if saved and table.untouched_rows_keep_still():
+            if saved and table.updates_only_looked_up_rows():
                 with suppress(UsageError):  # it cannot be saved any more, as its snapshot will say
                     row_id = self._find_changed(table, saved)
                     if row_id is not None:

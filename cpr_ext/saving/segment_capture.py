@@ -48,7 +48,7 @@ class WriteOptions:
         direct_io: past the page cache, where the file system allows it.
         refuse_nan: give a segment up rather than save NaN over good values.
         max_chunk_bytes: rows are captured in chunks of about this size; 0: as a slot holds.
-        copy_on_write: rows may be copied aside with ``keep`` before they change.
+        copy_on_write: rows may be given to ``copy_before_change``.
     """
 
     direct_io: bool = True
@@ -145,16 +145,17 @@ class SegmentCapture:
                 "a table or its optimizer state was replaced while it was being saved (model.to(), "
                 "load_state_dict() or a new parameter); call wait() before such a change"
             )
-        chunks: list[Chunk] = self._job.capture(
+        captured = self._job.capture(
             step=step, max_bytes=max_bytes, wait_for_slot=wait_for_slot, stop=stop
         )
-        self._steps.extend(chunk[3] for chunk in chunks)
+        chunks = [Chunk(*chunk) for chunk in captured]
+        self._steps.extend(chunk.step for chunk in chunks)
         if self._job.state == "failed":
             self._job.wait("written")
         return chunks
 
-    def keep(self, table: int, row_ids: torch.Tensor, first: int) -> int:
-        """Copy aside those of ``row_ids[first:]`` that wait to be captured, before they change.
+    def copy_before_change(self, table: int, row_ids: torch.Tensor, first: int) -> int:
+        """Copy those of ``row_ids[first:]`` that wait to be captured, before they change.
 
         Args:
             table: position in ``sources``.
@@ -180,7 +181,7 @@ class SegmentCapture:
         """Wait until the rows are written, write the header, sync; what the manifest is to say."""
         self._job.wait("written")
         committed = Committed(min(self._steps), max(self._steps), num_samples, is_complete)
-        header = self._layout.header(self._job.chunks(), committed)
+        header = self._layout.header([Chunk(*chunk) for chunk in self._job.chunks()], committed)
         self._job.finish(header)
         return SegmentRecord(
             file=segment_name(self._snapshot, self._kind),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from cpr_ext.cuda import keep_for_stream
 from cpr_ext.priorities import AllRows, Priority
 from cpr_ext.state.table import Table, shard_row_range
 
+SnapshotKind = Literal["base", "partial"]  # of all rows, or of selected ones
 RowIds = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -119,7 +120,7 @@ class Selector:
             return Selection(table, tracker, begin, end)
         budget = self._priority.budget(end - begin)
         if self._saves_all(end - begin):
-            if not table.untouched_rows_keep_still():
+            if not table.updates_only_looked_up_rows():
                 return Selection(table, tracker, begin, end)
             return Selection(table, tracker, begin, end, tracker.dirty_rows(begin, end))
         row_ids = tracker.select(begin, end, budget, weight=table.weight, pool=self._pool)
@@ -133,7 +134,7 @@ class Selector:
         if selection.row_ids is None:
             return True
         clean = selection.tracker.is_clean(selection.begin, selection.end)
-        return clean and table.untouched_rows_keep_still() and self._is_proven(table)
+        return clean and table.updates_only_looked_up_rows() and self._is_proven(table)
 
     def _range(self, table: Table, shard: int) -> tuple[int, int]:
         return shard_row_range(table.num_embeddings, shard, self._num_shards)

@@ -11,6 +11,7 @@ from torch import nn
 
 from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.errors import UsageError
+from cpr_ext.runtime.old_names import warn_of_old_name
 from cpr_ext.state.table_part import TablePart
 
 WEIGHT = "weight"
@@ -150,7 +151,7 @@ class Table:
                 return group
         return None
 
-    def untouched_rows_keep_still(self) -> bool:
+    def updates_only_looked_up_rows(self) -> bool:
         """True if a step changes only rows that were looked up since the last one.
 
         Momentum, weight decay and dense Adam move every row at every step; for their tables
@@ -165,6 +166,11 @@ class Table:
         return isinstance(self.optimizer, known) or bool(
             getattr(self.optimizer, "updates_only_looked_up_rows", False)
         )
+
+    def untouched_rows_keep_still(self) -> bool:
+        """Return :meth:`updates_only_looked_up_rows`, its name today, with a warning."""
+        warn_of_old_name("Table.untouched_rows_keep_still()", "updates_only_looked_up_rows()")
+        return self.updates_only_looked_up_rows()
 
 
 def is_row_state(value: object, num_rows: int) -> bool:

@@ -110,7 +110,7 @@ class ShardRows:
                 except DamageError as error:
                     if self._on_damage is None:
                         raise
-                    held = segment.segment.chunks[chunk][2]
+                    held = segment.segment.chunks[chunk].num_rows
                     self._on_damage(segment.segment.path, chunk, held, error)
                     continue
                 where, hit = at

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +32,22 @@ _WIDEST_STEP = 2**63 - 1
 _WIDEST_CHECKSUM = 2**32 - 1
 NO_CHECKSUM = "00000000"  # in the place of a header's own, while it is computed
 
-# (table, first, count, step, checksums): see csrc/pipeline/segment_plan.h
-Chunk = tuple[int, int, int, int, list[int]]
+
+class Chunk(NamedTuple):
+    """Rows of a segment that were captured together; see csrc/pipeline/segment_plan.h.
+
+    Attributes:
+        table: its number in the segment.
+        first, num_rows: the first row, by position in the table, and how many there are.
+        step: the training step at which they were captured.
+        checksums: of each stored array.
+    """
+
+    table: int
+    first: int
+    num_rows: int
+    step: int
+    checksums: list[int]
 
 
 def align_up(size_bytes: int) -> int:
@@ -102,10 +116,10 @@ class SegmentLayout:
     def place(self, rows_per_chunk: list[int]) -> None:
         """Fix every offset, for tables captured ``rows_per_chunk`` rows at a time."""
         widest: list[Chunk] = [
-            (index, first, min(step, table.num_rows - first), _WIDEST_STEP, [_WIDEST_CHECKSUM] * w)
-            for index, (table, step) in enumerate(zip(self.tables, rows_per_chunk, strict=True))
-            for w in [len(self.stored(table))]
-            for first in range(0, table.num_rows, step)
+            Chunk(index, first, min(rows, table.num_rows - first), _WIDEST_STEP, checksums)
+            for index, (table, rows) in enumerate(zip(self.tables, rows_per_chunk, strict=True))
+            for checksums in [[_WIDEST_CHECKSUM] * len(self.stored(table))]
+            for first in range(0, table.num_rows, rows)
         ]
         self.place_at(start=0)
         self.header_bytes = align_up(8 + len(self._header_json(widest, Committed())))
@@ -186,7 +200,7 @@ class SegmentLayout:
                 }
                 for table in self.tables
             ],
-            "chunks": [[*chunk[:4], [f"{crc:08x}" for crc in chunk[4]]] for chunk in chunks],
+            "chunks": [[*chunk[:4], [f"{crc:08x}" for crc in chunk.checksums]] for chunk in chunks],
         }
         header = {
             "__metadata__": {

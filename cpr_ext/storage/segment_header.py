@@ -178,7 +178,7 @@ def _chunk(chunk: Sequence[Any]) -> Chunk:
     numbers = [int(crc, 16) for crc in crcs]
     _require(all(0 <= number < 2**32 for number in numbers), "a checksum is no checksum")
     _require(is_count(step), f"step {step!r:.100}")
-    return _count(table), _count(first), _count(count), step, numbers
+    return Chunk(_count(table), _count(first), _count(count), step, numbers)
 
 
 def _check_chunks(layout: SegmentLayout, chunks: Sequence[Chunk]) -> None:

@@ -68,7 +68,7 @@ class SegmentRows:
     def _check(self) -> None:
         tables, path = self.segment.layout.tables, self.segment.path
         for index, chunk in enumerate(self.segment.chunks):
-            self._by_table.setdefault(tables[chunk[0]].name, []).append(index)
+            self._by_table.setdefault(tables[chunk.table].name, []).append(index)
         for spec in tables:
             if spec.name not in self._row_ranges:
                 raise DamageError(f"{path}: the store has no table '{spec.name}'")

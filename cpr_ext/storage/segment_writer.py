@@ -138,7 +138,7 @@ class SegmentStream:
             checksums.append(int(native.crc32c(piece)))
             self._write_at(piece, self._layout.offset(table, name) + first * row_bytes)
             self._pace.spend(len(piece))
-        self._chunks.append((table, first, len(row_ids), step, checksums))
+        self._chunks.append(Chunk(table, first, len(row_ids), step, checksums))
 
     def finish(self, *, first_step: int, last_step: int, num_samples: int) -> SegmentRecord:
         """Write the header and sync the file; what a manifest is to say of it."""

@@ -198,7 +198,7 @@ class TableWatch:
         it was set to, or the table was frozen.
         """
         for index in sorted(self._drifted):
-            if self._tables[index].untouched_rows_keep_still():
+            if self._tables[index].updates_only_looked_up_rows():
                 self._drifted.remove(index)
                 self._changed[index] = [(0, self._tables[index].num_embeddings)]
         for index, ranges in self._changed.items():
@@ -305,7 +305,7 @@ class TableWatch:
         settings += owned
         known = self._drifting.get(id(optimizer))
         if known is None or known[0] != settings:
-            moved = [i for i in owned if not self._tables[i].untouched_rows_keep_still()]
+            moved = [i for i in owned if not self._tables[i].updates_only_looked_up_rows()]
             known = self._drifting[id(optimizer)] = (settings, moved)
         self._drifted.update(known[1])
 

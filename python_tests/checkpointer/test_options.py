@@ -76,7 +76,7 @@ def test_without_any_keyword_nothing_is_merged():
     ],
 )
 def test_an_old_keyword_works_and_its_warning_names_the_new_one(tmp_path, name, replacement):
-    with pytest.warns(DeprecationWarning) as caught:
+    with pytest.warns(DeprecationWarning, match="will be removed") as caught:
         run = Trained(tmp_path, **{name: OLD[name]})
     [warning] = [each for each in caught if each.category is DeprecationWarning]
     text = f"cpr_ext.Checkpointer({name}=...) will be removed; use {replacement}"

@@ -157,7 +157,7 @@ def _believed(parsed: Segment, content: bytes, chunk: Chunk) -> Chunk:
         begin = parsed.layout.offset(table, array.name) + first * array.row_bytes
         piece = content[begin : begin + align_up(count * array.row_bytes)]
         checksums.append(native.crc32c(piece))
-    return (table, first, count, step, checksums)
+    return Chunk(table, first, count, step, checksums)
 
 
 def flips(recorded: Recorded, count: int, seed: int, *, checked: bool) -> Iterator[Task]:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import SnapshotFailedWarning, UsageError
+from cpr_ext.saving.capture_mode import CaptureMode
+from cpr_ext.saving.saver import Saver
 from python_tests.helpers import (
     STILL_OPTIMIZERS,
     Trained,
@@ -139,7 +142,8 @@ def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp
         snapshot = checkpointer._saver.in_flight
         assert snapshot.kind == "partial"
         began = checkpointer.step_count
-        while snapshot.is_to_be_held:  # a table of a shard is chosen in every window
+        while snapshot.mode is CaptureMode.CHOOSE_FIRST:
+            # A table of a shard is chosen in every window.
             assert snapshot.state == "capturing", snapshot.error
             dirty = num_dirty(checkpointer)
             run.train(1)
@@ -176,11 +180,75 @@ def test_a_snapshot_waited_for_before_its_rows_are_chosen_is_of_the_step_it_is_w
         run.checkpointer.schedule = cpr_ext.EverySteps(1)
         run.train(2)
         snapshot = run.checkpointer._saver.in_flight
-        assert snapshot.is_to_be_held
+        assert snapshot.mode is CaptureMode.CHOOSE_FIRST
         run.checkpointer.wait()
     assert snapshot.first_step == snapshot.last_step == run.checkpointer.step_count
     assert snapshot.state == "committed"
     run.checkpointer.close()
+
+
+@pytest.mark.parametrize("num_waits", [1, 3])
+def test_a_wait_that_runs_out_leaves_all_rows_of_a_snapshot_of_one_step(
+    tmp_path, monkeypatch, num_waits
+):
+    """The rows that the wait captured, and those that later steps capture, are of one step."""
+    run = Trained(
+        tmp_path, TABLES, consistency="step", priority=cpr_ext.MostFrequentlyUsed(0.5), **OPTIONS
+    )
+    checkpointer = run.checkpointer
+    with short_windows():
+        train_until_captured(run)
+        checkpointer.wait()
+        checkpointer.schedule = cpr_ext.EverySteps(1)
+        run.train(1)
+        checkpointer.schedule = cpr_ext.EverySteps(1000)
+        snapshot = checkpointer._saver.in_flight
+        assert (snapshot.kind, snapshot.state) == ("partial", "capturing")
+        rows = {checkpointer.step_count: run.rows()}
+        for _ in range(num_waits):
+            assert wait_for_one_chunk(checkpointer, monkeypatch) is False
+        assert snapshot.bytes_captured > 0
+        assert snapshot.state == "capturing"
+        rows.update(train_until_captured(run))
+    assert checkpointer.wait()
+    _, partial = run.store.dense.segments
+    assert_of_one_step(run.store, partial, rows)
+    checkpointer.close()
+
+
+def assert_of_one_step(store, dense, rows_of_step):
+    """Each row of a snapshot, named by its dense part, is as it was at one step."""
+    assert dense.first_step == dense.last_step
+    checked = 0
+    for _, record, path in shard_records(store):
+        if record.snapshot == dense.snapshot:
+            for chunk in read_chunks(path):
+                assert chunk.step == dense.last_step
+                for name, array in chunk.arrays.items():
+                    if name in rows_of_step[chunk.step][chunk.table]:
+                        then = rows_of_step[chunk.step][chunk.table][name][chunk.row_ids]
+                        assert torch.equal(array, then)
+                        checked += 1
+    assert checked
+
+
+def wait_for_one_chunk(checkpointer, monkeypatch):
+    """wait() with a limit that ends when a chunk is captured, however slow the machine is."""
+    now = [0.0]
+    advance = Saver.advance
+
+    def advance_and_end(self, **options):
+        before = self.in_flight.bytes_captured
+        advance(self, **options)
+        if self.in_flight.bytes_captured != before:
+            now[0] += 10.0
+
+    with monkeypatch.context() as patch:
+        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+        patch.setattr("cpr_ext.saving.saver.time", clock)
+        patch.setattr("cpr_ext.saving.saver._CHUNK_BYTES", 1)
+        patch.setattr(Saver, "advance", advance_and_end)
+        return checkpointer.wait(0.01)
 
 
 @given(
@@ -398,10 +466,10 @@ def test_the_time_that_the_hooks_hold_training_counts_as_stall(tmp_path, monkeyp
     run = Trained(tmp_path, TABLES, consistency="step", **OPTIONS)
     with short_windows():
         run.train(1)
-        keep = run.checkpointer._saver.in_flight.keep
+        keep = run.checkpointer._saver.in_flight.copy_before_change
         monkeypatch.setattr(
             run.checkpointer._saver.in_flight,
-            "keep",
+            "copy_before_change",
             lambda *arguments: (time.sleep(0.05), keep(*arguments)),
         )
         run.train(1)

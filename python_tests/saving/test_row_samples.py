@@ -24,7 +24,7 @@ def make_table():
         num_embeddings=ROWS,
         weight=weight,
         arrays=lambda: {"weight": weight},
-        untouched_rows_keep_still=lambda: True,
+        updates_only_looked_up_rows=lambda: True,
     )
 
 

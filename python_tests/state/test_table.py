@@ -116,7 +116,7 @@ def test_what_is_said_of_untouched_rows_is_what_the_optimizer_does(optimizer):
         torch.equal(array[untouched], before[name][untouched])
         for name, array in table.arrays().items()
     )
-    assert kept == table.untouched_rows_keep_still() == (optimizer in STILL_OPTIMIZERS)
+    assert kept == table.updates_only_looked_up_rows() == (optimizer in STILL_OPTIMIZERS)
 
 
 def test_weight_decay_and_unknown_optimizers_are_taken_to_move_every_row():
@@ -127,9 +127,9 @@ def test_weight_decay_and_unknown_optimizers_are_taken_to_move_every_row():
     for make in (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), Own):
         model = nn.Embedding(4, 2)
         (table,) = find_tables(model, [make(model.parameters())])
-        assert not table.untouched_rows_keep_still()
+        assert not table.updates_only_looked_up_rows()
     (table,) = find_tables(nn.Embedding(4, 2))
-    assert table.untouched_rows_keep_still()
+    assert table.updates_only_looked_up_rows()
 
 
 @given(st.integers(1, 10_000), st.integers(1, 64))

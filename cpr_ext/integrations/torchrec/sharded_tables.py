@@ -99,7 +99,7 @@ class ShardedTable(Table):
             f"optimizer {self._operator.optimizer} does not have; use the one it was made with"
         )
 
-    def untouched_rows_keep_still(self) -> bool:
+    def updates_only_looked_up_rows(self) -> bool:
         """True if a step changes only rows that were looked up since the last one."""
         return self._operator.optimizer in _CHANGE_LOOKED_UP_ROWS
 
