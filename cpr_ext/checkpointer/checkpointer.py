@@ -27,10 +27,9 @@ from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.forks import leave_to_parent_when_forked
 from cpr_ext.runtime.log_text import EncodableMessages
 from cpr_ext.saving.background_capture import OverlapChoice
-from cpr_ext.saving.requested_snapshot import RequestedSnapshot
 from cpr_ext.saving.saver import Consistency, WhenBusy
 from cpr_ext.saving.selection import SnapshotKind
-from cpr_ext.saving.snapshot import Snapshot
+from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.schedules.intervals import EverySeconds, Schedule
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.table import Table
@@ -183,7 +182,7 @@ class Checkpointer:
         """Samples trained, including those before a restart."""
         return self._account.num_samples
 
-    def step(self, num_samples: int = 1) -> Snapshot | None:
+    def step(self, num_samples: int = 1) -> SnapshotHandle | None:
         """Mark the end of a training step, after all optimizers; may start or continue saving.
 
         Args:
@@ -204,7 +203,7 @@ class Checkpointer:
         with self._guard.in_call("step()"):
             return self._saving.step(num_samples, started)
 
-    def save(self, kind: SnapshotKind = "partial") -> Snapshot | RequestedSnapshot:
+    def save(self, kind: SnapshotKind = "partial") -> SnapshotHandle:
         """Take a snapshot now: capture all of it at this step, and commit it in the background.
 
         In the middle of a step, the next :meth:`step` takes it. That is so if an optimizer has

@@ -11,9 +11,8 @@ from torch import nn
 from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.errors import SnapshotError, UsageError
-from cpr_ext.saving.requested_snapshot import RequestedSnapshot
 from cpr_ext.saving.selection import SnapshotKind
-from cpr_ext.saving.snapshot import Snapshot
+from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.unwatched import warn_of_schedulers, warn_of_sparse_gradients
 
@@ -43,10 +42,10 @@ class SaveCalls:
         self._saver = parts.saver
         self._watch = parts.watch
         self._guard = guard
-        self._requested: RequestedSnapshot | None = None
+        self._requested: SnapshotHandle | None = None
         self._is_first_step = True
 
-    def step(self, num_samples: int, started: float) -> Snapshot | None:
+    def step(self, num_samples: int, started: float) -> SnapshotHandle | None:
         """End a training step that began to block at ``started``; the snapshot that began, if any.
 
         See :meth:`cpr_ext.Checkpointer.step`.
@@ -63,7 +62,9 @@ class SaveCalls:
         self._watch.begin_step()
         account.go_on_from(account.step + 1, account.num_samples + num_samples)
         saver.settle()
-        begun = self.take_requested() or saver.begin_if_due()
+        begun = self.take_requested()
+        if begun is None and (snapshot := saver.begin_if_due()) is not None:
+            begun = SnapshotHandle(snapshot.kind, snapshot)
         saver.go_on()
         account.note_step(
             num_samples,
@@ -73,29 +74,27 @@ class SaveCalls:
         )
         return begun
 
-    def save(self, kind: SnapshotKind) -> Snapshot | RequestedSnapshot:
+    def save(self, kind: SnapshotKind) -> SnapshotHandle:
         """Take a snapshot now, or let the next step() take it in the middle of a step."""
         if self._is_mid_step:
             if self._requested is None:
-                self._requested = RequestedSnapshot(kind)
+                self._requested = SnapshotHandle(kind)
             elif kind == "base":
-                self._requested.kind = kind
+                self._requested.upgrade()
             return self._requested
         with self._guard.in_call("save()"):
-            return self._save(kind)
+            return self._take(SnapshotHandle(kind))
 
-    def _save(self, kind: SnapshotKind) -> Snapshot:
+    def _take(self, handle: SnapshotHandle) -> SnapshotHandle:
         self._saver.pause()
         self._recorder.flush()
-        return self._saver.take(kind)
+        handle.resolve(self._saver.take(handle.kind))
+        return handle
 
-    def take_requested(self) -> Snapshot | None:
+    def take_requested(self) -> SnapshotHandle | None:
         """Take the snapshot that was requested in the middle of a step, if one was."""
         request, self._requested = self._requested, None
-        if request is None:
-            return None
-        request.snapshot = self._save(request.kind)
-        return request.snapshot
+        return None if request is None else self._take(request)
 
     def wait(self, timeout_seconds: float | None) -> bool:
         """Wait for the snapshot in flight; see :meth:`cpr_ext.Checkpointer.wait`."""
@@ -139,7 +138,7 @@ class SaveCalls:
         )
         if self._requested is not None:
             error = SnapshotError(f"the snapshot that was asked for was not taken: {reason}")
-            self._requested.give_up(error)
+            self._requested.refuse(error)
             self._saver.unreported = error
         if self._needs_step:
             self._saver.give_up(reason)

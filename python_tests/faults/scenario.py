@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import cpr_ext
 from cpr_ext.errors import SnapshotError
 from cpr_ext.maintenance import compact
-from cpr_ext.saving.snapshot import Snapshot
+from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.storage.retention import Retention
 from python_tests.faults.journal import NOTHING, Journal
 from python_tests.faults.model import State, build, train_step, wreck_shard
@@ -97,7 +97,7 @@ class Life:
         )
         self._seq = NOTHING
         self._last_complete = NOTHING  # acknowledged
-        self._begun: Snapshot | None = None
+        self._begun: SnapshotHandle | None = None
 
     def _extra_state(self) -> dict[str, int]:
         """Called when a snapshot is captured: what it is of, and what it may hold."""
@@ -182,7 +182,7 @@ class Life:
             assert compactor.wait(_TIMEOUT_SECONDS), "compaction did not end"
         self._watcher.copy_after_fault()
 
-    def _note(self, snapshot: Snapshot | None) -> None:
+    def _note(self, snapshot: SnapshotHandle | None) -> None:
         """Write down that a snapshot is committed, if it is."""
         if snapshot is not None and snapshot.state == "committed":
             seq, is_complete = self._watcher.captured[self._name, snapshot.number]
