@@ -46,8 +46,7 @@ from cpr_ext.validation import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
-logger = logging.getLogger("cpr_ext")
-logger.addFilter(EncodableMessages())
+logging.getLogger("cpr_ext").addFilter(EncodableMessages())
 
 
 class Checkpointer:
@@ -306,9 +305,7 @@ class Checkpointer:
                 extra state yet, so that state is passed on instead of the caller's.
         """
         self._guard.require_open()
-        if recovered is not None and (recovered.step > 0 or recovered.extra_state is not None):
-            return self._parts.dense.capture_shared(extra_state=recovered.extra_state)
-        return self._parts.dense.capture_shared()
+        return self._parts.dense.capture_shared(recovered)
 
     def take_over(self, part: DensePart, *, generators: bool, samples_lost: int = 0) -> Any:
         """Resume from the state of another worker of the same job; table rows stay unchanged.
@@ -327,14 +324,7 @@ class Checkpointer:
             StoreError: it trains another model; nothing was changed.
         """
         self._guard.require_recovered()
-        self._saver.pause()
-        position = self._parts.dense.restore_shared(part, generators=generators)
-        self._watch.begin_step()
-        self._watch.accept()
-        self._recorder.begin_step()
-        self._account.go_on_from(position.step, position.num_samples)
-        self._account.note_lost_samples(samples_lost)
-        return position.extra_state
+        return self._recovery.take_over(part, generators=generators, samples_lost=samples_lost)
 
     def record_lookups(self, table: str, indices: torch.Tensor) -> None:
         """Report rows of a table that no torch optimizer updates; they have changed, or will.
@@ -343,6 +333,19 @@ class Checkpointer:
         """
         self._recorder.record(table, indices)
         self._watch.expect(next(t for t in self.tables if t.name == table))
+
+    def record_changes(self) -> None:
+        """Report that tables were written in place, on purpose, since the last :meth:`step`.
+
+        All rows of such a table count as changed until they are saved, as after an
+        ``UntrackedChangeWarning``, but without one. A snapshot that is still being captured is
+        aborted; the schedule takes the next.
+
+        Raises:
+            UsageError: it is called in the middle of a step.
+        """
+        self._guard.require_recovered()
+        self._saving.record_changes()
 
     @contextmanager
     def tracking_paused(self) -> Iterator[None]:
@@ -368,7 +371,7 @@ class Checkpointer:
             with self._guard.in_call("close()"):
                 self._saving.finish()
         finally:
-            self._release()
+            self._saving.release()
         self._saving.raise_unreported()
 
     def __enter__(self) -> Checkpointer:
@@ -383,13 +386,7 @@ class Checkpointer:
         if exc_type is None:
             self.close()
         elif not (self._guard.is_closed or self._guard.is_forked):
-            # The error may have left a step half done, so nothing more is captured.
-            try:
-                self._saver.quiesce()
-            except Exception as error:  # also a warning made an error: the user's own comes first
-                logger.error("while an exception ended training: %s", error)
-            finally:
-                self._release()
+            self._saving.abort()
 
     def leave_to_parent(self) -> None:
         """Detach in a forked child: the model runs there as if this object did not exist."""
@@ -398,13 +395,4 @@ class Checkpointer:
         self._saver.leave_to_parent()
 
     def _release(self) -> None:
-        self._recorder.detach()
-        self._watch.detach()
-        try:
-            self._saver.close()  # interrupted: threads may still write, so the locks are kept
-        except Exception:
-            self._guard.is_closed = True
-            self.store.close()
-            raise
-        self._guard.is_closed = True
-        self.store.close()
+        self._saving.release()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cpr_ext.metrics.run_state import RunAccount
+from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import (
     DensePart,
@@ -68,13 +69,16 @@ class DenseCapture:
             refuse_nan(part)
         return part
 
-    def capture_shared(self, **other_extra_state: Any) -> DensePart:
+    def capture_shared(self, recovered: RecoveryReport | None) -> DensePart:
         """Return a copy of the state that all workers have in common.
 
         Args:
-            other_extra_state: ``extra_state=...``: pass this on instead of the user's.
+            recovered: of a recovery whose extra state the user has not seen yet: that is passed on
+                instead of the user's.
         """
-        position = {**self._position(), **other_extra_state}
+        position = self._position()
+        if recovered is not None and (recovered.step > 0 or recovered.extra_state is not None):
+            position["extra_state"] = recovered.extra_state
         optimizers = shared_optimizers(self._optimizers, self._tables)
         return capture_dense(self._model, optimizers, self._tables, position)
 

@@ -7,12 +7,14 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.errors import UsageError
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.storage.store_reader import StoreReader, read_committed_all
 from cpr_ext.validation import as_shards, require_one_of
@@ -28,6 +30,7 @@ class RecoveryCalls:
     def __init__(self, parts: Parts, guard: CallGuard, num_shards: int) -> None:
         self._account = parts.account
         self._base_rule = parts.base_rule
+        self._dense = parts.dense
         self._recorder = parts.recorder
         self._recoverer = parts.recoverer
         self._saver = parts.saver
@@ -80,6 +83,17 @@ class RecoveryCalls:
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
+
+    def take_over(self, part: DensePart, *, generators: bool, samples_lost: int) -> Any:
+        """Resume from the state of another worker; see :meth:`cpr_ext.Checkpointer.take_over`."""
+        self._saver.pause()
+        position = self._dense.restore_shared(part, generators=generators)
+        self._watch.begin_step()
+        self._watch.accept()
+        self._recorder.begin_step()
+        self._account.go_on_from(position.step, position.num_samples)
+        self._account.note_lost_samples(samples_lost)
+        return position.extra_state
 
     def _recover_shards(self, lost: Sequence[int], on_damage: OnDamage) -> RecoveryReport:
         self._recorder.flush()

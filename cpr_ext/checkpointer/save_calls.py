@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -15,6 +16,8 @@ from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.unwatched import warn_of_schedulers, warn_of_sparse_gradients
+
+logger = logging.getLogger("cpr_ext")
 
 _MID_STEP = (
     "{call} in the middle of step {step}: an optimizer has stepped since step(), so the state to "
@@ -40,6 +43,7 @@ class SaveCalls:
         self._account = parts.account
         self._recorder = parts.recorder
         self._saver = parts.saver
+        self._store = parts.store
         self._watch = parts.watch
         self._guard = guard
         self._requested: SnapshotHandle | None = None
@@ -122,6 +126,16 @@ class SaveCalls:
             raise SnapshotError(f"snapshot {snapshot.number} failed") from snapshot.error
         return True
 
+    def record_changes(self) -> None:
+        """Count rows of changed tables; see :meth:`cpr_ext.Checkpointer.record_changes`."""
+        if self._is_mid_step:
+            raise UsageError(_MID_STEP.format(call="record_changes()", step=self._account.step + 1))
+        with self._guard.in_call("record_changes()"):
+            self._saver.quiesce()
+            self._recorder.flush()
+            self._watch.accept_changes()
+            self._saver.forget_saved_rows()
+
     def finish(self) -> None:
         """Finish the snapshot in flight; in the middle of a step, abort what needs its end."""
         if self._is_past_step:
@@ -142,6 +156,28 @@ class SaveCalls:
             self._saver.unreported = error
         if self._needs_step:
             self._saver.give_up(reason)
+
+    def abort(self) -> None:
+        """Release everything after an error, which may have left a step half done: save nothing."""
+        try:
+            self._saver.quiesce()
+        except Exception as error:  # also a warning made an error: the user's own comes first
+            logger.error("while an exception ended training: %s", error)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """End all threads, then take hooks and locks away."""
+        self._recorder.detach()
+        self._watch.detach()
+        try:
+            self._saver.close()  # interrupted: threads may still write, so the locks are kept
+        except Exception:
+            self._guard.is_closed = True
+            self._store.close()
+            raise
+        self._guard.is_closed = True
+        self._store.close()
 
     def raise_unreported(self) -> None:
         """Raise SnapshotError for a failure that no exception reported, if there is one."""

@@ -124,6 +124,32 @@ def test_accumulated_gradients_count_when_the_optimizer_steps(tmp_path, sparse):
     run.ckpt.close()
 
 
+@pytest.mark.filterwarnings("error::cpr_ext.errors.UntrackedChangeWarning")
+@pytest.mark.filterwarnings("error::cpr_ext.errors.SnapshotFailedWarning")
+@pytest.mark.parametrize("overlap", ["never", "always"])
+def test_a_change_in_place_that_is_reported_counts_without_a_warning(tmp_path, overlap):
+    run = plain(tmp_path, overlap=overlap, consistency="step", priority=cpr_ext.AllRows())
+    backward(run, 4)
+    run.optimizers[0].step()
+    run.ckpt.step()
+    run.save("base")
+    run.ckpt.schedule = cpr_ext.EverySteps(1)
+    for value in (0.5, 0.25):  # the second time while a snapshot may be captured
+        with torch.no_grad():
+            run.model.weight[10:20] = value
+        run.ckpt.record_changes()
+        run.ckpt.step()
+    assert run.save().is_complete
+    run.assert_recovers(lambda: make_plain(torch.optim.SGD))
+
+
+def test_changes_are_not_reported_in_the_middle_of_a_step(run):
+    backward(run, 4)
+    run.optimizers[0].step()
+    with pytest.raises(UsageError, match=r"record_changes\(\) in the middle of step 2"):
+        run.ckpt.record_changes()
+
+
 def test_training_in_eval_mode_counts(run):
     run.model.eval()
     backward(run, 4)
