@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, cast
@@ -51,3 +51,15 @@ def find_old_names() -> None:
     """Make old places importable."""
     if not any(isinstance(finder, _OldNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OldNames())
+
+
+def old_method(old: str, new: str) -> Callable[..., Any]:
+    """Make a method that warns of its old name and calls the one with the new name."""
+
+    def call(self: object, *args: Any, **kwargs: Any) -> Any:
+        warn_of_old_name(f"{type(self).__name__}.{old}()", f"{new}()")
+        return getattr(self, new)(*args, **kwargs)
+
+    call.__name__ = old
+    call.__doc__ = f"Call :meth:`{new}`; an old name that will be removed."
+    return call

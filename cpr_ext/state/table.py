@@ -11,7 +11,7 @@ from torch import nn
 
 from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.errors import UsageError
-from cpr_ext.runtime.old_names import warn_of_old_name
+from cpr_ext.runtime.old_names import old_method
 from cpr_ext.state.table_part import TablePart
 
 WEIGHT = "weight"
@@ -143,6 +143,10 @@ class Table:
             shape, dtype=dtype, device=self.weight.device
         )
 
+    untouched_rows_keep_still = old_method(
+        "untouched_rows_keep_still", "updates_only_looked_up_rows"
+    )
+
     def _group(self) -> dict[str, Any] | None:
         if self.optimizer is None:
             return None
@@ -166,11 +170,6 @@ class Table:
         return isinstance(self.optimizer, known) or bool(
             getattr(self.optimizer, "updates_only_looked_up_rows", False)
         )
-
-    def untouched_rows_keep_still(self) -> bool:
-        """Return :meth:`updates_only_looked_up_rows`, its name today, with a warning."""
-        warn_of_old_name("Table.untouched_rows_keep_still()", "updates_only_looked_up_rows()")
-        return self.updates_only_looked_up_rows()
 
 
 def is_row_state(value: object, num_rows: int) -> bool:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import cpr_ext
 
@@ -44,3 +45,13 @@ def test_the_finder_is_there_once():
     find_old_names()
     assert sys.meta_path == before
     assert cpr_ext.__all__
+
+
+def test_a_method_with_an_old_name_calls_the_new_one_and_says_so():
+    table = cpr_ext.Table("a", torch.zeros(3, 2))
+    with pytest.warns(
+        DeprecationWarning, match=r"Table.untouched_rows_keep_still\(\) will be"
+    ) as w:
+        assert table.untouched_rows_keep_still() == table.updates_only_looked_up_rows()
+    assert w[0].filename == __file__
+    assert str(w[0].message).endswith("; use updates_only_looked_up_rows()")
