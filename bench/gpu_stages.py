@@ -12,7 +12,7 @@ from bench_tracking import SKEWS, criteo_rows, make_batches
 from gpu_table import Other, Sizes, Target, compare
 
 from cpr_ext._native import native
-from cpr_ext.checkpointer import DEFAULT_SLOT_BYTES
+from cpr_ext.saving.slot_size import DEFAULT_SLOT_BYTES
 
 ROW_BYTES = (64, 256, 512)
 

@@ -28,7 +28,7 @@ from results import keep, parser_of
 from tqdm import tqdm
 from training import PeakMemory, Protected, Run, in_own_process
 
-from cpr_ext.checkpointer import DEFAULT_SLOT_BYTES
+from cpr_ext.saving.slot_size import DEFAULT_SLOT_BYTES
 
 HERE = Path(__file__).resolve().parent
 OURS = {"cpr_ext": "row", 'cpr_ext, consistency="step"': "step"}

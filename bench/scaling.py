@@ -23,7 +23,7 @@ from results import keep, parser_of
 from tqdm import tqdm
 
 from cpr_ext._native import native
-from cpr_ext.checkpointer import DEFAULT_SLOT_BYTES
+from cpr_ext.saving.slot_size import DEFAULT_SLOT_BYTES
 
 HERE = Path(__file__).resolve().parent
 STAGES = ("count", "select", "gather", "scatter", "write", "read")

@@ -16,8 +16,20 @@ from typing import TYPE_CHECKING, Any
 from cpr_ext.runtime.old_names import find_old_names
 
 if TYPE_CHECKING:
-    from cpr_ext.checkpointer import Checkpointer
-    from cpr_ext.errors import CprError
+    from cpr_ext.checkpointer.checkpointer import Checkpointer
+    from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
+    from cpr_ext.errors import (
+        CprError,
+        DamageError,
+        NanError,
+        RowIndexError,
+        SnapshotError,
+        SnapshotFailedWarning,
+        StorageError,
+        StoreError,
+        UntrackedChangeWarning,
+        UsageError,
+    )
     from cpr_ext.priorities import (
         AllRows,
         LargestChange,
@@ -26,6 +38,7 @@ if TYPE_CHECKING:
         SubSampledUsed,
     )
     from cpr_ext.recovery.report import RecoveryReport
+    from cpr_ext.saving.snapshot_handle import SnapshotHandle
     from cpr_ext.schedules.intervals import Continuous, EverySeconds, EverySteps, Schedule
     from cpr_ext.schedules.target_pls import TargetPLS
     from cpr_ext.state.table import Table
@@ -34,19 +47,31 @@ if TYPE_CHECKING:
 __all__ = [
     "AllRows",
     "Checkpointer",
+    "CompactionOptions",
     "Continuous",
     "CprError",
+    "DamageError",
     "EverySeconds",
     "EverySteps",
     "LargestChange",
     "MostFrequentlyUsed",
+    "NanError",
     "Priority",
     "RecoveryReport",
     "Retention",
+    "RowIndexError",
     "Schedule",
+    "SnapshotError",
+    "SnapshotFailedWarning",
+    "SnapshotHandle",
+    "StagingOptions",
+    "StorageError",
+    "StoreError",
     "SubSampledUsed",
     "Table",
     "TargetPLS",
+    "UntrackedChangeWarning",
+    "UsageError",
 ]
 
 __version__ = "0.1.0"
@@ -55,20 +80,32 @@ __version__ = "0.1.0"
 # none of it.
 _MODULES = {
     "AllRows": "priorities",
-    "Checkpointer": "checkpointer",
+    "Checkpointer": "checkpointer.checkpointer",
+    "CompactionOptions": "checkpointer.options",
     "Continuous": "schedules.intervals",
     "CprError": "errors",
+    "DamageError": "errors",
     "EverySeconds": "schedules.intervals",
     "EverySteps": "schedules.intervals",
     "LargestChange": "priorities",
     "MostFrequentlyUsed": "priorities",
+    "NanError": "errors",
     "Priority": "priorities",
     "RecoveryReport": "recovery.report",
     "Retention": "storage.retention",
+    "RowIndexError": "errors",
     "Schedule": "schedules.intervals",
+    "SnapshotError": "errors",
+    "SnapshotFailedWarning": "errors",
+    "SnapshotHandle": "saving.snapshot_handle",
+    "StagingOptions": "checkpointer.options",
+    "StorageError": "errors",
+    "StoreError": "errors",
     "SubSampledUsed": "priorities",
     "Table": "state.table",
     "TargetPLS": "schedules.target_pls",
+    "UntrackedChangeWarning": "errors",
+    "UsageError": "errors",
 }
 
 

@@ -71,8 +71,7 @@ def test_save_waits_for_the_device_and_takes_this_step(tmp_path):
     run.save_base()
     run.step([5, 6, 7])
     expected = run.model.weight.detach().clone()
-    snapshot = run.checkpointer.save("partial")
-    assert (snapshot.first_step, snapshot.last_step) == (2, 2)
+    assert run.checkpointer.save("partial").step == 2
     run.checkpointer.close()
     other = Run(tmp_path / "s")
     other.checkpointer.recover()

@@ -10,6 +10,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import StorageError, UsageError
+from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.storage.manifest import Manifest
 from python_tests.helpers import (
     Trained,
@@ -117,20 +118,22 @@ def test_wait_gives_up_after_its_time_and_can_be_called_again(tmp_path, held_com
 
 def test_one_step_captures_no_more_than_about_a_slot(tmp_path):
     tables, slot_bytes = {"a": (6000, 8)}, 64 << 10
-    run = Trained(tmp_path, tables, num_shards=8, slot_bytes=slot_bytes)
+    run = Trained(
+        tmp_path, tables, num_shards=8, staging=cpr_ext.StagingOptions(slot_bytes=slot_bytes)
+    )
     captured = []
-    advance = cpr_ext.checkpointer.Snapshot._take
+    advance = Snapshot._take
 
     def note(self, part, chunks, step):
         num_bytes = advance(self, part, chunks, step)
         captured.append((step, num_bytes))
         return num_bytes
 
-    cpr_ext.checkpointer.Snapshot._take = note
+    Snapshot._take = note
     try:
         run.train(40)
     finally:
-        cpr_ext.checkpointer.Snapshot._take = advance
+        Snapshot._take = advance
     for step in range(1, 41):
         assert sum(n for at, n in captured if at == step) <= 2 * slot_bytes
     assert len({step for step, n in captured if n}) > 3
@@ -277,7 +280,12 @@ def test_metrics_tell_what_was_saved_and_what_it_cost(tmp_path):
 
 
 def test_memory_is_bounded_by_the_slots_whatever_the_size_of_a_table(tmp_path):
-    run = Trained(tmp_path, {"a": (200_000, 16)}, optimizer="sgd", slot_bytes=1 << 20)
+    run = Trained(
+        tmp_path,
+        {"a": (200_000, 16)},
+        optimizer="sgd",
+        staging=cpr_ext.StagingOptions(slot_bytes=1 << 20),
+    )
     pipeline = run.checkpointer._saver._pipeline
     assert (pipeline.num_free_slots, pipeline.slot_bytes) == (3, 1 << 20)
     before = resident_bytes()
@@ -356,11 +364,8 @@ def test_weights_of_a_compiled_model_are_saved_and_recovered(tmp_path):
         ({"num_shards": -3}, "num_shards is -3"),
         ({"rebase_after": 0}, "rebase_after is 0; it must be positive, or None"),
         ({"rebase_after": float("nan")}, "rebase_after is nan"),
-        ({"num_slots": 1}, "num_slots is 1; double buffering needs at least 2"),
-        ({"slot_bytes": 0}, "slot"),
-        ({"slot_bytes": -4096}, "slot"),
-        ({"num_threads": 0}, "num_threads is 0; it must be at least 1, or None"),
-        ({"num_threads": -1}, "num_threads is -1"),
+        ({"staging": {"num_slots": 3}}, "staging is .* needed: such as StagingOptions"),
+        ({"compaction": 1.0}, "compaction is 1.0; needed: such as CompactionOptions"),
         ({"priority": "mfu"}, "priority is 'mfu'; needed: such as MostFrequentlyUsed"),
         ({"schedule": 500}, "schedule is 500; needed: such as EverySteps"),
         (
@@ -425,7 +430,12 @@ def test_nothing_can_be_done_with_a_closed_checkpointer(tmp_path):
 
 def test_a_slot_too_small_for_a_row_is_refused_with_the_remedy(tmp_path):
     with pytest.raises(UsageError, match=r"'tables\.a': rows of 3 columns.*at least 20480"):
-        Trained(tmp_path, {"a": (9000, 3)}, slot_bytes=4096, optimizer="sgd")
+        Trained(
+            tmp_path,
+            {"a": (9000, 3)},
+            staging=cpr_ext.StagingOptions(slot_bytes=4096),
+            optimizer="sgd",
+        )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])

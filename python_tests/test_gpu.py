@@ -58,7 +58,7 @@ def test_every_row_saved_is_as_it_was_at_one_step(tmp_path, consistency, slot_by
         tmp_path / "s",
         schedule=cpr_ext.EverySteps(5),
         consistency=consistency,
-        slot_bytes=slot_bytes,
+        staging=cpr_ext.StagingOptions(slot_bytes=slot_bytes),
     ) as checkpointer:
         seen = train(model, optimizer, checkpointer, 40)
         checkpointer.wait()

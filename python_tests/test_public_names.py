@@ -3,22 +3,43 @@
 import importlib
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
 
 import cpr_ext
 from python_tests.helpers import run_python
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def test_every_public_name_can_be_imported_and_is_listed():
     assert list(cpr_ext.__all__) == sorted(cpr_ext.__all__)
-    assert len(cpr_ext.__all__) <= 15
+    assert len(cpr_ext.__all__) <= 30
     for name in cpr_ext.__all__:
         assert getattr(cpr_ext, name).__name__ == name
         assert name in dir(cpr_ext)
     namespace = {}
     exec("from cpr_ext import *", namespace)
     assert set(cpr_ext.__all__) <= namespace.keys()
+
+
+def classes_of_the_package() -> set[str]:
+    texts = [path.read_text() for path in (ROOT / "cpr_ext").rglob("*.py")]
+    return {name for text in texts for name in re.findall(r"^class ([A-Z]\w+)", text, re.M)}
+
+
+def code_of_the_guide() -> str:
+    text = (ROOT / "docs/guide.md").read_text()
+    blocks = re.findall(r"```.*?```", text, re.DOTALL)
+    spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return "\n".join([*blocks, *spans])
+
+
+def test_the_public_names_are_those_of_the_guide():
+    named = set(re.findall(r"\b[A-Z]\w+", code_of_the_guide())) & classes_of_the_package()
+    assert named == set(cpr_ext.__all__)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

@@ -70,11 +70,13 @@ def setups(draw):
             "when_busy": draw(st.sampled_from(["delay", "wait"])),
             "num_shards": draw(st.integers(1, 2)),
             "rebase_after": draw(st.sampled_from([None, 2.0])),
-            "slot_bytes": draw(st.sampled_from([56 << 10, 1 << 20])),
-            "keep_bytes": draw(st.sampled_from([4096, 1 << 20])),
+            "staging": cpr_ext.StagingOptions(
+                slot_bytes=draw(st.sampled_from([56 << 10, 1 << 20])),
+                copy_on_write_bytes=draw(st.sampled_from([4096, 1 << 20])),
+                num_threads=1,
+                direct_io=False,
+            ),
             "count_row_updates": draw(st.booleans()),
-            "num_threads": 1,
-            "direct_io": False,
         },
     )
 

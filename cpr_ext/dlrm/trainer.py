@@ -369,6 +369,8 @@ class Trainer:
     def _recover(self, record: FailureRecord, num_lost: int) -> None:
         if record.recovery == "none":
             # Nothing comes back: all that the shards were ever trained on is lost.
+            if self._checkpointer is not None:
+                self._checkpointer.record_changes()
             record.rows_stale = num_lost
             record.samples_lost = sum(
                 self._log.samples_since_loss(record.num_samples, shard) for shard in record.shards

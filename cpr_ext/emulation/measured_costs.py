@@ -228,7 +228,7 @@ class _Trainer:
         steps, trained, stalled = 0, 0.0, 0.0
         snapshot = None
         started = time.perf_counter()
-        while snapshot is None or not (snapshot.is_captured or snapshot.is_done):
+        while snapshot is None or snapshot.state == "capturing":
             trained += self.train()
             before = checkpointer.metrics.stall_seconds
             snapshot = checkpointer.step(self._batch_size) or snapshot

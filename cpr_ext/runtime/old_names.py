@@ -16,6 +16,18 @@ _MOVED = {
 }
 
 
+def warn_of_old_name(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warn that cpr_ext.``old`` will be removed, and name its replacement.
+
+    Args:
+        stacklevel: the frame that the warning names: 2 is the caller of this, 3 the one before.
+    """
+    import warnings
+
+    text = f"cpr_ext.{old} will be removed; use {new}"
+    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
+
+
 class _OldNames:
     """Finds a module at its old place, and fills it from the new one."""
 
@@ -29,12 +41,8 @@ class _OldNames:
         return None  # an ordinary one
 
     def exec_module(self, module: ModuleType) -> None:
-        import warnings
-
         place, instead = _MOVED[module.__name__]
-        warnings.warn(
-            f"{module.__name__} will be removed; use {instead}", DeprecationWarning, stacklevel=2
-        )
+        warn_of_old_name(module.__name__.removeprefix("cpr_ext."), instead)
         names = vars(importlib.import_module(place))
         vars(module).update({name: names[name] for name in names if not name.startswith("__")})
 
@@ -49,10 +57,7 @@ def old_method(old: str, new: str) -> Callable[..., Any]:
     """Make a method that warns of its old name and calls the one with the new name."""
 
     def call(self: object, *args: Any, **kwargs: Any) -> Any:
-        import warnings
-
-        text = f"{type(self).__name__}.{old}() will be removed; use {new}()"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        warn_of_old_name(f"{type(self).__name__}.{old}()", f"{new}()")
         return getattr(self, new)(*args, **kwargs)
 
     call.__name__ = old

@@ -22,6 +22,7 @@ from cpr_ext._native import native
 from cpr_ext.cuda import device_of
 from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.runtime.threads import close_at_exit
+from cpr_ext.saving.capture_mode import CaptureMode
 from cpr_ext.saving.row_samples import WindowSample
 from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.state.table import Table
@@ -154,7 +155,7 @@ class Overlap:
         return choice != "never" and is_worth_it and obstacle is None
 
     def one_step_obstacle(self) -> str | None:
-        """Why rows cannot be copied aside as they change; None if they can."""
+        """Why rows cannot be copied before they change; None if they can."""
         for table in self._tables:
             if not table.updates_only_looked_up_rows():
                 kind = type(table.optimizer).__name__
@@ -166,7 +167,7 @@ class Overlap:
     def resume(self, snapshot: Snapshot, step: int) -> None:
         """Capture ``snapshot`` in the background, while training only reads the tables.
 
-        If it will be held, only choose its rows.
+        With CHOOSE_FIRST, only choose its rows.
         """
         self._watch.check()  # between two windows rows may change as they like
         if snapshot.state != "capturing":
@@ -175,7 +176,7 @@ class Overlap:
         self.sample.forget()
 
         def work(stop: Any) -> None:
-            if snapshot.is_to_be_held:
+            if snapshot.mode is CaptureMode.CHOOSE_FIRST:
                 snapshot.choose_rows(stop)
                 return
             while snapshot.has_rows_left:  # something is done in every window, however short
@@ -195,14 +196,14 @@ class Overlap:
         self._thread.pause()
         snapshot = self._snapshot
         if snapshot is not None:
-            if self._is_open or snapshot.is_held:
+            if self._is_open or snapshot.is_copied_on_write:
                 self._watch.check()
             if self._is_open:
                 self._check_sample()
             if not snapshot.has_rows_left:
                 self._snapshot = None
-        is_held = self._snapshot is not None and self._snapshot.is_held
-        self._watch.rows_change = self._keep if is_held else None
+        copies = self._snapshot is not None and self._snapshot.is_copied_on_write
+        self._watch.rows_change = self._copy_rows if copies else None
         self._is_open = False
 
     def _check_sample(self) -> None:
@@ -212,15 +213,15 @@ class Overlap:
 
     def _give_up(self, table: Table) -> None:
         snapshot = self._snapshot
-        if snapshot is None or not (self._is_open or snapshot.is_held):
+        if snapshot is None or not (self._is_open or snapshot.is_copied_on_write):
             return  # nothing was being captured, nothing waits to be captured as it was
         self._snapshot = None
         self.was_broken = True
         snapshot.give_up(SnapshotError(_CHANGED.format(name=table.name)))
 
-    def _keep(self, table: Table, row_ids: torch.Tensor) -> None:
-        if self._snapshot is not None and self._snapshot.is_held:
-            self._snapshot.keep(table.name, row_ids)
+    def _copy_rows(self, table: Table, row_ids: torch.Tensor) -> None:
+        if self._snapshot is not None and self._snapshot.is_copied_on_write:
+            self._snapshot.copy_before_change(table.name, row_ids)
 
     def forget(self) -> None:
         """Stop, and have nothing more to do with the snapshot in flight."""

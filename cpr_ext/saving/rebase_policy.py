@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cpr_ext.errors import SnapshotError
-from cpr_ext.saving.snapshot import SnapshotKind
+from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.state.table import Table
 from cpr_ext.storage.retention import keep_needed
 from cpr_ext.storage.store import Store

@@ -14,11 +14,12 @@ from cpr_ext.errors import SnapshotError, SnapshotFailedWarning
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.log_text import encodable
 from cpr_ext.saving.background_capture import Overlap
+from cpr_ext.saving.capture_mode import CaptureMode
 from cpr_ext.saving.rebase_policy import ArrayNames, BaseRule
 from cpr_ext.saving.row_samples import CleanSample
 from cpr_ext.saving.segment_capture import WriteOptions
-from cpr_ext.saving.selection import Selector
-from cpr_ext.saving.snapshot import Snapshot, SnapshotKind
+from cpr_ext.saving.selection import Selector, SnapshotKind
+from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.schedules.intervals import Progress
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.table import Table
@@ -152,16 +153,10 @@ class Saver:
         self._watch.settle()
         self._arrays = self._base_rule.array_names()
         self._is_overlapping = not at_once and self._may_overlap()
-        options, write = self._options, self._options.write
-        is_held = self._is_overlapping and options.consistency == "step"
-        # Choosing reads all counts: it is done while training runs, unless every dirty row is to be
-        # saved or the step is given.
-        may_choose_ahead = not options.chooses_all and options.when_busy == "delay"
-        hold_later = is_held and kind == "partial" and may_choose_ahead
-        chooses_on_gpu = options.on_gpu and not at_once and options.consistency == "row"
+        mode, write = self._mode(kind, at_once=at_once), self._options.write
         if self._is_overlapping:
-            write = replace(write, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=is_held)
-        self.in_flight = Snapshot(
+            write = replace(write, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=mode.is_of_one_step)
+        snapshot = self.in_flight = Snapshot(
             number=self._next_number,
             kind=kind,
             store=self._store,
@@ -171,13 +166,24 @@ class Saver:
             capture_dense=self._capture_dense,
             saved_rows=self._clean,
             captured_rows=self._overlap.sample if self._overlap is not None else None,
-            choose_later=(self._is_overlapping and not is_held) or chooses_on_gpu,
-            hold_later=hold_later,
+            mode=mode,
         )
         self._next_number += 1
-        if is_held and not hold_later:
-            self.in_flight.hold(self._account.step, self._account.num_samples)
-        return self.in_flight
+        if mode is CaptureMode.COPY_ON_WRITE:
+            snapshot.fix_step(self._account.step, self._account.num_samples)
+        return snapshot
+
+    def _mode(self, kind: SnapshotKind, *, at_once: bool) -> CaptureMode:
+        options = self._options
+        if options.consistency == "row":
+            is_later = self._is_overlapping or (options.on_gpu and not at_once)
+            return CaptureMode.SHARD_BY_SHARD if is_later else CaptureMode.AT_ONCE
+        if not self._is_overlapping:
+            return CaptureMode.AT_ONCE
+        # Choosing reads all counts: it is done while training runs, unless every dirty row is to be
+        # saved or the step is given.
+        is_ahead = kind == "partial" and not options.chooses_all and options.when_busy == "delay"
+        return CaptureMode.CHOOSE_FIRST if is_ahead else CaptureMode.COPY_ON_WRITE
 
     def pause(self) -> None:
         """Returns once no other thread uses tables or trackers."""
@@ -220,9 +226,12 @@ class Saver:
         self._watch.check_all()
         if not snapshot.has_rows_left and self._check_clean_rows():
             snapshot.give_up(SnapshotError("rows of it changed unseen; see the warning"))
-        if snapshot.is_to_be_held and snapshot.is_chosen and not rows:
-            snapshot.hold(step, num_samples)
-        if rows:
+        if snapshot.mode is CaptureMode.CHOOSE_FIRST:
+            if rows:  # captured rows and those still to be captured must be of this step
+                snapshot.choose_rows(one_table=max_bytes > 0)
+            if snapshot.is_chosen:
+                snapshot.fix_step(step, num_samples)
+        if rows and snapshot.mode is not CaptureMode.CHOOSE_FIRST:
             snapshot.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
         snapshot.finish_if_captured(step, num_samples)
         if snapshot.is_captured:

@@ -48,7 +48,7 @@ class WriteOptions:
         direct_io: past the page cache, where the file system allows it.
         refuse_nan: give a segment up rather than save NaN over good values.
         max_chunk_bytes: rows are captured in chunks of about this size; 0: as a slot holds.
-        copy_on_write: rows may be copied aside with ``keep`` before they change.
+        copy_on_write: rows may be given to ``copy_before_change``.
     """
 
     direct_io: bool = True
@@ -154,8 +154,8 @@ class SegmentCapture:
             self._job.wait("written")
         return chunks
 
-    def keep(self, table: int, row_ids: torch.Tensor, first: int) -> int:
-        """Copy aside those of ``row_ids[first:]`` that wait to be captured, before they change.
+    def copy_before_change(self, table: int, row_ids: torch.Tensor, first: int) -> int:
+        """Copy those of ``row_ids[first:]`` that wait to be captured, before they change.
 
         Args:
             table: position in ``sources``.

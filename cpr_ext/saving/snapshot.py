@@ -16,19 +16,20 @@ import torch
 
 from cpr_ext.errors import SnapshotError
 from cpr_ext.runtime.forks import Creator
+from cpr_ext.saving.capture_mode import CaptureMode
+from cpr_ext.saving.row_choice import RowChoice
 from cpr_ext.saving.segment_capture import (
     SegmentCapture,
     WriteOptions,
     dense_sources,
     selection_source,
 )
-from cpr_ext.saving.selection import Selection, Selector
+from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.storage.segment_format import Chunk
 from cpr_ext.storage.store import Store
 
 State = Literal["capturing", "captured", "committed", "failed"]
-SnapshotKind = Literal["base", "partial"]
 
 
 @dataclass
@@ -55,7 +56,7 @@ class RowSample(Protocol):
 
 
 class Snapshot:
-    """A snapshot in progress, or done; ``Checkpointer.save`` returns it.
+    """A snapshot in progress, or done; users get a ``SnapshotHandle`` of it.
 
     Attributes:
         number: counts the snapshots of the store; newer ones are higher.
@@ -66,15 +67,12 @@ class Snapshot:
         file_bytes: bytes of all its segments.
         bytes_captured: bytes of rows captured so far.
         is_complete: it makes a full-recovery point.
-        is_held: it is of one step, and its rows are captured with their values at that step.
-        is_to_be_held: it will be held once its rows are chosen.
+        mode: how rows are chosen and captured; :meth:`fix_step` changes it.
         error: why it failed.
 
     Args:
         saved_rows: is shown rows when trackers take them for saved.
         captured_rows: is shown rows when they are copied.
-        choose_later: choose the rows of a shard only when its turn comes to be captured.
-        hold_later: choose rows with :meth:`choose_rows`, then :meth:`hold` them.
     """
 
     def __init__(
@@ -89,8 +87,7 @@ class Snapshot:
         capture_dense: Callable[[], DensePart],
         saved_rows: RowSample | None = None,
         captured_rows: RowSample | None = None,
-        choose_later: bool = False,
-        hold_later: bool = False,
+        mode: CaptureMode = CaptureMode.AT_ONCE,
     ) -> None:
         self._saved_rows = saved_rows
         self._captured_rows = captured_rows
@@ -103,8 +100,7 @@ class Snapshot:
         self.file_bytes = 0
         self.bytes_captured = 0
         self.is_complete = False
-        self.is_held = False
-        self.is_to_be_held = hold_later
+        self.mode = mode
         self.error: Exception | None = None
         self._store = store
         self._selector = selector
@@ -115,32 +111,34 @@ class Snapshot:
         self._done = threading.Event()
         self._creator = Creator()
         self._parts: list[_Part] = []
-        self._chosen: list[Selection] = []
-        self._choosing: list[Selection] = []  # of the next shard, table by table
-        self._shards_chosen = 0
-        self._pending: dict[tuple[int, int], Any] = {}
-        if choose_later and kind == "partial":
+        self._choice = RowChoice(selector, kind, store.num_shards)
+        if mode is CaptureMode.SHARD_BY_SHARD:
             self._begin_choosing()
-        elif not (choose_later or hold_later):
+        elif mode is not CaptureMode.CHOOSE_FIRST:
             self.choose_rows()
 
+    @property
+    def is_copied_on_write(self) -> bool:
+        """Rows that wait for their capture must be copied before they change."""
+        return self.mode is CaptureMode.COPY_ON_WRITE
+
     def _begin_choosing(self) -> None:
-        """Rows on a GPU are chosen as of now; which they are is asked when their turn comes."""
         try:
-            for shard in range(self._store.num_shards):
-                for table in range(self._selector.num_tables):
-                    pending = self._selector.begin_partial(table, shard)
-                    if pending is not None:
-                        self._pending[table, shard] = pending
+            self._choice.begin()
         except Exception as error:
             self._fail(error)
 
-    def choose_rows(self, stop: Any = None) -> None:
-        """Choose all rows, or until ``stop``, a native ``StopFlag``, is set; on any thread."""
+    def choose_rows(self, stop: Any = None, *, one_table: bool = False) -> None:
+        """Choose rows, on any thread.
+
+        Args:
+            stop: a native ``StopFlag``; once it is set, returns after the current table.
+            one_table: choose those of the next table only, instead of all.
+        """
         try:
             while not self.is_chosen:
                 self._choose_next()
-                if stop is not None and stop.is_set():
+                if one_table or (stop is not None and stop.is_set()):
                     return
         except Exception as error:
             self._fail(error)
@@ -148,28 +146,15 @@ class Snapshot:
     @property
     def is_chosen(self) -> bool:
         """All rows are chosen."""
-        return self._shards_chosen == self._store.num_shards
-
-    def _is_choosing_elsewhere(self) -> bool:
-        """A GPU has not chosen the rows of the next table yet."""
-        pending = self._pending.get((len(self._choosing), self._shards_chosen))
-        return pending is not None and not pending.is_ready()
+        return self._choice.is_done
 
     def _choose_next(self) -> None:
         """Choose rows of the next table of a shard; after its last, start the shard's segment."""
-        shard, selector, table = self._shards_chosen, self._selector, len(self._choosing)
-        if table < selector.num_tables:
-            self._choosing.append(
-                selector.base(table, shard)
-                if self.kind == "base"
-                else selector.partial(table, shard, self._pending.pop((table, shard), None))
-            )
-            if len(self._choosing) < selector.num_tables:
-                return
-        chosen, self._choosing = self._choosing, []
-        self._shards_chosen += 1
-        self._chosen += chosen
-        selections = [selection for selection in chosen if selection.num_rows > 0]
+        chosen = self._choice.choose_next()
+        if chosen is None:
+            return
+        shard, of_shard = chosen
+        selections = [selection for selection in of_shard if selection.num_rows > 0]
         if selections:
             self._parts.append(_Part(shard, self._start(shard, selections), selections))
 
@@ -195,7 +180,7 @@ class Snapshot:
     def capture_rows(
         self, step: int, *, max_bytes: int, wait_for_slot: bool, stop: Any = None
     ) -> bool:
-        """Capture rows with their values at ``step``, or at the step of a held snapshot.
+        """Capture rows with their values at ``step``; with COPY_ON_WRITE, at its own step.
 
         On any thread, while nothing changes the tables.
 
@@ -220,7 +205,7 @@ class Snapshot:
         index = 0
         while True:
             if index == len(self._parts):
-                if self.is_chosen or (not wait_for_slot and self._is_choosing_elsewhere()):
+                if self.is_chosen or (not wait_for_slot and self._choice.is_pending):
                     break
                 self._choose_next()
                 if stop is not None and stop.is_set():
@@ -233,7 +218,7 @@ class Snapshot:
             if 0 < max_bytes <= captured_bytes:
                 break
             chunks = part.capture.capture(
-                self.first_step if self.is_held else step,
+                self.first_step if self.is_copied_on_write else step,
                 max_bytes=max_bytes - captured_bytes if max_bytes else 0,
                 wait_for_slot=wait_for_slot,
                 stop=stop,
@@ -249,19 +234,19 @@ class Snapshot:
         if self._state != "capturing" or self.has_rows_left:
             return
         try:
-            if self.is_held:
+            if self.is_copied_on_write:
                 self._state = "captured"
             else:
                 self._finish_capture(step, num_samples)
         except Exception as error:
             self._fail(error)
 
-    def hold(self, step: int, num_samples: int) -> None:
+    def fix_step(self, step: int, num_samples: int) -> None:
         """Make this a snapshot of ``step``: all rows, which are chosen, and the dense part, as now.
 
-        Rows are captured later, so each must be given to :meth:`keep` before it changes.
+        Rows are captured later, so each must be given to :meth:`copy_before_change`.
         """
-        self.is_to_be_held = False
+        self.mode = CaptureMode.COPY_ON_WRITE
         if self._state != "capturing":
             return
         try:
@@ -271,12 +256,11 @@ class Snapshot:
             self.first_step = step
             self._finish_capture(step, num_samples)
             self._state = "capturing"
-            self.is_held = True
         except Exception as error:
             self._fail(error)
 
-    def keep(self, table: str, row_ids: torch.Tensor) -> None:
-        """Rows of ``table`` are about to change: those not yet captured are copied aside.
+    def copy_before_change(self, table: str, row_ids: torch.Tensor) -> None:
+        """Rows of ``table`` are about to change: copy those that are not yet captured.
 
         Where the memory for it is full, rows are captured until there is room.
         """
@@ -286,25 +270,26 @@ class Snapshot:
             for part in self._parts:
                 for index, selection in enumerate(part.selections):
                     if selection.table.name == table:
-                        self._keep(part, index, row_ids)
+                        self._copy(part, index, row_ids)
         except Exception as error:
             self._fail(error)
 
-    def _keep(self, part: _Part, index: int, row_ids: torch.Tensor) -> None:
+    def _copy(self, part: _Part, index: int, row_ids: torch.Tensor) -> None:
         done = 0
-        while (done := part.capture.keep(index, row_ids, done)) < row_ids.numel():
+        while (done := part.capture.copy_before_change(index, row_ids, done)) < row_ids.numel():
             self._capture_rows(self.first_step, max_bytes=1, wait_for_slot=True, stop=None)
 
     def _take(self, part: _Part, chunks: Sequence[Chunk], step: int) -> int:
         """Note captured rows as saved; returns their bytes."""
         if chunks and self.first_step < 0:
             self.first_step = step
-        if not self.is_held:
-            for table, first, count, *_ in chunks:
-                self._take_rows(part, part.selections[table], first, count)
+        if not self.is_copied_on_write:
+            for chunk in chunks:
+                self._take_rows(part, part.selections[chunk.table], chunk.first, chunk.num_rows)
         if self._captured_rows is not None:
-            for table, first, count, *_ in chunks:
-                self._captured_rows.note(part.selections[table], first, count)
+            for chunk in chunks:
+                selection = part.selections[chunk.table]
+                self._captured_rows.note(selection, chunk.first, chunk.num_rows)
         captured_bytes = sum(
             part.capture.chunk_bytes(chunk.table, chunk.num_rows) for chunk in chunks
         )
@@ -321,7 +306,7 @@ class Snapshot:
         self.last_step = step
         self.num_samples = num_samples
         self.is_complete = self.first_step == step and all(
-            self._selector.is_complete(selection) for selection in self._chosen
+            self._selector.is_complete(selection) for selection in self._choice.selections
         )
         self._dense = self._capture_dense()
         self._state = "captured"
@@ -377,7 +362,7 @@ class Snapshot:
             for part in self._parts:
                 if not part.is_committed:
                     part.capture.cancel(str(error))
-        finally:  # whoever waits must be told
+        finally:  # threads that wait must see the end
             self.error = error
             self._state = "failed"
             self._done.set()

@@ -191,6 +191,10 @@ class TableWatch:
                 self._changed.setdefault(index, []).extend(kept)
         self._versions.read()
 
+    def accept_changes(self) -> None:
+        """As :meth:`check_all`, but the user reports the changes: rows count, nothing is warned."""
+        self.check_loss(lambda table: [])
+
     def settle(self) -> None:
         """Make the rows of tables that changed outside dirty, in their trackers.
 

@@ -46,7 +46,9 @@ def make_job(disk, steps=3):
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 
     def make(directory):
-        return cpr_ext.Checkpointer(model, optimizer, directory, slot_bytes=64 << 10)
+        return cpr_ext.Checkpointer(
+            model, optimizer, directory, staging=cpr_ext.StagingOptions(slot_bytes=64 << 10)
+        )
 
     checkpointer = make(worker_directory(disk / "store", 1, 2))
     checkpointer.recover()
@@ -68,7 +70,9 @@ def state_of(job):
 def assert_recovers(directory, expected, step):
     fresh = torch.nn.Sequential(torch.nn.EmbeddingBag(8000, 8, sparse=True), torch.nn.Linear(8, 1))
     optimizer = torch.optim.Adagrad(fresh.parameters(), lr=0.1)
-    with cpr_ext.Checkpointer(fresh, optimizer, directory, slot_bytes=64 << 10) as checkpointer:
+    with cpr_ext.Checkpointer(
+        fresh, optimizer, directory, staging=cpr_ext.StagingOptions(slot_bytes=64 << 10)
+    ) as checkpointer:
         assert checkpointer.recover().step == step
     for name, value in fresh.state_dict().items():
         assert torch.equal(value, expected[name])

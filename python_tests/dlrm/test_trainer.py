@@ -181,6 +181,18 @@ def test_no_recovery_loses_what_the_shards_were_trained_on_since_they_were_last_
     assert result.pls == pytest.approx((5000 + 6500 + 4000) / (8000 * 4))
 
 
+@pytest.mark.filterwarnings("error::cpr_ext.errors.UntrackedChangeWarning")
+def test_no_recovery_saves_what_is_left_without_a_warning(tmp_path):
+    lost = {"failures": (PlannedFailure(50, (0, 2)), PlannedFailure(130, (1,)))}
+    result, weights = run(tmp_path / "a", recovery="none", **lost)
+    assert len(result.failures) == 2
+    assert result.snapshots["partial"] > 0
+    # Run again, it only loads the model that the last snapshot saved.
+    again, loaded = run(tmp_path / "a", recovery="none", **lost)
+    assert again.resumed_from_step == LAST_STEP
+    assert_same(loaded, weights)
+
+
 @pytest.mark.parametrize("recovery", ["partial", "full"])
 @pytest.mark.parametrize("cut", [49, 61, 62, 75])
 @pytest.mark.parametrize("strikes_at", [50, 61])

@@ -34,8 +34,8 @@ def calls_by_step(num_shards: int, directory: Path) -> dict[str, Counter[str]]:
         schedule=cpr_ext.EverySteps(10**9),
         priority=cpr_ext.AllRows(),
         rebase_after=None,
-        compact_after=None,
-        num_threads=1,
+        compaction=cpr_ext.CompactionOptions(after=None),
+        staging=cpr_ext.StagingOptions(num_threads=1),
     )
     names = ["open", "base", *(f"partial {number}" for number in range(_NUM_PARTIALS)), "close"]
     for name in names[1:-1]:

@@ -256,9 +256,7 @@ def open_run(store: Path, seed: int = 0, shape: Shape = USUAL) -> Trained:
         schedule=cpr_ext.EverySteps(10**9),
         priority=cpr_ext.MostFrequentlyUsed(shape.fraction),
         rebase_after=None,
-        slot_bytes=1 << 16,
-        num_threads=1,
-        direct_io=False,
+        staging=cpr_ext.StagingOptions(slot_bytes=1 << 16, num_threads=1, direct_io=False),
     )
 
 

@@ -169,7 +169,7 @@ def writers(target: Target) -> Iterator[tuple[str, Callable[[], object]]]:
 
     def recover_live() -> None:
         with opened(store) as run:
-            run.checkpointer._may_train = True
+            run.checkpointer._guard.may_train = True
             run.checkpointer.recover(shards=[1])
 
     def recover_elsewhere(**options: Any) -> None:

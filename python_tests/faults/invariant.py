@@ -35,8 +35,7 @@ class Fresh:
             priority=cpr_ext.AllRows(),
             consistency="step",
             schedule=cpr_ext.EverySteps(10**9),
-            num_threads=1,
-            slot_bytes=3 * 4096,
+            staging=cpr_ext.StagingOptions(num_threads=1, slot_bytes=3 * 4096),
             rebase_after=None,
             extra_state=lambda: {"seq": self.seq},
             **options,
@@ -100,7 +99,7 @@ def _check_store(store: Path, num_shards: int, promise: Promise, states: States)
 
 
 def _check_partial(store: Path, num_shards: int, promise: Promise, states: States) -> None:
-    fresh = Fresh(store, num_shards, compact_after=0.01)
+    fresh = Fresh(store, num_shards, compaction=cpr_ext.CompactionOptions(after=0.01))
     seq = fresh.recover()
     _require(seq, promise.allowed, promise, states, fresh.state)
     assert _require_sound(store) == [], "files that nothing names are left after opening"

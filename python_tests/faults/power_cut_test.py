@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -29,8 +30,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-import cpr_ext
-from python_tests.faults import forks
+from python_tests.faults import forks, scenario
 from python_tests.faults.harness import Prepare, fast_directory, warm_up
 from python_tests.faults.interposer import Interposer
 from python_tests.faults.invariant import check_stores
@@ -152,7 +152,7 @@ class PowerCuts:
 
     def _train(self, root: Path, journal: Path, writing: str, prepare: Prepare) -> None:
         # The library's default cannot be told from outside of the scenario.
-        cpr_ext.Checkpointer.__init__.__kwdefaults__["direct_io"] = writing == DIRECT
+        scenario.staging = replace(scenario.staging, direct_io=writing == DIRECT)
         self._interposer.watch(root)
         prepare(self._interposer)
         run(Watcher(root, Journal(journal), lambda: "to come"))

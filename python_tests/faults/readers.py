@@ -56,8 +56,7 @@ def open_run(store: Path, **options: Any) -> tuple[StepModel, list[Any], cpr_ext
         num_shards=2,
         consistency="step",
         priority=cpr_ext.AllRows(),
-        direct_io=False,
-        num_threads=1,
+        staging=cpr_ext.StagingOptions(direct_io=False, num_threads=1),
         **options,
     )
     return model, optimizers, checkpointer
@@ -71,7 +70,7 @@ def write(store: Path, wait_seconds: float, stop: Any) -> None:
     model, optimizers, checkpointer = open_run(
         store,
         schedule=cpr_ext.EverySteps(1),
-        compact_after=0.1,
+        compaction=cpr_ext.CompactionOptions(after=0.1),
         rebase_after=3.0,
         retention=cpr_ext.Retention(full_recovery_points=1),
     )

@@ -16,11 +16,15 @@ from typing import Any, TypeVar
 import cpr_ext
 from cpr_ext.errors import SnapshotError
 from cpr_ext.maintenance import compact
-from cpr_ext.saving.snapshot import Snapshot
+from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.storage.retention import Retention
 from python_tests.faults.journal import NOTHING, Journal
 from python_tests.faults.model import State, build, train_step, wreck_shard
 from python_tests.helpers import die
+
+# A slot holds one chunk; enough of them that none is waited for, so that a capture over steps takes
+# a chunk at each.
+staging = cpr_ext.StagingOptions(slot_bytes=3 * 4096, num_slots=8, num_threads=1)
 
 T = TypeVar("T")
 
@@ -86,16 +90,14 @@ class Life:
                 num_shards=STORES[store],
                 extra_state=self._extra_state,
                 when_busy="wait",
-                slot_bytes=3 * 4096,  # one chunk
-                num_slots=8,  # never waited for: a capture over steps takes a chunk at each
-                num_threads=1,
+                staging=staging,
                 rebase_after=None,
                 **options,
             )
         )
         self._seq = NOTHING
         self._last_complete = NOTHING  # acknowledged
-        self._begun: Snapshot | None = None
+        self._begun: SnapshotHandle | None = None
 
     def _extra_state(self) -> dict[str, int]:
         """Called when a snapshot is captured: what it is of, and what it may hold."""
@@ -180,7 +182,7 @@ class Life:
             assert compactor.wait(_TIMEOUT_SECONDS), "compaction did not end"
         self._watcher.copy_after_fault()
 
-    def _note(self, snapshot: Snapshot | None) -> None:
+    def _note(self, snapshot: SnapshotHandle | None) -> None:
         """Write down that a snapshot is committed, if it is."""
         if snapshot is not None and snapshot.state == "committed":
             seq, is_complete = self._watcher.captured[self._name, snapshot.number]
@@ -225,7 +227,7 @@ def _grow(watcher: Watcher) -> None:
         consistency="step",
         schedule=cpr_ext.EverySteps(2),
         retention=Retention(full_recovery_points=2),
-        compact_after=0.5,
+        compaction=cpr_ext.CompactionOptions(after=0.5),
     )
     life.recover()
     life.train(5)
@@ -271,7 +273,7 @@ def _move(watcher: Watcher) -> None:
         priority=cpr_ext.MostFrequentlyUsed(0.5),
         consistency="step",
         schedule=cpr_ext.EverySteps(2),
-        compact_after=0.5,
+        compaction=cpr_ext.CompactionOptions(after=0.5),
     )
     life.recover(from_store=watcher.root / "store")
     life.train(3)

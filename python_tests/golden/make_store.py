@@ -46,7 +46,7 @@ def open_store(model, optimizers, directory):
         num_shards=2,
         priority=cpr_ext.MostFrequentlyUsed(0.2),
         schedule=cpr_ext.EverySteps(10**9),
-        slot_bytes=64 << 10,
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
         extra_state=lambda: {"epoch": 3, "file": "day_0", "seen": torch.arange(5)},
     )
 

@@ -229,7 +229,9 @@ def test_every_single_byte_of_a_small_store_is_checked_on_the_way_in(tmp_path):
     state = run.state()
     run.die()
     live = Trained(
-        tmp_path / "store", {"a": (4, 2)}, **{**OPTIONS, "num_shards": 1, "direct_io": False}
+        tmp_path / "store",
+        {"a": (4, 2)},
+        **{**OPTIONS, "num_shards": 1, "staging": cpr_ext.StagingOptions(direct_io=False)},
     )
     recovering = live.checkpointer
     assert recovering.recover().damaged_segments == []

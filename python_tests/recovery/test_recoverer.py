@@ -185,7 +185,7 @@ def test_a_snapshot_still_capturing_when_a_shard_is_lost_is_given_up_and_its_row
         tmp_path,
         {"a": (3000, 8)},
         num_shards=NUM_SHARDS,
-        slot_bytes=64 << 10,
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
         schedule=cpr_ext.EverySteps(1000),
     )
     run.train(1)
@@ -216,7 +216,7 @@ def test_a_base_given_up_for_a_recovery_is_taken_again_if_the_state_arrays_had_c
         tmp_path,
         tables,
         optimizer="adam",
-        slot_bytes=64 << 10,
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
         num_shards=2,
         schedule=cpr_ext.EverySteps(1),
     )
@@ -253,7 +253,11 @@ def test_optimizer_state_that_appears_during_a_capture_does_not_break_the_recove
         checkpointer.step()
 
     model, optimizers = make(0)
-    options = {"slot_bytes": 64 << 10, "num_shards": 3, "schedule": cpr_ext.EverySteps(1000)}
+    options = {
+        "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10),
+        "num_shards": 3,
+        "schedule": cpr_ext.EverySteps(1000),
+    }
     checkpointer = cpr_ext.Checkpointer(model, optimizers, tmp_path, **options)
     train(model, optimizers, checkpointer, ["a"])
     assert checkpointer._saver.in_flight.state == "capturing"
@@ -349,7 +353,7 @@ def test_full_recovery_without_a_full_recovery_point_says_so_and_changes_nothing
         tmp_path,
         {"a": (3000, 8)},
         num_shards=NUM_SHARDS,
-        slot_bytes=64 << 10,
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
         schedule=cpr_ext.EverySteps(100),
     )
     run.train(30)  # a base captured over several steps
@@ -391,7 +395,12 @@ def test_rows_that_momentum_moves_keep_a_snapshot_from_being_a_full_recovery_poi
 
 
 def test_full_recovery_in_a_live_model_with_nothing_saved_yet_says_so(tmp_path):
-    run = Trained(tmp_path, {"a": (3000, 8)}, num_shards=8, slot_bytes=64 << 10)
+    run = Trained(
+        tmp_path,
+        {"a": (3000, 8)},
+        num_shards=8,
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+    )
     run.train(1)
     assert run.store.is_empty
     for mode in ("full", "partial"):
@@ -503,7 +512,11 @@ def test_a_crash_at_any_commit_of_a_new_base_leaves_a_full_recovery_point_with_i
 ):
     """The old point must not outlive the rows it names."""
     tables = {"a": (3000, 8)}
-    options = {"num_shards": 2, "slot_bytes": 64 << 10, "schedule": cpr_ext.EverySteps(1000)}
+    options = {
+        "num_shards": 2,
+        "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10),
+        "schedule": cpr_ext.EverySteps(1000),
+    }
     run = Trained(tmp_path, tables, **options)
     run.train(1)
     run.checkpointer.save("base")  # at one step

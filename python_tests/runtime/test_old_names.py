@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import cpr_ext
 from cpr_ext.distributed import ReformableGroup
@@ -86,3 +87,13 @@ def test_an_old_class_name_is_the_new_class(room, old, new):
         assert getattr(module, old) is getattr(module, new)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = module.Nothing
+
+
+def test_a_method_with_an_old_name_calls_the_new_one_and_says_so():
+    table = cpr_ext.Table("a", torch.zeros(3, 2))
+    with pytest.warns(
+        DeprecationWarning, match=r"Table.untouched_rows_keep_still\(\) will be"
+    ) as w:
+        assert table.untouched_rows_keep_still() == table.updates_only_looked_up_rows()
+    assert w[0].filename == __file__
+    assert str(w[0].message).endswith("; use updates_only_looked_up_rows()")

@@ -32,7 +32,8 @@ optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 options = {
     "capture": {"overlap": "always", "consistency": "step"},
     "commit": {"overlap": "never", "consistency": "step"},
-    "compact": {"overlap": "never", "consistency": "step", "compact_after": 0.01},
+    "compact": {"overlap": "never", "consistency": "step",
+                "compaction": cpr_ext.CompactionOptions(0.01)},
 }[sys.argv[1]]
 checkpointer = cpr_ext.Checkpointer(
     model, optimizer, sys.argv[2], schedule=cpr_ext.EverySteps(1), when_busy="wait",
@@ -103,7 +104,7 @@ model = torch.nn.EmbeddingBag(400_000, 16, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 with cpr_ext.Checkpointer(
     model, optimizer, sys.argv[1], schedule=cpr_ext.EverySteps(1), priority=cpr_ext.AllRows(),
-    overlap=sys.argv[2], consistency="step", compact_after=0.01,
+    overlap=sys.argv[2], consistency="step", compaction=cpr_ext.CompactionOptions(0.01),
 ) as ckpt:
     ckpt.save("base").wait_until_done()
     for step in range(1000):
@@ -134,7 +135,7 @@ def test_a_program_that_is_interrupted_twice_ends_as_one_that_is_interrupted(
 
 def test_an_interrupted_close_keeps_the_lock_and_is_done_by_the_next(tmp_path, monkeypatch):
     others = set(threading.enumerate())  # of tests before this one
-    run = Trained(tmp_path / "store", compact_after=0.01)
+    run = Trained(tmp_path / "store", compaction=cpr_ext.CompactionOptions(after=0.01))
     run.train(2)
     join = threading.Thread.join
 
@@ -156,7 +157,10 @@ def test_an_interrupted_close_keeps_the_lock_and_is_done_by_the_next(tmp_path, m
 @pytest.mark.parametrize("overlap", ["always", "never"])
 def test_training_goes_on_when_the_system_has_no_threads_left(tmp_path, monkeypatch, overlap):
     run = Trained(
-        tmp_path / "store", schedule=cpr_ext.EverySteps(2), overlap=overlap, compact_after=0.01
+        tmp_path / "store",
+        schedule=cpr_ext.EverySteps(2),
+        overlap=overlap,
+        compaction=cpr_ext.CompactionOptions(after=0.01),
     )
 
     def refuse(thread):
@@ -208,7 +212,7 @@ def test_a_checkpointer_that_cannot_have_its_threads_leaves_nothing_behind(
 
     monkeypatch.setattr(threading.Thread, "start", refuse_one)
     model, optimizers = build({"a": (50, 4)})
-    options = {"overlap": "always", "compact_after": 0.01}
+    options = {"overlap": "always", "compaction": cpr_ext.CompactionOptions(after=0.01)}
     with pytest.raises(RuntimeError, match="can't start new thread"):
         cpr_ext.Checkpointer(model, optimizers, tmp_path / "store", **options)
     monkeypatch.undo()

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import SnapshotFailedWarning, UsageError
+from cpr_ext.saving.capture_mode import CaptureMode
+from cpr_ext.saving.saver import Saver
 from python_tests.helpers import (
     STILL_OPTIMIZERS,
     Trained,
@@ -25,7 +28,7 @@ from python_tests.helpers import (
 TABLES = {"a": (20_000, 8), "b": (700, 4)}
 OPTIONS = {
     "overlap": "always",
-    "slot_bytes": 64 << 10,
+    "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10),
     "num_shards": 2,
     "schedule": cpr_ext.EverySteps(1000),
     "lookups": 200,
@@ -80,11 +83,11 @@ def train_until_captured(run, limit=200):
 
 
 @pytest.mark.parametrize("optimizer", STILL_OPTIMIZERS)
-@pytest.mark.parametrize("keep_bytes", [2048, 1 << 20])
-def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimizer, keep_bytes):
-    run = Trained(
-        tmp_path, TABLES, optimizer=optimizer, consistency="step", keep_bytes=keep_bytes, **OPTIONS
-    )
+@pytest.mark.parametrize("kept_bytes", [2048, 1 << 20])
+def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimizer, kept_bytes):
+    staging = cpr_ext.StagingOptions(slot_bytes=64 << 10, copy_on_write_bytes=kept_bytes)
+    options = {**OPTIONS, "staging": staging}
+    run = Trained(tmp_path, TABLES, optimizer=optimizer, consistency="step", **options)
     with short_windows():
         rows = train_until_captured(run)
     num_steps = run.checkpointer.step_count
@@ -94,7 +97,7 @@ def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimi
     assert point.is_complete
     base_step = point.last_step
     assert (point.first_step, point.num_samples) == (base_step, 10 * base_step)
-    if keep_bytes > 2048:  # else rows are captured to make room
+    if kept_bytes > 2048:  # else rows are captured to make room
         assert num_steps > base_step + 2
     assert differences(rows[base_step], rows[num_steps])
     assert run.checkpointer._saver._pipeline.kept_bytes == 0
@@ -116,7 +119,7 @@ def test_rows_that_changed_while_a_snapshot_of_an_earlier_step_was_captured_stay
     expected = run.rows()
     run.die()
     fresh = Trained(tmp_path, TABLES, seed=5, consistency="step", priority=cpr_ext.AllRows(),
-                    overlap="never", slot_bytes=64 << 10)  # fmt: skip
+                    overlap="never", staging=OPTIONS["staging"])  # fmt: skip
     report = fresh.checkpointer.recover()
     assert report.step == last > base.last_step
     assert_same(fresh.rows(), expected)
@@ -139,7 +142,8 @@ def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp
         snapshot = checkpointer._saver.in_flight
         assert snapshot.kind == "partial"
         began = checkpointer.step_count
-        while snapshot.is_to_be_held:  # a table of a shard is chosen in every window
+        while snapshot.mode is CaptureMode.CHOOSE_FIRST:
+            # A table of a shard is chosen in every window.
             assert snapshot.state == "capturing", snapshot.error
             dirty = num_dirty(checkpointer)
             run.train(1)
@@ -176,11 +180,75 @@ def test_a_snapshot_waited_for_before_its_rows_are_chosen_is_of_the_step_it_is_w
         run.checkpointer.schedule = cpr_ext.EverySteps(1)
         run.train(2)
         snapshot = run.checkpointer._saver.in_flight
-        assert snapshot.is_to_be_held
+        assert snapshot.mode is CaptureMode.CHOOSE_FIRST
         run.checkpointer.wait()
     assert snapshot.first_step == snapshot.last_step == run.checkpointer.step_count
     assert snapshot.state == "committed"
     run.checkpointer.close()
+
+
+@pytest.mark.parametrize("num_waits", [1, 3])
+def test_a_wait_that_runs_out_leaves_all_rows_of_a_snapshot_of_one_step(
+    tmp_path, monkeypatch, num_waits
+):
+    """The rows that the wait captured, and those that later steps capture, are of one step."""
+    run = Trained(
+        tmp_path, TABLES, consistency="step", priority=cpr_ext.MostFrequentlyUsed(0.5), **OPTIONS
+    )
+    checkpointer = run.checkpointer
+    with short_windows():
+        train_until_captured(run)
+        checkpointer.wait()
+        checkpointer.schedule = cpr_ext.EverySteps(1)
+        run.train(1)
+        checkpointer.schedule = cpr_ext.EverySteps(1000)
+        snapshot = checkpointer._saver.in_flight
+        assert (snapshot.kind, snapshot.state) == ("partial", "capturing")
+        rows = {checkpointer.step_count: run.rows()}
+        for _ in range(num_waits):
+            assert wait_for_one_chunk(checkpointer, monkeypatch) is False
+        assert snapshot.bytes_captured > 0
+        assert snapshot.state == "capturing"
+        rows.update(train_until_captured(run))
+    assert checkpointer.wait()
+    _, partial = run.store.dense.segments
+    assert_of_one_step(run.store, partial, rows)
+    checkpointer.close()
+
+
+def assert_of_one_step(store, dense, rows_of_step):
+    """Each row of a snapshot, named by its dense part, is as it was at one step."""
+    assert dense.first_step == dense.last_step
+    checked = 0
+    for _, record, path in shard_records(store):
+        if record.snapshot == dense.snapshot:
+            for chunk in read_chunks(path):
+                assert chunk.step == dense.last_step
+                for name, array in chunk.arrays.items():
+                    if name in rows_of_step[chunk.step][chunk.table]:
+                        then = rows_of_step[chunk.step][chunk.table][name][chunk.row_ids]
+                        assert torch.equal(array, then)
+                        checked += 1
+    assert checked
+
+
+def wait_for_one_chunk(checkpointer, monkeypatch):
+    """wait() with a limit that ends when a chunk is captured, however slow the machine is."""
+    now = [0.0]
+    advance = Saver.advance
+
+    def advance_and_end(self, **options):
+        before = self.in_flight.bytes_captured
+        advance(self, **options)
+        if self.in_flight.bytes_captured != before:
+            now[0] += 10.0
+
+    with monkeypatch.context() as patch:
+        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+        patch.setattr("cpr_ext.saving.saver.time", clock)
+        patch.setattr("cpr_ext.saving.saver._CHUNK_BYTES", 1)
+        patch.setattr(Saver, "advance", advance_and_end)
+        return checkpointer.wait(0.01)
 
 
 @given(
@@ -204,8 +272,7 @@ def test_gradient_accumulation_is_exact(
         overlap="always",
         consistency="step",
         schedule=cpr_ext.EverySteps(1000),
-        slot_bytes=36 << 10,
-        keep_bytes=8192,
+        staging=cpr_ext.StagingOptions(slot_bytes=36 << 10, copy_on_write_bytes=8192),
     )
     rows = {}
     with short_windows():
@@ -234,7 +301,7 @@ def test_rows_that_change_without_a_lookup_are_captured_as_they_were(tmp_path):
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
     checkpointer = cpr_ext.Checkpointer(
         nn.Sequential(table, linear), optimizer, tmp_path, overlap="always", consistency="step",
-        slot_bytes=36 << 10, schedule=cpr_ext.EverySteps(1000),
+        staging=cpr_ext.StagingOptions(slot_bytes=36 << 10), schedule=cpr_ext.EverySteps(1000),
     )  # fmt: skip
     rows = {}
     with short_windows():
@@ -262,8 +329,8 @@ def test_an_optimizer_fused_into_backward_is_exact(tmp_path):
 
         table.weight.register_post_accumulate_grad_hook(update)
     checkpointer = cpr_ext.Checkpointer(
-        model, optimizers, tmp_path, overlap="always", consistency="step", slot_bytes=36 << 10,
-        schedule=cpr_ext.EverySteps(1000),
+        model, optimizers, tmp_path, overlap="always", consistency="step",
+        schedule=cpr_ext.EverySteps(1000), staging=cpr_ext.StagingOptions(slot_bytes=36 << 10),
     )  # fmt: skip
     rows = {}
     with short_windows():
@@ -399,10 +466,10 @@ def test_the_time_that_the_hooks_hold_training_counts_as_stall(tmp_path, monkeyp
     run = Trained(tmp_path, TABLES, consistency="step", **OPTIONS)
     with short_windows():
         run.train(1)
-        keep = run.checkpointer._saver.in_flight.keep
+        keep = run.checkpointer._saver.in_flight.copy_before_change
         monkeypatch.setattr(
             run.checkpointer._saver.in_flight,
-            "keep",
+            "copy_before_change",
             lambda *arguments: (time.sleep(0.05), keep(*arguments)),
         )
         run.train(1)

@@ -44,7 +44,7 @@ def run(directory, **options):
         directory,
         TABLES,
         num_shards=2,
-        slot_bytes=64 << 10,
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
         lookups=200,
         schedule=cpr_ext.EverySteps(10**9),
         **options,
@@ -137,7 +137,9 @@ def test_history_gives_way_to_the_next_snapshot_if_that_is_allowed(small_disk, a
 
 def test_compaction_without_room_is_reported_and_leaves_everything(small_disk):
     trained = run(
-        small_disk / "store", compact_after=0.01, retention=Retention(full_recovery_points=0)
+        small_disk / "store",
+        compaction=cpr_ext.CompactionOptions(after=0.01),
+        retention=Retention(full_recovery_points=0),
     )
     trained.train(1)
     trained.checkpointer.wait()

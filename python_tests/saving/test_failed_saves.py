@@ -45,7 +45,7 @@ def run(tmp_path):
     run.checkpointer.wait()
     run.train(3)
     yield run
-    if not run.checkpointer._closed:
+    if not run.checkpointer._guard.is_closed:
         run.checkpointer._release()
 
 
@@ -215,7 +215,7 @@ def test_extra_state_that_cannot_be_saved_fails_the_snapshot_not_the_training(ru
     def mend():
         states.clear()
 
-    run.checkpointer._extra_state = lambda: dict(states)
+    run.checkpointer._parts.dense.extra_state = lambda: dict(states)
     states.clear()
     fail_and_go_on(
         run,
@@ -234,7 +234,7 @@ def test_an_error_in_the_callers_extra_state_fails_the_snapshot_not_the_training
             raise ZeroDivisionError("in the caller's code")
         return 1
 
-    run.checkpointer._extra_state = extra
+    run.checkpointer._parts.dense.extra_state = extra
     fail_and_go_on(
         run, lambda: broken.append(1), broken.clear, ZeroDivisionError, "in the caller's code"
     )
@@ -248,7 +248,7 @@ def test_memory_replaced_during_a_capture_fails_that_snapshot(tmp_path, what):
         {"a": (6000, 8)},
         optimizer="adagrad",
         num_shards=2,
-        slot_bytes=128 << 10,
+        staging=cpr_ext.StagingOptions(slot_bytes=128 << 10),
         schedule=cpr_ext.EverySteps(1000),
     )
     run.train(1)
@@ -372,7 +372,12 @@ def test_close_gives_everything_back_even_when_it_raises(tmp_path):
 
 
 def test_leaving_a_with_block_by_an_error_keeps_that_error_and_frees_the_store(tmp_path):
-    run = Trained(tmp_path, {"a": (6000, 8)}, num_shards=2, slot_bytes=64 << 10)
+    run = Trained(
+        tmp_path,
+        {"a": (6000, 8)},
+        num_shards=2,
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+    )
 
     def fail_inside():
         with run.checkpointer:
@@ -393,7 +398,8 @@ from python_tests.helpers import Trained, assert_same
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run = Trained(
     sys.argv[1], {"a": (2000, 8)}, optimizer="sgd", consistency="step", num_shards=2,
-    schedule=cpr_ext.EverySteps(1000), direct_io=sys.argv[2] == "direct",
+    schedule=cpr_ext.EverySteps(1000),
+    staging=cpr_ext.StagingOptions(direct_io=sys.argv[2] == "direct"),
 )
 run.train(2)
 run.checkpointer.wait()
@@ -439,7 +445,12 @@ def test_a_store_is_given_back_only_when_no_thread_writes_into_it_any_more(tmp_p
 
     for _ in range(5):
         # A slot large enough for its writing to take longer than the end of the block.
-        run = Trained(tmp_path, {"a": (300_000, 16)}, optimizer="sgd", slot_bytes=8 << 20)
+        run = Trained(
+            tmp_path,
+            {"a": (300_000, 16)},
+            optimizer="sgd",
+            staging=cpr_ext.StagingOptions(slot_bytes=8 << 20),
+        )
         with pytest.raises(ZeroDivisionError):
             fail_inside(run.checkpointer)
         assert not list(tmp_path.rglob("*.safetensors"))

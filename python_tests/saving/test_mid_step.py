@@ -48,7 +48,7 @@ class Steps(Trained):
 
     def assert_recovers(self, expected, step):
         """A new process goes back to exactly this state, which is of that step."""
-        if not self.checkpointer._closed:
+        if not self.checkpointer._guard.is_closed:
             self.die()
         fresh = Steps(self.store.directory, tables=self.tables, seed=5)
         assert fresh.checkpointer.recover(mode="full").step == step
@@ -63,7 +63,7 @@ def run(tmp_path):
     run.checkpointer.wait()
     run.train(2)
     yield run
-    if not run.checkpointer._closed:
+    if not run.checkpointer._guard.is_closed:
         run.checkpointer._release()
 
 
@@ -73,11 +73,16 @@ LARGE = {"a": (20_000, 8)}
 @pytest.fixture
 def slow_run(tmp_path):
     """A base is captured over several steps; the first of them is done."""
-    run = Steps(tmp_path / "store", tables=LARGE, overlap="never", slot_bytes=64 << 10)
+    run = Steps(
+        tmp_path / "store",
+        tables=LARGE,
+        overlap="never",
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+    )
     run.train(1)
     assert run.checkpointer._saver.in_flight.state == "capturing"
     yield run
-    if not run.checkpointer._closed:
+    if not run.checkpointer._guard.is_closed:
         run.checkpointer._release()
 
 
@@ -102,11 +107,10 @@ def test_save_after_the_optimizers_step_is_taken_by_step(run):
     assert (snapshot.state, snapshot.is_done, snapshot.error) == ("requested", False, None)
     with pytest.raises(UsageError, match="step\\(\\) takes the snapshot"):
         snapshot.wait_until_done()
-    with pytest.raises(AttributeError, match="not taken this snapshot yet"):
-        _ = snapshot.last_step
+    assert (snapshot.step, snapshot.number, snapshot.file_bytes) == (None, None, 0)
     expected = run.state()
-    assert run.checkpointer.step() is snapshot.snapshot
-    assert snapshot.last_step == 4
+    assert run.checkpointer.step() is snapshot
+    assert snapshot.step == 4
     assert snapshot.wait_until_done(30)
     assert snapshot.state == "committed"
     assert run.newest().is_complete
@@ -171,7 +175,9 @@ def test_close_in_the_middle_of_a_step_gives_a_snapshot_up_that_needs_the_next_s
 
 @pytest.mark.filterwarnings("ignore::cpr_ext.errors.SnapshotFailedWarning")
 def test_the_end_of_a_with_block_in_the_middle_of_a_step_never_claims_that_step(tmp_path):
-    run = Steps(tmp_path, tables=LARGE, overlap="never", slot_bytes=64 << 10)
+    run = Steps(
+        tmp_path, tables=LARGE, overlap="never", staging=cpr_ext.StagingOptions(slot_bytes=64 << 10)
+    )
 
     def loop():
         with run.checkpointer:
@@ -342,7 +348,12 @@ def test_close_is_silent_about_a_failure_before_later_good_snapshots(run, monkey
 
 
 def test_wait_keeps_its_time(tmp_path, monkeypatch):
-    run = Steps(tmp_path, tables={"a": (200_000, 8)}, overlap="never", slot_bytes=64 << 10)
+    run = Steps(
+        tmp_path,
+        tables={"a": (200_000, 8)},
+        overlap="never",
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+    )
     run.train(1)
     advance = cpr_ext.saving.saver.Saver.advance
 
@@ -421,7 +432,12 @@ def small():
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, priority=cpr_ext.AllRows), "priority is"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, num_shards=1.5), "num_shards is 1.5"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, consistency="rows"), "allowed: row, step"),
-        (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, slot_bytes=1000), "at least"),
+        (
+            lambda m, o, d: cpr_ext.Checkpointer(
+                m, o, d, staging=cpr_ext.StagingOptions(slot_bytes=1000)
+            ),
+            "at least",
+        ),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, tables={"a": "0.weight"}), "is a str"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, tables=[m[0]]), "EmbeddingBag"),
         (lambda m, o, d: cpr_ext.Checkpointer(m, o, d, extra_state={}), "extra_state is a dict"),

@@ -117,6 +117,15 @@ def num_different_rows(left, right):
     return count
 
 
+def staging_options():
+    return st.builds(
+        cpr_ext.StagingOptions,
+        slot_bytes=st.sampled_from([112 << 10, 192 << 10]),
+        copy_on_write_bytes=st.sampled_from([4096, 1 << 20]),
+        direct_io=st.booleans(),
+    )
+
+
 @given(
     tables=table_sizes,
     optimizer=st.sampled_from(sorted(TABLE_OPTIMIZERS)),
@@ -125,14 +134,12 @@ def num_different_rows(left, right):
     consistency=st.sampled_from(["row", "row", "step"]),
     num_shards=st.integers(1, 4),
     every_steps=st.integers(1, 4),
-    slot_bytes=st.sampled_from([112 << 10, 192 << 10]),
-    direct_io=st.booleans(),
+    staging=staging_options(),
     num_steps=st.integers(1, 14),
     saves=st.dictionaries(st.integers(1, 14), st.sampled_from(["base", "partial"]), max_size=2),
     rebase_after=st.sampled_from([None, 0.3, 4.0]),
     when_busy=st.sampled_from(["delay", "wait"]),
     overlap=st.sampled_from(["never", "always"]),
-    keep_bytes=st.sampled_from([4096, 1 << 20]),
     are_short=st.booleans(),
     lookups=st.sampled_from([1, 30, 500]),
     seed=st.integers(0, 1000),
@@ -206,7 +213,7 @@ def test_a_capture_spread_over_steps_names_different_steps_for_its_chunks(tmp_pa
         optimizers,
         tmp_path,
         num_shards=3,
-        slot_bytes=64 << 10,
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
         schedule=cpr_ext.EverySteps(1000),
     )
     generator = torch.Generator().manual_seed(0)
@@ -229,7 +236,12 @@ def test_a_capture_spread_over_steps_names_different_steps_for_its_chunks(tmp_pa
 def test_step_consistency_captures_everything_at_one_step_with_slots_smaller_than_a_table(tmp_path):
     model, optimizers = build({"a": (6000, 8)}, "adam")
     checkpointer = cpr_ext.Checkpointer(
-        model, optimizers, tmp_path, num_shards=2, slot_bytes=64 << 10, consistency="step"
+        model,
+        optimizers,
+        tmp_path,
+        num_shards=2,
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+        consistency="step",
     )
     generator = torch.Generator().manual_seed(0)
     train_step(model, optimizers, make_indices(model, generator, 100), generator)

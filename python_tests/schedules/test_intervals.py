@@ -48,7 +48,7 @@ def test_continuous_refuses_what_cannot_be(options):
 
 def test_snapshots_follow_each_other_and_keep_to_the_bandwidth(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("cpr_ext.checkpointer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     run = Trained(tmp_path, schedule=Continuous(1000.0, min_seconds=0.0), rebase_after=None)
     begun = []
     for _ in range(200):

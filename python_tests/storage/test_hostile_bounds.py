@@ -5,6 +5,7 @@ import tracemalloc
 
 import pytest
 
+import cpr_ext
 from cpr_ext.cli import app as cli
 from cpr_ext.cli.output import printable
 from cpr_ext.errors import DamageError, StoreError
@@ -15,7 +16,7 @@ from cpr_ext.storage.manifest import Manifest
 from python_tests.faults.hostile_operations import set_json
 from python_tests.helpers import Trained
 
-OPTIONS = {"num_shards": 2, "direct_io": False}
+OPTIONS = {"num_shards": 2, "staging": cpr_ext.StagingOptions(direct_io=False)}
 FIELDS = ["generation", "seen", "snapshot", "last_step", "num_samples"]
 
 

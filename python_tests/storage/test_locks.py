@@ -215,7 +215,7 @@ model = torch.nn.EmbeddingBag(100, 4, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters())
 for cell in range(3):
     ckpt = cpr_ext.Checkpointer(model, optimizer, sys.argv[1], schedule=cpr_ext.EverySteps(1),
-                                compact_after=0.01)
+                                compaction=cpr_ext.CompactionOptions(0.01))
     print(ckpt.recover().step)
     for _ in range(2):
         model(torch.arange(8).reshape(2, 4)).sum().backward()

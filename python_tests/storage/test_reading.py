@@ -26,7 +26,7 @@ OPTIONS = {
     "schedule": cpr_ext.EverySteps(1000),
     "priority": cpr_ext.AllRows(),
     "rebase_after": None,
-    "direct_io": False,
+    "staging": cpr_ext.StagingOptions(direct_io=False),
 }
 
 

@@ -156,7 +156,9 @@ def test_a_generation_is_seen_only_once_it_is_durable(tmp_path, monkeypatch):
 
 
 def test_rolling_back_retaining_and_compacting_leave_a_store_that_opens(tmp_path):
-    run = trained_store(tmp_path, num_shards=2, compact_after=0.1, rebase_after=None)
+    run = trained_store(
+        tmp_path, num_shards=2, compaction=cpr_ext.CompactionOptions(after=0.1), rebase_after=None
+    )
     run.checkpointer._saver._compactor.wait()
     run.train(1)
     run.checkpointer.recover(shards=[1])

@@ -27,7 +27,7 @@ def test_a_relative_path_stays_where_it_was_though_the_working_directory_changes
     other.checkpointer.close()
     files = {path: path.read_bytes() for path in (tmp_path / "there").rglob("*") if path.is_file()}
     monkeypatch.chdir(tmp_path / "here")
-    run = Trained("store", compact_after=0.01, num_shards=2)
+    run = Trained("store", compaction=cpr_ext.CompactionOptions(after=0.01), num_shards=2)
     monkeypatch.chdir(tmp_path / "there")
     run.train(3)
     run.checkpointer.save("base")
@@ -148,7 +148,12 @@ def test_the_store_opens_where_the_path_leads_now_after_a_move(tmp_path):
 def test_any_name_of_a_directory_will_do(tmp_path, name):
     store = os.path.join(os.fsencode(tmp_path), name)  # noqa: PTH118
     for given in (os.fsdecode(store), os.fsdecode(store)):
-        run = Trained(given, num_shards=2, compact_after=0.01, priority=cpr_ext.AllRows())
+        run = Trained(
+            given,
+            num_shards=2,
+            compaction=cpr_ext.CompactionOptions(after=0.01),
+            priority=cpr_ext.AllRows(),
+        )
         run.checkpointer.recover()
         run.train(2)
         run.checkpointer.save("base")

@@ -18,7 +18,7 @@ from cpr_ext.errors import SnapshotError, UntrackedChangeWarning, UsageError
 from python_tests.helpers import die
 
 N = 40
-NEVER = {"schedule": cpr_ext.EverySteps(10**6), "num_threads": 1}
+NEVER = {"schedule": cpr_ext.EverySteps(10**6), "staging": cpr_ext.StagingOptions(num_threads=1)}
 
 
 class Watched:
@@ -88,7 +88,7 @@ def backward_of(model, *rows):
 def run(tmp_path):
     run = plain(tmp_path)
     yield run
-    if not run.ckpt._closed:
+    if not run.ckpt._guard.is_closed:
         run.ckpt._release()
 
 
@@ -122,6 +122,32 @@ def test_accumulated_gradients_count_when_the_optimizer_steps(tmp_path, sparse):
     run.optimizers[0].step()
     assert run.counts().keys() == {3, 5}
     run.ckpt.close()
+
+
+@pytest.mark.filterwarnings("error::cpr_ext.errors.UntrackedChangeWarning")
+@pytest.mark.filterwarnings("error::cpr_ext.errors.SnapshotFailedWarning")
+@pytest.mark.parametrize("overlap", ["never", "always"])
+def test_a_change_in_place_that_is_reported_counts_without_a_warning(tmp_path, overlap):
+    run = plain(tmp_path, overlap=overlap, consistency="step", priority=cpr_ext.AllRows())
+    backward(run, 4)
+    run.optimizers[0].step()
+    run.ckpt.step()
+    run.save("base")
+    run.ckpt.schedule = cpr_ext.EverySteps(1)
+    for value in (0.5, 0.25):  # the second time while a snapshot may be captured
+        with torch.no_grad():
+            run.model.weight[10:20] = value
+        run.ckpt.record_changes()
+        run.ckpt.step()
+    assert run.save().is_complete
+    run.assert_recovers(lambda: make_plain(torch.optim.SGD))
+
+
+def test_changes_are_not_reported_in_the_middle_of_a_step(run):
+    backward(run, 4)
+    run.optimizers[0].step()
+    with pytest.raises(UsageError, match=r"record_changes\(\) in the middle of step 2"):
+        run.ckpt.record_changes()
 
 
 def test_training_in_eval_mode_counts(run):
@@ -373,15 +399,20 @@ def test_a_base_in_pieces_between_which_a_table_changed_outside_is_not_complete(
     model = nn.Embedding(20_000, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with cpr_ext.Checkpointer(
-        model, optimizer, tmp_path, overlap="never", slot_bytes=64 << 10, **NEVER
+        model,
+        optimizer,
+        tmp_path,
+        overlap="never",
+        **{**NEVER, "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)},
     ) as ckpt:
-        snapshot = ckpt.step()
+        handle, snapshot = ckpt.step(), ckpt._saver.in_flight
         assert 0 < snapshot.bytes_captured < model.weight.nbytes
         with torch.no_grad():
             model.weight.mul_(0.5)
         ckpt.wait()  # the other rows, at the same step
         assert snapshot.first_step == snapshot.last_step == 1
-        assert not snapshot.is_complete
+        assert handle.step == 1
+        assert not handle.is_complete
         ckpt.save("base")
         ckpt.wait()
         assert ckpt.store.dense.segments[-1].is_complete
@@ -469,7 +500,11 @@ def test_after_an_optimizer_was_replaced_nothing_more_is_saved(tmp_path):
     model = nn.Embedding(20_000, 8)
     first = torch.optim.SGD(model.parameters(), lr=0.1)
     ckpt = cpr_ext.Checkpointer(
-        model, first, tmp_path, overlap="never", slot_bytes=64 << 10, **NEVER
+        model,
+        first,
+        tmp_path,
+        overlap="never",
+        **{**NEVER, "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)},
     )
     snapshot = ckpt.step()
     assert snapshot.state == "capturing"

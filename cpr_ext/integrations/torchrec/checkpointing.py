@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from cpr_ext import Checkpointer, RecoveryReport
+from cpr_ext.checkpointer.old_keywords import OldKeywords, replace_old_keywords
 from cpr_ext.distributed.together import must_agree, recover_together
 from cpr_ext.integrations.torchrec.dense_part import DenseModule, dense_optimizers
 from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
@@ -57,8 +59,8 @@ def make_checkpointer(
         optimizers: of the dense parameters; a ``CombinedOptimizer`` with the model's fused
             optimizers in it may be given as it is.
         directory: the store of this rank.
-        options: see :class:`cpr_ext.Checkpointer`. ``num_threads`` is that of torch unless given,
-            at most 4.
+        options: see :class:`cpr_ext.Checkpointer`. ``StagingOptions.num_threads`` is that of torch
+            unless given, at most 4.
 
     Returns:
         It watches lookups as they arrive at this rank, so those of the whole job's batch in the
@@ -73,12 +75,22 @@ def make_checkpointer(
     kernels = find_kernels(model)
     tables = sharded_tables(kernels)
     # Several ranks share a machine: as many threads as torch is allowed here, not one per core.
-    options.setdefault("num_threads", min(_MOST_THREADS, torch.get_num_threads()))
+    names = OldKeywords.__annotations__.keys() & options.keys()
+    staging, compaction = replace_old_keywords(
+        options.pop("staging", None),
+        options.pop("compaction", None),
+        {name: options.pop(name) for name in names},
+    )
+    if staging.num_threads is None:
+        num_threads = min(_MOST_THREADS, torch.get_num_threads())
+        staging = replace(staging, num_threads=num_threads)
     return RankCheckpointer(
         model,
         DenseModule(model, kernels, tables),
         [dense for optimizer in given for dense in dense_optimizers(optimizer)],
         directory,
         tables=tables,
+        staging=staging,
+        compaction=compaction,
         **options,
     )

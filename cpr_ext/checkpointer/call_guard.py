@@ -1,0 +1,77 @@
+"""Refuses calls that a ``Checkpointer`` cannot serve now, naming the reason and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from cpr_ext.cuda import use_training_streams
+from cpr_ext.errors import UsageError
+from cpr_ext.runtime.forks import Creator
+from cpr_ext.storage.store import Store
+from cpr_ext.tracking.table_watch import TableWatch
+
+
+class CallGuard:
+    """Knows in which state a ``Checkpointer`` is: of which process, open, busy, recovered.
+
+    Args:
+        watch: sees changes of the tables that no snapshot can hold.
+        devices: GPUs that have tables.
+
+    Attributes:
+        is_closed: its resources are released.
+        is_busy: a call is being made: the handler of a signal may make another one.
+        may_train: nothing is in the store, or it was recovered.
+    """
+
+    def __init__(self, store: Store, watch: TableWatch, devices: Sequence[int]) -> None:
+        self.is_closed = False
+        self.is_busy = False
+        self.may_train = store.is_empty
+        self._store = store
+        self._watch = watch
+        self._devices = devices
+        self._creator = Creator()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child of the process that has the threads and locks."""
+        return not self._creator.is_this_process
+
+    def require_open(self) -> None:
+        """Raise UsageError in a forked child, and after ``close()``."""
+        self._creator.require("Checkpointer")
+        if self.is_closed:
+            raise UsageError("the Checkpointer is closed")
+
+    def require_recovered(self) -> None:
+        """Raise UsageError if training would run over snapshots that were not recovered."""
+        self.require_open()
+        if not self.may_train:
+            last = self._store.dense.segments[-1]
+            raise UsageError(
+                f"'{self._store.directory}' holds a snapshot of step {last.last_step}; call "
+                "recover() before the first step(), or choose an empty directory to start again"
+            )
+
+    def require_savable(self) -> None:
+        """Raise UsageError if a snapshot of the tables would be wrong."""
+        if self._watch.problem is not None:
+            raise UsageError(self._watch.problem)
+
+    def require_idle(self, name: str) -> None:
+        """Raise UsageError while another call is being made."""
+        if self.is_busy:
+            raise UsageError(f"{name} from a signal's handler while another call is being made")
+
+    @contextmanager
+    def in_call(self, name: str) -> Iterator[None]:
+        """Allow one call at a time: a signal handler may interrupt one."""
+        self.require_idle(name)
+        self.is_busy = True
+        try:
+            use_training_streams(self._devices)
+            yield
+        finally:
+            self.is_busy = False

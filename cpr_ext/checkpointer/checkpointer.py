@@ -1,0 +1,406 @@
+"""The Checkpointer of a training loop: it tracks changed rows, takes snapshots and recovers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from cpr_ext.checkpointer.call_guard import CallGuard
+from cpr_ext.checkpointer.old_keywords import OldKeywords, replace_old_keywords
+from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
+from cpr_ext.checkpointer.parts import build_parts, choose_tables
+from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
+from cpr_ext.checkpointer.save_calls import SaveCalls
+from cpr_ext.checkpointer.settings import OnNan, Settings
+from cpr_ext.metrics.counters import Metrics, ScalarWriter
+from cpr_ext.priorities import MostFrequentlyUsed, Priority
+from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
+from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.runtime.forks import leave_to_parent_when_forked
+from cpr_ext.runtime.log_text import EncodableMessages
+from cpr_ext.runtime.old_names import old_method
+from cpr_ext.saving.background_capture import OverlapChoice
+from cpr_ext.saving.saver import Consistency, WhenBusy
+from cpr_ext.saving.selection import SnapshotKind
+from cpr_ext.saving.snapshot_handle import SnapshotHandle
+from cpr_ext.schedules.intervals import EverySeconds, Schedule
+from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.table import Table
+from cpr_ext.storage.reading import OnReadError, falling_back
+from cpr_ext.storage.retention import Retention
+from cpr_ext.tracking.unwatched import require_own_optimizers, warn_of_large_parameters
+from cpr_ext.validation import (
+    as_optimizers,
+    as_whole_number,
+    require_callable_or_none,
+    require_one_of,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
+
+logging.getLogger("cpr_ext").addFilter(EncodableMessages())
+
+
+class Checkpointer:
+    """Prioritized snapshots of a model's embedding tables, and recovery from them.
+
+    Args:
+        model: any module with ``nn.Embedding`` or ``nn.EmbeddingBag`` tables.
+        optimizers: the optimizer or optimizers of its parameters.
+        directory: the store; created if it does not exist.
+        priority: which rows a partial snapshot saves first.
+        schedule: when to take one.
+        consistency: ``"row"`` captures a snapshot over several steps, so that the pause at any one
+            step is bounded; ``"step"`` captures all of it as of one step. That is the step at which
+            it is due or, while capture overlaps training, the one after its rows were chosen.
+        overlap: ``"auto"`` captures on a background thread while forward and backward run, which
+            only read the tables. With ``consistency="step"``, it first copies rows that are
+            about to change. It is for tables that only their optimizer changes: another change is
+            detected (unless ``.data`` hides it from PyTorch) and costs the snapshot. Tables of less
+            than 16 MB, on a GPU, or without a torch optimizer, are captured inside ``step()``, as
+            are all with ``"never"``; so are snapshots of one step if an optimizer changes rows that
+            were not looked up. ``"always"`` overlaps small tables too, and raises where it cannot.
+        num_shards: number of row ranges of every table, each recovered separately.
+        tables: parameters or modules by name, instead of those found in ``model``; or a list of
+            ready-made ``cpr_ext.Table``, which may be empty: then only the dense part is saved.
+        extra_state: called for each snapshot; its result (plain values and tensors) is saved with
+            the snapshot and returned as ``RecoveryReport.extra_state``.
+        rebase_after: take a base snapshot instead of a partial one once partial snapshots have
+            written this many times the bytes of the last base, so that disk use and recovery time
+            stay bounded; None: never.
+        compaction: when to merge a shard's partial segments in the background; partial snapshots
+            then need no new base. None: never. See :class:`cpr_ext.CompactionOptions`.
+        retention: how many full-recovery points to keep, and how many bytes in all: a
+            ``cpr_ext.Retention``.
+        when_busy: what to do when a snapshot is due before the last one is committed: ``"delay"``
+            starts it after that commit, ``"wait"`` blocks training until then, so that snapshots
+            are taken at the same steps whatever the disk's speed.
+        on_nan: ``"raise"`` aborts a snapshot rather than save NaN; ``"save"`` saves it.
+        staging: memory, threads and file access of a snapshot: :class:`cpr_ext.StagingOptions`.
+        count_row_updates: count updates row by row (4 bytes each), so that metrics report how many
+            were lost. ``MostFrequentlyUsed`` always does.
+        scalar_writer: the metrics are written to it after each snapshot and recovery; anything
+            with ``add_scalar(tag, value, step)``, such as TensorBoard's ``SummaryWriter``.
+
+    Raises:
+        UsageError: the model has no tables, or an option is out of range.
+        StoreError: the directory is not a store, holds another model, or is in use.
+        StorageError: the directory cannot be made, read or written.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        directory: str | os.PathLike[str],
+        *,
+        priority: Priority | None = None,
+        schedule: Schedule | None = None,
+        consistency: Consistency = "row",
+        num_shards: int = 1,
+        tables: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table] | None = None,
+        extra_state: Callable[[], Any] | None = None,
+        rebase_after: float | None = 4.0,
+        compaction: CompactionOptions | None = None,
+        retention: Retention | None = None,
+        when_busy: WhenBusy = "delay",
+        on_nan: OnNan = "raise",
+        overlap: OverlapChoice = "auto",
+        staging: StagingOptions | None = None,
+        count_row_updates: bool = False,
+        scalar_writer: ScalarWriter | None = None,
+        **old: Unpack[OldKeywords],
+    ) -> None:
+        require_callable_or_none("extra_state", extra_state)
+        staging, compaction = replace_old_keywords(staging, compaction, old)
+        settings = Settings(
+            priority=MostFrequentlyUsed() if priority is None else priority,
+            schedule=EverySeconds(60) if schedule is None else schedule,
+            consistency=consistency,
+            num_shards=num_shards,
+            rebase_after=rebase_after,
+            retention=retention,
+            when_busy=when_busy,
+            on_nan=on_nan,
+            overlap=overlap,
+            staging=staging,
+            compaction=compaction,
+            count_row_updates=count_row_updates,
+            scalar_writer=scalar_writer,
+        )
+        self.model = model
+        self.optimizers = as_optimizers(optimizers)
+        self.tables = choose_tables(model, self.optimizers, tables)
+        self.priority = settings.priority
+        self.consistency: Consistency = consistency
+        self.num_shards = settings.num_shards
+        require_own_optimizers(model, self.optimizers, self.tables)
+        warn_of_large_parameters(model, self.tables)
+        parts = build_parts(model, self.optimizers, self.tables, directory, settings, extra_state)
+        self.store = parts.store
+        self._parts = parts
+        self._account = parts.account
+        self._recorder = parts.recorder
+        self._saver = parts.saver
+        self._trackers = parts.trackers
+        self._watch = parts.watch
+        self._guard = CallGuard(parts.store, parts.watch, parts.devices)
+        self._saving = SaveCalls(model, self.optimizers, self.tables, parts, self._guard)
+        self._recovery = RecoveryCalls(parts, self._guard, self.num_shards)
+        leave_to_parent_when_forked(self)
+
+    @property
+    def schedule(self) -> Schedule:
+        """When snapshots are taken; it can be replaced during training."""
+        return self._account.schedule
+
+    @schedule.setter
+    def schedule(self, schedule: Schedule) -> None:
+        self._account.schedule = schedule
+
+    @property
+    def metrics(self) -> Metrics:
+        """Counts and costs of checkpointing so far."""
+        return self._account.metrics
+
+    @property
+    def step_count(self) -> int:
+        """Training steps done, including those before a restart."""
+        return self._account.step
+
+    @property
+    def num_samples(self) -> int:
+        """Samples trained, including those before a restart."""
+        return self._account.num_samples
+
+    def step(self, num_samples: int = 1) -> SnapshotHandle | None:
+        """Mark the end of a training step, after all optimizers; may start or continue saving.
+
+        Args:
+            num_samples: samples in the batch; with it, losses are reported in samples, not in
+                steps.
+
+        Returns:
+            The snapshot that began at this step, if one did.
+
+        Raises:
+            UsageError: the store holds snapshots that were not recovered, or this object is closed.
+            RowIndexError: the batch looked up a row that its table does not have.
+        """
+        started = time.perf_counter()
+        self._guard.require_recovered()
+        num_samples = as_whole_number("num_samples", num_samples, 0)
+        self._guard.require_savable()
+        with self._guard.in_call("step()"):
+            return self._saving.step(num_samples, started)
+
+    def save(self, kind: SnapshotKind = "partial") -> SnapshotHandle:
+        """Take a snapshot now: capture all of it at this step, and commit it in the background.
+
+        In the middle of a step, the next :meth:`step` takes it. That is so if an optimizer has
+        stepped since :meth:`step`, or a signal handler calls this.
+
+        Args:
+            kind: ``"partial"`` (selected rows) or ``"base"`` (all rows).
+
+        Returns:
+            The snapshot; :meth:`wait` returns once it is durable.
+        """
+        require_one_of("kind", kind, ("partial", "base"))
+        self._guard.require_recovered()
+        self._guard.require_savable()
+        return self._saving.save(kind)
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until the current snapshot is durable; return False if the time ran out first.
+
+        Raises:
+            SnapshotError: it failed; its cause is ``__cause__``.
+            UsageError: it is called in the middle of a step, and rows remain to be captured.
+        """
+        self._guard.require_open()
+        return self._saving.wait(timeout_seconds)
+
+    def recover(
+        self,
+        *,
+        shards: Sequence[int] | None = None,
+        mode: RecoveryMode = "partial",
+        from_store: StorePaths | None = None,
+        strict: bool = True,
+        on_damage: OnDamage = "fall_back",
+        on_read_error: OnReadError = "raise",
+        up_to_step: int | None = None,
+    ) -> RecoveryReport:
+        """Restore a lost state.
+
+        Without ``shards``, after a process death, restore every shard, the dense part, random
+        number generators and the position. With ``shards``, in a live model, restore only their
+        rows.
+
+        Args:
+            shards: the lost shards; every other row, and the position, stay unchanged.
+            mode: ``"partial"`` resumes from the newest state of every row; ``"full"`` goes back to
+                the last full-recovery point, a single step at which all rows were saved.
+            from_store: the source if this store is still empty: another store, of any number of
+                shards, which is only read. A list: the stores of all processes of a job, each with
+                its parts of the tables; they are split like this model's tables, and the dense part
+                is the newest. Once this store holds a snapshot, it is ignored. Names may differ in
+                the additions of wrappers (``module.``, ``_orig_mod.``, ``_dmp_wrapped_module.``).
+            strict: False restores the matching part of ``from_store``: a table that has grown keeps
+                its old rows; other tables and parameters that differ stay unchanged.
+                ``RecoveryReport.differences`` lists them.
+            on_damage: ``"fall_back"`` restores the newest undamaged state of each row; the report
+                lists the damage and which rows are older, by how much, or missing. ``"raise"``
+                reads and checks all files first (of ``shards``, or of the whole store). If any is
+                damaged, it raises before anything is changed.
+            on_read_error: treatment of files that the operating system refuses to read, after
+                retries over a few seconds; they may be undamaged. ``"raise"``: StorageError, and
+                the store stays unchanged. ``"fall_back"``: an older state is used as after damage,
+                and reported; unreadable files stay until a newer snapshot of all rows is durable.
+            up_to_step: use no snapshot of a later step, and drop later ones. 0, for a model that
+                starts from step 0: drop all.
+
+        Returns:
+            A report of the restored state; training resumes from its ``step``, 0 if the store is
+            empty.
+
+        Raises:
+            UsageError: no such shard, ``shards`` together with ``mode="full"`` or ``from_store``,
+                or ``strict=False`` without ``from_store``.
+            StoreError: the store does not fit the model (all differences are listed, nothing was
+                changed), or holds no full-recovery point.
+            DamageError: no undamaged snapshot of the dense part is left; or anything is damaged,
+                with ``on_damage="raise"``: names every damaged file, nothing was changed.
+            StorageError: a file could not be read. The store is unchanged; the model may be partly
+                restored, so call ``recover()`` again before training.
+        """
+        require_one_of("on_read_error", on_read_error, ("raise", "fall_back"))
+        with falling_back() if on_read_error == "fall_back" else nullcontext():
+            return self._recovery.recover(
+                shards=shards,
+                mode=mode,
+                from_store=from_store,
+                strict=strict,
+                on_damage=on_damage,
+                up_to_step=up_to_step,
+            )
+
+    def replicated_state(self, recovered: RecoveryReport | None = None) -> DensePart:
+        """Return the replicated state, for :meth:`load_replicated_state` of another worker.
+
+        It has parameters, optimizers (except those of tables alone), generators, position and extra
+        state.
+
+        Args:
+            recovered: of a recovery after which nothing was trained. The caller has not seen its
+                extra state yet, so that state is passed on instead of the caller's.
+        """
+        self._guard.require_open()
+        return self._parts.dense.capture_shared(recovered)
+
+    def load_replicated_state(
+        self, part: DensePart, *, generators: bool, samples_lost: int = 0
+    ) -> Any:
+        """Resume from the state of another worker of the same job; table rows stay unchanged.
+
+        A step in progress is aborted; a snapshot in progress continues.
+
+        Args:
+            part: that worker's :meth:`replicated_state`.
+            generators: take its random number generators, too.
+            samples_lost: samples whose effect these rows lost; added to the metrics.
+
+        Returns:
+            That worker's extra state.
+
+        Raises:
+            StoreError: it trains another model; nothing was changed.
+        """
+        self._guard.require_recovered()
+        return self._recovery.load_replicated_state(
+            part, generators=generators, samples_lost=samples_lost
+        )
+
+    shared_part = old_method("shared_part", "replicated_state")
+    take_over = old_method("take_over", "load_replicated_state")
+
+    def record_lookups(self, table: str, indices: torch.Tensor) -> None:
+        """Report rows of a table that no torch optimizer updates; they have changed, or will.
+
+        Gradients show which rows a torch optimizer changes, so its tables do not need this.
+        """
+        self._recorder.record(table, indices)
+        self._watch.expect(next(t for t in self.tables if t.name == table))
+
+    def record_changes(self) -> None:
+        """Report that tables were written in place, on purpose, since the last :meth:`step`.
+
+        All rows of such a table count as changed until they are saved, as after an
+        ``UntrackedChangeWarning``, but without one. A snapshot that is still being captured is
+        aborted; the schedule takes the next.
+
+        Raises:
+            UsageError: it is called in the middle of a step.
+        """
+        self._guard.require_recovered()
+        self._saving.record_changes()
+
+    @contextmanager
+    def tracking_paused(self) -> Iterator[None]:
+        """Count no lookups of fused tables (TorchRec) inside the block, which changes no row."""
+        with self._recorder.paused():
+            yield
+
+    def close(self) -> None:
+        """Finish the current snapshot and release all resources. Closing twice is fine.
+
+        In a forked child there is nothing to release: it returns at once. After an interruption by
+        Ctrl-C it can be called again; until then the store's locks are kept.
+
+        Raises:
+            SnapshotError: a snapshot failed, no exception reported it, and none was committed
+                since.
+            StorageError: the operating system reports an error while the locks are released.
+        """
+        if self._guard.is_closed or self._guard.is_forked:
+            return
+        self._guard.require_idle("close()")
+        try:
+            with self._guard.in_call("close()"):
+                self._saving.finish()
+        finally:
+            self._saving.release()
+        self._saving.raise_unreported()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is None:
+            self.close()
+        elif not (self._guard.is_closed or self._guard.is_forked):
+            self._saving.abort()
+
+    def leave_to_parent(self) -> None:
+        """Detach in a forked child: the model runs there as if this object did not exist."""
+        self._recorder.detach()
+        self._watch.detach()
+        self._saver.leave_to_parent()
+
+    def _release(self) -> None:
+        self._saving.release()

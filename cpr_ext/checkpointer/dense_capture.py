@@ -1,0 +1,112 @@
+"""Captures the dense state: for snapshots, and for other workers of the same job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cpr_ext.metrics.run_state import RunState
+from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.state.dense_schema import read_position
+from cpr_ext.state.dense_state import (
+    DensePart,
+    capture_dense,
+    refuse_nan,
+    restore_dense,
+    shared_optimizers,
+)
+from cpr_ext.state.position import Position
+from cpr_ext.state.table import Table
+from cpr_ext.tracking.table_watch import TableWatch
+
+# Counting the rows that are not saved reads every counter, while training waits.
+_MOST_COUNTED_ROWS = 2_000_000
+
+
+class DenseCapture:
+    """Copies the dense state of a model, with the position of its training.
+
+    Args:
+        trackers: by table name.
+        refuses_nan: raise NanError rather than capture NaN for a snapshot.
+
+    Attributes:
+        extra_state: the user's function, called at each capture; None: there is none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        tables: Sequence[Table],
+        trackers: Mapping[str, Any],
+        watch: TableWatch,
+        account: RunState,
+        *,
+        extra_state: Callable[[], Any] | None,
+        refuses_nan: bool,
+    ) -> None:
+        self.extra_state = extra_state
+        self._model = model
+        self._optimizers = optimizers
+        self._tables = tables
+        self._trackers = trackers
+        self._watch = watch
+        self._account = account
+        self._refuses_nan = refuses_nan
+
+    def capture(self) -> DensePart:
+        """Return a copy for a snapshot.
+
+        Raises:
+            NanError: a parameter holds NaN, which is refused.
+        """
+        part = capture_dense(self._model, self._optimizers, self._tables, self._position())
+        if self._refuses_nan:
+            refuse_nan(part)
+        return part
+
+    def capture_shared(self, recovered: RecoveryReport | None) -> DensePart:
+        """Return a copy of the state that all workers have in common.
+
+        Args:
+            recovered: of a recovery whose extra state the user has not seen yet: that is passed on
+                instead of the user's.
+        """
+        position = self._position()
+        if recovered is not None and (recovered.step > 0 or recovered.extra_state is not None):
+            position["extra_state"] = recovered.extra_state
+        optimizers = shared_optimizers(self._optimizers, self._tables)
+        return capture_dense(self._model, optimizers, self._tables, position)
+
+    def restore_shared(self, part: DensePart, *, generators: bool) -> Position:
+        """Load the state that all workers have in common; return its position.
+
+        Raises:
+            StoreError: it is of another model; nothing was changed.
+        """
+        position = read_position(part.tree())
+        optimizers = shared_optimizers(self._optimizers, self._tables)
+        restore_dense(part, self._model, optimizers, self._tables, generators=generators)
+        return position
+
+    def _position(self) -> dict[str, Any]:
+        return {
+            "step": self._account.step,
+            "num_samples": self._account.num_samples,
+            "extra_state": self.extra_state() if self.extra_state else None,
+            "rows_unsaved": self._count_unsaved_rows(),
+            "samples_lost": self._account.metrics.samples_lost,
+        }
+
+    def _count_unsaved_rows(self) -> int | None:
+        num_rows = sum(table.num_embeddings for table in self._tables)
+        if num_rows > _MOST_COUNTED_ROWS or not all(
+            table.updates_only_looked_up_rows() and self._watch.is_proven(table)
+            for table in self._tables
+        ):
+            return None
+        return sum(int(tracker.num_dirty()) for tracker in self._trackers.values())

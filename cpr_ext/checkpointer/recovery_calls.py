@@ -1,0 +1,147 @@
+"""How ``Checkpointer.recover()`` reaches the recoverer, and what changes after a recovery."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cpr_ext.checkpointer.call_guard import CallGuard
+from cpr_ext.checkpointer.parts import Parts
+from cpr_ext.errors import UsageError
+from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
+from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.table import shard_row_range
+from cpr_ext.storage.store_reader import StoreReader, read_committed_all
+from cpr_ext.validation import as_shards, require_one_of
+
+logger = logging.getLogger("cpr_ext")
+
+StorePaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class RecoveryCalls:
+    """Checks a call of ``recover()``, makes it, and accounts for it."""
+
+    def __init__(self, parts: Parts, guard: CallGuard, num_shards: int) -> None:
+        self._account = parts.account
+        self._base_rule = parts.base_rule
+        self._dense = parts.dense
+        self._recorder = parts.recorder
+        self._recoverer = parts.recoverer
+        self._saver = parts.saver
+        self._store = parts.store
+        self._watch = parts.watch
+        self._guard = guard
+        self._num_shards = num_shards
+
+    def recover(
+        self,
+        *,
+        shards: Sequence[int] | None,
+        mode: RecoveryMode,
+        from_store: StorePaths | None,
+        strict: bool,
+        on_damage: OnDamage,
+        up_to_step: int | None,
+    ) -> RecoveryReport:
+        """Restore a lost state; see :meth:`cpr_ext.Checkpointer.recover`."""
+        require_one_of("mode", mode, ("partial", "full"))
+        require_one_of("on_damage", on_damage, ("raise", "fall_back"))
+        self._guard.require_open()
+        self._store.require_in_place()
+        started = time.perf_counter()
+        if shards is not None and mode == "full":
+            raise UsageError('full recovery goes back with all shards; leave out "shards"')
+        lost = None if shards is None else as_shards(shards, self._num_shards)
+        if shards is not None and from_store is not None:
+            raise UsageError('from_store is for all shards; leave out "shards"')
+        if up_to_step is not None and (shards is not None or from_store is not None):
+            raise UsageError("up_to_step goes with neither shards nor from_store")
+        if not strict and from_store is None:
+            raise UsageError("strict=False needs from_store; a store is written by one model only")
+        with self._guard.in_call("recover()"):
+            self._saver.quiesce()
+            if lost is not None:
+                report = self._recover_shards(lost, on_damage)
+            elif from_store is not None and self._store.is_empty:
+                report = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
+            else:
+                report = self._recoverer.recover_all(
+                    mode,
+                    steps_done=self._account.step,
+                    on_damage=on_damage,
+                    up_to_step=up_to_step,
+                )
+                self._note_all(report, is_own_store=True)
+        report = replace(report, seconds=time.perf_counter() - started)
+        self._account.note_recovery(report.seconds, report.bytes_read, of_shards=lost is not None)
+        for damaged in report.damaged_segments:
+            logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
+        return report
+
+    def load_replicated_state(self, part: DensePart, *, generators: bool, samples_lost: int) -> Any:
+        """Resume from the state of another worker; see :meth:`cpr_ext.Checkpointer.load_replicated_state`."""
+        self._saver.pause()
+        position = self._dense.restore_shared(part, generators=generators)
+        self._watch.begin_step()
+        self._watch.accept()
+        self._recorder.begin_step()
+        self._account.resume_at(position.step, position.num_samples)
+        self._account.note_lost_samples(samples_lost)
+        return position.extra_state
+
+    def _recover_shards(self, lost: Sequence[int], on_damage: OnDamage) -> RecoveryReport:
+        self._recorder.flush()
+        self._watch.check_loss(
+            lambda table: [
+                shard_row_range(table.num_embeddings, shard, self._num_shards) for shard in lost
+            ]
+        )
+        self._watch.settle()  # what changed outside is not saved, and counts as lost
+        account = self._account
+        report = RecoveryReport(account.step, account.num_samples, tuple(lost))
+        self._recoverer.recover_shards(report, on_damage=on_damage)
+        self._watch.accept()
+        self._saver.forget_saved_rows()
+        if report.damaged_segments:
+            # Rows that kept an older state count as saved; only a base snapshot saves them again.
+            self._base_rule.forget_base()
+        samples_lost = account.note_shards_recovered(report.shards, report.row_updates_lost)
+        return replace(report, samples_lost=samples_lost)
+
+    def _recover_from(
+        self, from_store: StorePaths, mode: RecoveryMode, *, strict: bool, on_damage: OnDamage
+    ) -> RecoveryReport:
+        recoverer = self._recoverer
+
+        def read(readers: list[StoreReader]) -> RecoveryReport:
+            if isinstance(from_store, str | os.PathLike):
+                return recoverer.recover_from(readers[0], mode, strict=strict, on_damage=on_damage)
+            return recoverer.recover_from_parts(readers, mode, strict=strict, on_damage=on_damage)
+
+        stores = [from_store] if isinstance(from_store, str | os.PathLike) else from_store
+        if not stores:
+            raise UsageError("from_store is an empty list; needed: the stores of all processes")
+        report = read_committed_all(stores, read, lambda report: not report.damaged_segments)
+        self._note_all(report, is_own_store=False)
+        return report
+
+    def _note_all(self, report: RecoveryReport, *, is_own_store: bool) -> None:
+        """Record that everything was restored: training resumes from the position of the report."""
+        self._account.note_all_recovered(
+            report.step, report.num_samples, self._recoverer.position.samples_lost
+        )
+        self._watch.forget()
+        self._saver.forget_saved_rows()
+        self._saver.restart_interval()
+        self._guard.may_train = True
+        # Of another store nothing is in this one yet: the next step() takes a base snapshot.
+        if is_own_store and not self._store.is_empty:
+            self._base_rule.note_recovered()
+            if report.damaged_segments:
+                self._base_rule.forget_base()

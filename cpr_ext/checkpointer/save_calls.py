@@ -1,0 +1,207 @@
+"""The calls of a ``Checkpointer`` that save: ``step()``, ``save()``, ``wait()``, ``close()``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from cpr_ext.checkpointer.call_guard import CallGuard
+from cpr_ext.checkpointer.parts import Parts
+from cpr_ext.errors import SnapshotError, UsageError
+from cpr_ext.saving.selection import SnapshotKind
+from cpr_ext.saving.snapshot_handle import SnapshotHandle
+from cpr_ext.state.table import Table
+from cpr_ext.tracking.unwatched import warn_of_schedulers, warn_of_sparse_gradients
+
+logger = logging.getLogger("cpr_ext")
+
+_MID_STEP = (
+    "{call} in the middle of step {step}: an optimizer has stepped since step(), so the state to "
+    "capture is past that step. Call it after step()"
+)
+
+
+class SaveCalls:
+    """Counts steps and takes snapshots; all calls come from the training thread."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        tables: Sequence[Table],
+        parts: Parts,
+        guard: CallGuard,
+    ) -> None:
+        self._model = model
+        self._optimizers = optimizers
+        self._tables = tables
+        self._dense = parts.dense
+        self._account = parts.account
+        self._recorder = parts.recorder
+        self._saver = parts.saver
+        self._store = parts.store
+        self._watch = parts.watch
+        self._guard = guard
+        self._requested: SnapshotHandle | None = None
+        self._is_first_step = True
+
+    def step(self, num_samples: int, started: float) -> SnapshotHandle | None:
+        """End a training step that began to block at ``started``; the snapshot that began, if any.
+
+        See :meth:`cpr_ext.Checkpointer.step`.
+        """
+        if self._is_first_step:
+            self._is_first_step = False
+            warn_of_sparse_gradients(self._model, self._tables)
+            if self._dense.extra_state is None:
+                warn_of_schedulers(self._optimizers)
+        account, saver = self._account, self._saver
+        saver.pause()
+        self._recorder.flush()
+        self._recorder.begin_step()
+        self._watch.begin_step()
+        account.resume_at(account.step + 1, account.num_samples + num_samples)
+        saver.settle()
+        begun = self.take_requested()
+        if begun is None and (snapshot := saver.begin_if_due()) is not None:
+            begun = SnapshotHandle(snapshot.kind, snapshot)
+        saver.go_on()
+        account.note_step(
+            num_samples,
+            time.perf_counter() - started + saver.take_held_seconds(),
+            is_saving=saver.in_flight is not None,
+            row_updates=self._recorder.num_lookups + self._watch.num_row_updates,
+        )
+        return begun
+
+    def save(self, kind: SnapshotKind) -> SnapshotHandle:
+        """Take a snapshot now, or let the next step() take it in the middle of a step."""
+        if self._is_mid_step:
+            if self._requested is None:
+                self._requested = SnapshotHandle(kind)
+            elif kind == "base":
+                self._requested.upgrade()
+            return self._requested
+        with self._guard.in_call("save()"):
+            return self._take(SnapshotHandle(kind))
+
+    def _take(self, handle: SnapshotHandle) -> SnapshotHandle:
+        self._saver.pause()
+        self._recorder.flush()
+        handle.resolve(self._saver.take(handle.kind))
+        return handle
+
+    def take_requested(self) -> SnapshotHandle | None:
+        """Take the snapshot that was requested in the middle of a step, if one was."""
+        request, self._requested = self._requested, None
+        return None if request is None else self._take(request)
+
+    def wait(self, timeout_seconds: float | None) -> bool:
+        """Wait for the snapshot in flight; see :meth:`cpr_ext.Checkpointer.wait`."""
+        if self._requested is not None or (self._is_mid_step and self._needs_step):
+            raise UsageError(_MID_STEP.format(call="wait()", step=self._account.step + 1))
+        with self._guard.in_call("wait()"):
+            return self._wait(timeout_seconds)
+
+    def _wait(self, timeout_seconds: float | None) -> bool:
+        started = time.monotonic()
+        if timeout_seconds is None:
+            self._saver.advance()
+        else:
+            self._saver.advance_for(timeout_seconds)
+        snapshot = self._saver.in_flight
+        if snapshot is None:
+            return True
+        if timeout_seconds is not None:
+            timeout_seconds = max(0.0, timeout_seconds - (time.monotonic() - started))
+        if not snapshot.wait_until_done(timeout_seconds):
+            return False
+        self._saver.settle(warn=False)
+        if snapshot.error is not None:
+            self._saver.unreported = None
+            raise SnapshotError(f"snapshot {snapshot.number} failed") from snapshot.error
+        return True
+
+    def record_changes(self) -> None:
+        """Count rows of changed tables; see :meth:`cpr_ext.Checkpointer.record_changes`."""
+        if self._is_mid_step:
+            raise UsageError(_MID_STEP.format(call="record_changes()", step=self._account.step + 1))
+        with self._guard.in_call("record_changes()"):
+            self._saver.quiesce()
+            self._recorder.flush()
+            self._watch.accept_changes()
+            self._saver.forget_saved_rows()
+
+    def finish(self) -> None:
+        """Finish the snapshot in flight; in the middle of a step, abort what needs its end."""
+        if self._is_past_step:
+            self._abort_mid_step()
+        else:
+            self.take_requested()
+        self._saver.finish()
+
+    def _abort_mid_step(self) -> None:
+        """Abort everything that needs a next step(): there will be none."""
+        step = self._account.step + 1
+        reason = self._watch.problem or (
+            f"close() in the middle of step {step}: step() was not called after the optimizer's"
+        )
+        if self._requested is not None:
+            error = SnapshotError(f"the snapshot that was asked for was not taken: {reason}")
+            self._requested.refuse(error)
+            self._saver.unreported = error
+        if self._needs_step:
+            self._saver.give_up(reason)
+
+    def abort(self) -> None:
+        """Release everything after an error, which may have left a step half done: save nothing."""
+        try:
+            self._saver.quiesce()
+        except Exception as error:  # also a warning made an error: the user's own comes first
+            logger.error("while an exception ended training: %s", error)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """End all threads, then take hooks and locks away."""
+        self._recorder.detach()
+        self._watch.detach()
+        try:
+            self._saver.close()  # interrupted: threads may still write, so the locks are kept
+        except Exception:
+            self._guard.is_closed = True
+            self._store.close()
+            raise
+        self._guard.is_closed = True
+        self._store.close()
+
+    def raise_unreported(self) -> None:
+        """Raise SnapshotError for a failure that no exception reported, if there is one."""
+        if (error := self._saver.unreported) is not None:
+            failures = len(self._account.metrics.failures)
+            raise SnapshotError(
+                f"{failures} snapshot(s) failed, the last because: {error}"
+            ) from error
+
+    @property
+    def _is_past_step(self) -> bool:
+        """Return whether the model may be past the known step."""
+        return self._watch.has_stepped or self._watch.is_inside_step or self._recorder.is_mid_step
+
+    @property
+    def _is_mid_step(self) -> bool:
+        return self._guard.is_busy or self._is_past_step
+
+    @property
+    def _needs_step(self) -> bool:
+        """Return whether the current snapshot waits for rows or the dense part as of a step."""
+        snapshot = self._saver.in_flight
+        return (
+            snapshot is not None
+            and snapshot.state == "capturing"
+            and not snapshot.is_copied_on_write
+        )
