@@ -20,6 +20,7 @@ from cpr_ext.metrics.cost_meter import CostMeter
 from cpr_ext.metrics.counters import Metrics, ScalarWriter
 from cpr_ext.metrics.run_state import RunAccount
 from cpr_ext.priorities import LargestChange, MostFrequentlyUsed, Priority, make_tracker
+from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.recoverer import OnDamage, Recoverer, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.forks import Creator, leave_to_parent_when_forked
@@ -505,10 +506,11 @@ class Checkpointer:
             raise UsageError("strict=False needs from_store; a store is written by one model only")
         with self._in_call("recover()"):
             self._saver.quiesce()
-            report = self._recover(
+            findings = self._recover(
                 lost, mode, from_store, strict=strict, on_damage=on_damage, up_to_step=up_to_step
             )
-        report.seconds = time.perf_counter() - started
+        findings.seconds = time.perf_counter() - started
+        report = findings.report()
         self._account.note_recovery(report.seconds, report.bytes_read, of_shards=shards is not None)
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
@@ -523,7 +525,7 @@ class Checkpointer:
         strict: bool,
         on_damage: OnDamage,
         up_to_step: int | None,
-    ) -> RecoveryReport:
+    ) -> Findings:
         if lost is not None:
             self._recorder.flush()
             self._watch.check_loss(
@@ -532,20 +534,21 @@ class Checkpointer:
                 ]
             )
             self._watch.settle()  # what changed outside is not saved, and counts as lost
-            report = RecoveryReport(self.step_count, self.num_samples, tuple(lost))
-            self._recoverer.recover_shards(report, on_damage=on_damage)
+            findings = self._recoverer.recover_shards(
+                lost, step=self.step_count, num_samples=self.num_samples, on_damage=on_damage
+            )
             self._watch.accept()
             self._saver.forget_saved_rows()
-            self._note_shards(report)
+            self._note_shards(findings)
         elif from_store is not None and self.store.is_empty:
-            report = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
-            self._note_all(report, is_own_store=False)
+            findings = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
+            self._note_all(findings, is_own_store=False)
         else:
-            report = self._recoverer.recover_all(
+            findings = self._recoverer.recover_all(
                 mode, steps_done=self.step_count, on_damage=on_damage, up_to_step=up_to_step
             )
-            self._note_all(report, is_own_store=True)
-        return report
+            self._note_all(findings, is_own_store=True)
+        return findings
 
     def shared_part(self, recovered: RecoveryReport | None = None) -> DensePart:
         """Return a snapshot of the replicated state, for :meth:`take_over` of another worker.
@@ -727,32 +730,32 @@ class Checkpointer:
         *,
         strict: bool,
         on_damage: OnDamage,
-    ) -> RecoveryReport:
-        recoverer = self._recoverer
+    ) -> Findings:
+        by_name = isinstance(from_store, str | os.PathLike)
 
-        def read(readers: list[StoreReader]) -> RecoveryReport:
-            if isinstance(from_store, str | os.PathLike):
-                return recoverer.recover_from(readers[0], mode, strict=strict, on_damage=on_damage)
-            return recoverer.recover_from_parts(readers, mode, strict=strict, on_damage=on_damage)
+        def read(readers: list[StoreReader]) -> Findings:
+            return self._recoverer.recover_from(
+                readers, mode, by_name=by_name, strict=strict, on_damage=on_damage
+            )
 
         stores = [from_store] if isinstance(from_store, str | os.PathLike) else from_store
         if not stores:
             raise UsageError("from_store is an empty list; needed: the stores of all processes")
-        return read_committed_all(stores, read, lambda report: not report.damaged_segments)
+        return read_committed_all(stores, read, lambda findings: not findings.damaged_segments)
 
-    def _note_shards(self, report: RecoveryReport) -> None:
+    def _note_shards(self, findings: Findings) -> None:
         """Record that some shards of the live model were restored."""
-        report.samples_lost = self._account.note_shards_recovered(
-            report.shards, report.row_updates_lost
+        findings.samples_lost = self._account.note_shards_recovered(
+            findings.shards, findings.row_updates_lost
         )
-        if report.damaged_segments:
+        if findings.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
             self._base_rule.forget_base()
 
-    def _note_all(self, report: RecoveryReport, *, is_own_store: bool) -> None:
-        """Record that everything was restored: training resumes from the position of the report."""
+    def _note_all(self, findings: Findings, *, is_own_store: bool) -> None:
+        """Record that everything was restored: training resumes from the position found."""
         self._account.note_all_recovered(
-            report.step, report.num_samples, self._recoverer.position.samples_lost
+            findings.step, findings.num_samples, self._recoverer.position.samples_lost
         )
         self._watch.forget()
         self._saver.forget_saved_rows()
@@ -761,7 +764,7 @@ class Checkpointer:
         # Of another store nothing is in this one yet: the next step() takes a base snapshot.
         if is_own_store and not self.store.is_empty:
             self._base_rule.note_recovered()
-            if report.damaged_segments:
+            if findings.damaged_segments:
                 self._base_rule.forget_base()
 
     def leave_to_parent(self) -> None:
