@@ -157,7 +157,7 @@ class OtherStores:
                 "Build the model that the store was made with, or take what matches with "
                 "recover(strict=False)"
             )
-        if plan.is_empty and not _has_parameter_of(part, live.model):
+        if not self.strict and plan.is_empty and not _has_parameter_of(part, live.model):
             raise StoreError(
                 f"'{self.readers[0].directory}' and the model have nothing in common, so nothing "
                 f"was recovered: {'; '.join(differences[:4])}... Name a store of this model, or "
