@@ -14,7 +14,9 @@ from cpr_ext.state.table import Table
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.state.wrapper_names import match_names
 from cpr_ext.storage.segment_format import ArraySpec
-from cpr_ext.storage.store_reader import StoredTable
+from cpr_ext.storage.store_reader import StoredTable, StoreReader
+
+_Live = Sequence[tuple[Table, TablePart]]
 
 
 class CopyPlan:
@@ -34,23 +36,14 @@ class CopyPlan:
         self, stores: Sequence[StoreAt], tables: Sequence[Table], *, by_name: bool
     ) -> None:
         self._stores = stores
-        self._copies: list[dict[str, list[PartCopy]]] = []  # by store and the name of a table there
-        found: dict[str, None] = {}  # a set that keeps its order
-        joined: dict[tuple[str, str], torch.Tensor] = {}
         live = [(table, part_of(table, as_whole=by_name)) for table in tables]
-        held = [
-            [(table, part_of(table, as_whole=by_name)) for table in store.reader.tables.values()]
-            for store in stores
-        ]
-        stored_names = {part.table for of_store in held for _, part in of_store}
+        stored = [table for store in stores for table in store.reader.tables.values()]
+        stored_names = {part_of(table, as_whole=by_name).table for table in stored}
         names = match_names(stored_names, {part.table for _, part in live})
-        for store, of_store in zip(stores, held, strict=True):
-            copies: dict[str, list[PartCopy]] = {}
-            for stored, part in of_store:
-                renamed = replace(part, table=names.get(part.table, part.table))
-                for copy in _overlaps(stored, renamed, live, found):
-                    copies.setdefault(stored.name, []).append(copy)
-            self._copies.append(copies)
+        found: dict[str, None] = {}  # a set that keeps its order
+        self._copies = [_copies_from(s.reader, live, names, by_name, found) for s in stores]
+        joined: dict[tuple[str, str], torch.Tensor] = {}
+        for store, copies in zip(stores, self._copies, strict=True):
             for name, arrays in stored_arrays(store).items():
                 for copy in copies.get(name, ()):
                     found.update(dict.fromkeys(_array_differences(arrays, copy, by_name)))
@@ -82,13 +75,27 @@ class CopyPlan:
         return [copy for copies in of_stores for copy in copies if copy.table is table]
 
 
-def _overlaps(
-    stored: StoredTable,
-    held: TablePart,
-    live: Sequence[tuple[Table, TablePart]],
+def _copies_from(
+    reader: StoreReader,
+    live: _Live,
+    names: Mapping[str, str],
+    by_name: bool,
     found: dict[str, None],
+) -> dict[str, list[PartCopy]]:
+    """What live tables take from each table of a store; differences are added to ``found``."""
+    copies: dict[str, list[PartCopy]] = {}
+    for stored in reader.tables.values():
+        part = part_of(stored, as_whole=by_name)
+        held = replace(part, table=names.get(part.table, part.table))
+        if overlaps := list(_overlaps(stored, held, live, found)):
+            copies[stored.name] = overlaps
+    return copies
+
+
+def _overlaps(
+    stored: StoredTable, held: TablePart, live: _Live, found: dict[str, None]
 ) -> Iterator[PartCopy]:
-    """What live tables take from a stored one; a table that has grown takes its old rows."""
+    """The same of one stored table; a live one that has grown takes its old rows."""
     for table, wanted in live:
         if (common := held.overlap(wanted)) is None:
             continue
