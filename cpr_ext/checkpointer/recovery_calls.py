@@ -6,12 +6,12 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.errors import UsageError
+from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.state.dense_state import DensePart
@@ -67,25 +67,26 @@ class RecoveryCalls:
         with self._guard.in_call("recover()"):
             self._saver.quiesce()
             if lost is not None:
-                report = self._recover_shards(lost, on_damage)
+                findings = self._recover_shards(lost, on_damage)
             elif from_store is not None and self._store.is_empty:
-                report = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
+                findings = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
             else:
-                report = self._recoverer.recover_all(
+                findings = self._recoverer.recover_all(
                     mode,
                     steps_done=self._account.step,
                     on_damage=on_damage,
                     up_to_step=up_to_step,
                 )
-                self._note_all(report, is_own_store=True)
-        report = replace(report, seconds=time.perf_counter() - started)
+                self._note_all(findings, is_own_store=True)
+        findings.seconds = time.perf_counter() - started
+        report = findings.report()
         self._account.note_recovery(report.seconds, report.bytes_read, of_shards=lost is not None)
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
 
     def load_replicated_state(self, part: DensePart, *, generators: bool, samples_lost: int) -> Any:
-        """Resume from the state of another worker; see :meth:`cpr_ext.Checkpointer.load_replicated_state`."""
+        """Resume from the state of another worker of the same job."""
         self._saver.pause()
         position = self._dense.restore_shared(part, generators=generators)
         self._watch.begin_step()
@@ -95,7 +96,7 @@ class RecoveryCalls:
         self._account.note_lost_samples(samples_lost)
         return position.extra_state
 
-    def _recover_shards(self, lost: Sequence[int], on_damage: OnDamage) -> RecoveryReport:
+    def _recover_shards(self, lost: Sequence[int], on_damage: OnDamage) -> Findings:
         self._recorder.flush()
         self._watch.check_loss(
             lambda table: [
@@ -104,37 +105,40 @@ class RecoveryCalls:
         )
         self._watch.settle()  # what changed outside is not saved, and counts as lost
         account = self._account
-        report = RecoveryReport(account.step, account.num_samples, tuple(lost))
-        self._recoverer.recover_shards(report, on_damage=on_damage)
+        findings = self._recoverer.recover_shards(
+            lost, step=account.step, num_samples=account.num_samples, on_damage=on_damage
+        )
         self._watch.accept()
         self._saver.forget_saved_rows()
-        if report.damaged_segments:
+        if findings.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
             self._base_rule.forget_base()
-        samples_lost = account.note_shards_recovered(report.shards, report.row_updates_lost)
-        return replace(report, samples_lost=samples_lost)
+        findings.samples_lost = account.note_shards_recovered(
+            findings.shards, findings.row_updates_lost
+        )
+        return findings
 
     def _recover_from(
         self, from_store: StorePaths, mode: RecoveryMode, *, strict: bool, on_damage: OnDamage
-    ) -> RecoveryReport:
-        recoverer = self._recoverer
+    ) -> Findings:
+        by_name = isinstance(from_store, str | os.PathLike)
 
-        def read(readers: list[StoreReader]) -> RecoveryReport:
-            if isinstance(from_store, str | os.PathLike):
-                return recoverer.recover_from(readers[0], mode, strict=strict, on_damage=on_damage)
-            return recoverer.recover_from_parts(readers, mode, strict=strict, on_damage=on_damage)
+        def read(readers: list[StoreReader]) -> Findings:
+            return self._recoverer.recover_from(
+                readers, mode, by_name=by_name, strict=strict, on_damage=on_damage
+            )
 
         stores = [from_store] if isinstance(from_store, str | os.PathLike) else from_store
         if not stores:
             raise UsageError("from_store is an empty list; needed: the stores of all processes")
-        report = read_committed_all(stores, read, lambda report: not report.damaged_segments)
-        self._note_all(report, is_own_store=False)
-        return report
+        findings = read_committed_all(stores, read, lambda found: not found.damaged_segments)
+        self._note_all(findings, is_own_store=False)
+        return findings
 
-    def _note_all(self, report: RecoveryReport, *, is_own_store: bool) -> None:
-        """Record that everything was restored: training resumes from the position of the report."""
+    def _note_all(self, findings: Findings, *, is_own_store: bool) -> None:
+        """Record that everything was restored: training resumes from the position found."""
         self._account.note_all_recovered(
-            report.step, report.num_samples, self._recoverer.position.samples_lost
+            findings.step, findings.num_samples, self._recoverer.position.samples_lost
         )
         self._watch.forget()
         self._saver.forget_saved_rows()
@@ -143,5 +147,5 @@ class RecoveryCalls:
         # Of another store nothing is in this one yet: the next step() takes a base snapshot.
         if is_own_store and not self._store.is_empty:
             self._base_rule.note_recovered()
-            if report.damaged_segments:
+            if findings.damaged_segments:
                 self._base_rule.forget_base()

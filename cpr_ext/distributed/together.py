@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -75,7 +76,7 @@ def recover_together(
             f"ranks recovered to different steps, by rank: {steps}. A full recovery needs one that "
             'all have: recover with mode="partial", or remove the new stores and start again'
         )
-    _load_replicated_state(group, checkpointer, report, source=steps.index(max(steps)))
+    report = _load_replicated_state(group, checkpointer, report, source=steps.index(max(steps)))
     require_one_plan(group, checkpointer.tables)
     require_same(group, model, checkpointer, buffers=True)
     return report
@@ -134,13 +135,16 @@ def _common_point(
 
 def _load_replicated_state(
     group: dist.ProcessGroup, checkpointer: Checkpointer, report: RecoveryReport, *, source: int
-) -> None:
+) -> RecoveryReport:
+    """Take the dense part and the position of the rank ``source``; the report with them."""
     own = checkpointer.replicated_state(report) if dist.get_rank(group) == source else None
     part = broadcast_part(group, source, own)
     position = read_position(part.tree())
     lost = max(0, position.num_samples - report.num_samples)
-    report.extra_state = checkpointer.load_replicated_state(
-        part, generators=False, samples_lost=lost
+    return replace(
+        report,
+        step=position.step,
+        num_samples=position.num_samples,
+        samples_lost=report.samples_lost + lost,
+        extra_state=checkpointer.load_replicated_state(part, generators=False, samples_lost=lost),
     )
-    report.step, report.num_samples = position.step, position.num_samples
-    report.samples_lost += lost

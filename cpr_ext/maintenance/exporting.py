@@ -31,7 +31,7 @@ from cpr_ext.maintenance.whole_tables import (
     plan_tables,
     whole_arrays,
 )
-from cpr_ext.recovery.resharding import newest_records
+from cpr_ext.recovery.import_store import newest_records
 from cpr_ext.recovery.restore import read_dense
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.state.wrapper_names import added, plain_names

@@ -9,7 +9,7 @@ import torch
 
 from cpr_ext.errors import StoreError
 from cpr_ext.maintenance.row_reading import shard_rows
-from cpr_ext.recovery.resharding import part_of_stored
+from cpr_ext.recovery.part_copy import part_of
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.state.table_plans import describe_table, plan_faults
 from cpr_ext.storage.manifest import SegmentRecord
@@ -88,7 +88,7 @@ def plan_tables(
         for name, table in tables.items():
             if len(of_name.get(name, ())) > 1:
                 continue
-            part = part_of_stored(table)
+            part = part_of(table)
             found.setdefault(part.table, []).append(Holding(number, name, part, table.dtype))
     several = {name: numbers for name, numbers in of_name.items() if len(numbers) > 1}
     faults = plan_faults(plans, workers)

@@ -8,31 +8,16 @@ newest saved state with the restored one. It runs only after damage.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from cpr_ext.errors import DamageError
-from cpr_ext.recovery.report import RecoveryReport
-from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.segment_reader import SegmentRows
+from cpr_ext.recovery.findings import Findings
+from cpr_ext.recovery.shard_segments import Ranges, ShardSegments, UsableSegment
 
 BLOCK_ROWS = 1 << 18
-
-
-@dataclass
-class Source:
-    """A live segment of a shard, as a recovery found it.
-
-    Attributes:
-        rows: None: its header is not usable, so none of it is.
-        damaged: numbers of chunks of which nothing was restored.
-    """
-
-    record: SegmentRecord
-    rows: SegmentRows | None
-    damaged: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -44,81 +29,76 @@ class _Span:
     chunk: int
 
 
-def needs_account(sources: Sequence[Source]) -> bool:
-    """False if every row has its newest saved state for sure: nothing is damaged."""
-    is_whole = all(source.rows is not None and not source.damaged for source in sources)
-    return not is_whole or not any(source.record.kind == "base" for source in sources)
-
-
-def account(
-    ranges: Mapping[str, tuple[int, int]], sources: Sequence[Source], report: RecoveryReport
-) -> None:
-    """Add the rows of a shard that are older, missing or in doubt to a report.
+def account(shard: ShardSegments, ranges: Ranges, findings: Findings) -> None:
+    """Add the rows of a shard that are older, missing or possibly stale to the findings.
 
     Args:
+        shard: the segments that rows were restored from.
         ranges: rows [begin, end) that were to be restored, by table.
-        sources: the segments they were restored from, oldest first.
     """
+    if shard.is_whole:
+        return
     for table, (begin, end) in ranges.items():
-        tally = _Tally(table, sources)
-        # At most so many are in doubt; and no more than there are rows without a newer state.
+        tally = _Tally(table, shard)
+        # An upper bound is the number of rows without a newer state, another that of rows lost.
         candidates = 0
         for first in range(begin, end, BLOCK_ROWS):
-            candidates += tally.block(first, min(first + BLOCK_ROWS, end), report)
+            candidates += tally.block(first, min(first + BLOCK_ROWS, end), findings)
         limit = tally.rows_unknown
-        report.rows_in_doubt += candidates if limit is None else min(candidates, limit)
+        findings.rows_possibly_stale += candidates if limit is None else min(candidates, limit)
 
 
 class _Tally:
     """Goes through the rows of one table."""
 
-    def __init__(self, table: str, sources: Sequence[Source]) -> None:
+    def __init__(self, table: str, shard: ShardSegments) -> None:
         self._table = table
-        self._sources = sources
+        self._found = shard.found
         self._spans: list[list[_Span]] = []
-        self._newest_unknown = -1  # the newest source that lost rows without telling which
-        self.rows_unknown: int | None = 0  # how many of them there are; None: not told either
-        for index, source in enumerate(sources):
-            self._spans.append(list(self._known(table, index, source)))
-
-    def _known(self, table: str, index: int, source: Source) -> Iterator[_Span]:
-        if source.rows is None:
-            if source.record.kind != "base":  # a base held every row
+        self._newest_unknown = -1  # the newest segment that lost rows, its row ids with them
+        self.rows_unknown: int | None = 0  # how many rows that were; None: unknown, too
+        for index, segment in enumerate(shard.found):
+            if isinstance(segment, UsableSegment):
+                self._spans.append(list(self._known(index, segment)))
+                continue
+            self._spans.append([])
+            if segment.kind != "base":  # a base held every row
                 self._newest_unknown, self.rows_unknown = index, None
-            return
-        for chunk in source.rows.chunks_of(table):
+
+    def _known(self, index: int, segment: UsableSegment) -> Iterator[_Span]:
+        for chunk in segment.rows.chunks_of(self._table):
             try:
-                yield _Span(*source.rows.span(chunk), chunk)
+                yield _Span(*segment.rows.span(chunk), chunk)
             except DamageError:
                 self._newest_unknown = index
                 if self.rows_unknown is not None:
-                    self.rows_unknown += source.rows.segment.chunks[chunk][2]
+                    self.rows_unknown += segment.rows.segment.chunks[chunk][2]
 
-    def block(self, begin: int, end: int, report: RecoveryReport) -> int:
+    def block(self, begin: int, end: int, findings: Findings) -> int:
         """Account for rows [begin, end); how many of them have no state newer than an unknown."""
         count, table = end - begin, self._table
-        # Of each row, the number of the source and the step: saved there last, and restored from.
+        # Of each row, the number of the segment and the step: saved there last, and restored from.
         saved, restored = (torch.full((count,), -1, dtype=torch.int64) for _ in range(2))
         saved_step, restored_step = torch.zeros_like(saved), torch.zeros_like(saved)
-        for index, source in enumerate(self._sources):
-            if source.rows is None:
-                if source.record.kind == "base":
-                    saved[:], saved_step[:] = index, source.record.last_step
+        for index, segment in enumerate(self._found):
+            if not isinstance(segment, UsableSegment):
+                if segment.kind == "base":
+                    saved[:], saved_step[:] = index, segment.last_step
                 continue
             for span in self._overlapping(index, begin, end):
-                held = source.rows.row_ids(span.chunk)
+                held = segment.rows.row_ids(span.chunk)
                 at = held[(held >= begin) & (held < end)] - begin
-                step = source.rows.segment.chunks[span.chunk][3]
+                step = segment.rows.segment.chunks[span.chunk][3]
                 saved[at], saved_step[at] = index, step
-                if span.chunk not in source.damaged:
+                if span.chunk not in segment.damaged:
                     restored[at], restored_step[at] = index, step
         is_missing = restored < 0
         is_older = (saved > restored) & ~is_missing
         row_ids = torch.arange(begin, end)
-        report.add_missing(table, row_ids[is_missing])
-        report.add_older(table, row_ids[is_older], (saved_step - restored_step)[is_older])
-        in_doubt = (restored < self._newest_unknown) & ~is_missing & ~is_older
-        return int(in_doubt.sum())
+        findings.add_missing(table, row_ids[is_missing])
+        findings.add_older(table, row_ids[is_older], (saved_step - restored_step)[is_older])
+        is_in_question = (restored < self._newest_unknown) & ~is_missing & ~is_older
+        return int(is_in_question.sum())
 
     def _overlapping(self, index: int, begin: int, end: int) -> Iterator[_Span]:
         spans = self._spans[index]

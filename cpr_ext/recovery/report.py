@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from cpr_ext.errors import DamageError
-from cpr_ext.storage.reading import UnreadableError
+from cpr_ext.runtime.renamed import RenamedTo
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,9 @@ class OlderRows:
     steps_older: torch.Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class RecoveryReport:
-    """The report of a recovery.
+    """The report of a recovery, built once at its end.
 
     Attributes:
         step: the step from which training resumes (0: the store was empty).
@@ -62,8 +61,8 @@ class RecoveryReport:
             gradient (momentum, weight decay, Adam); and after a process died for large tables,
             and for the stores of several processes.
         rows_missing: rows of which no usable state is left; they keep their values in the model.
-        rows_in_doubt: an upper bound on further rows that are older than their newest saved state;
-            damage destroyed their row ids too.
+        rows_possibly_stale: an upper bound on further rows that are older than their newest saved
+            state; damage destroyed their row ids too.
         older_rows, missing_rows: which rows these are, by table; ``missing_rows`` holds row ids
             (n,) int64. Tables without any are left out.
         samples_lost: samples trained since a lost shard's last snapshot, summed over the shards.
@@ -83,7 +82,7 @@ class RecoveryReport:
     rows_restored: int = 0
     rows_stale: int | None = 0
     rows_missing: int = 0
-    rows_in_doubt: int = 0
+    rows_possibly_stale: int = 0
     older_rows: dict[str, OlderRows] = field(default_factory=dict)
     missing_rows: dict[str, torch.Tensor] = field(default_factory=dict)
     samples_lost: int = 0
@@ -95,33 +94,9 @@ class RecoveryReport:
     extra_state: Any = None
     differences: list[str] = field(default_factory=list)
 
+    rows_in_doubt = RenamedTo("rows_possibly_stale")
+
     @property
     def unreadable_paths(self) -> set[Path]:
         """Segments that could not be read, as a whole or in part."""
         return {damaged.path for damaged in self.damaged_segments if damaged.is_unreadable}
-
-    def add_damaged(self, path: Path, error: DamageError, num_rows: int = -1) -> None:
-        """Record that a segment, or ``num_rows`` rows of it, is unusable."""
-        is_unreadable = isinstance(error, UnreadableError)
-        self.damaged_segments.append(DamagedSegment(path, str(error), num_rows, is_unreadable))
-
-    def add_stale(self, count: int) -> None:
-        """Count further stale rows, unless the number is unknown."""
-        if self.rows_stale is not None:
-            self.rows_stale += count
-
-    def add_older(self, table: str, row_ids: torch.Tensor, steps_older: torch.Tensor) -> None:
-        """Record rows that were restored to an older state; each is added once."""
-        self.add_stale(len(row_ids))
-        if (known := self.older_rows.get(table)) is not None:
-            row_ids = torch.cat([known.row_ids, row_ids])
-            steps_older = torch.cat([known.steps_older, steps_older])
-        if len(row_ids):
-            self.older_rows[table] = OlderRows(row_ids, steps_older)
-
-    def add_missing(self, table: str, row_ids: torch.Tensor) -> None:
-        """Record rows of which no state is left; each is added once."""
-        self.rows_missing += len(row_ids)
-        if len(row_ids):
-            known = self.missing_rows.get(table, row_ids[:0])
-            self.missing_rows[table] = torch.cat([known, row_ids])

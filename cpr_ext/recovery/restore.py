@@ -11,60 +11,50 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError, StoreError
-from cpr_ext.recovery.damage_accounting import Source, account, needs_account
-from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.recovery.damage_accounting import account
+from cpr_ext.recovery.findings import Findings
+from cpr_ext.recovery.shard_segments import Ranges, ShardSegments, open_shard
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
-from cpr_ext.state.position import MAX_COUNT
 from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.reading import damage_of, native_read_errors
 from cpr_ext.storage.segment_format import ALIGNMENT, ArraySpec, Segment, native_table
-from cpr_ext.storage.segment_reader import SegmentRows
+from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import open_segment
 
 # Per-row optimizer state takes at most so many times the bytes of the weight, unless a base has it.
 _SMALL_STATES = 16
-
-
-# One slot is filled while others wait to be laid over the tables: the disk is not to wait for that.
+# One slot is filled while the rows of others are scattered: the disk does not wait for that.
 _NUM_SLOTS = 4
 
 
 @dataclass(frozen=True)
-class _ShardSegments:
-    """The live segments of a shard, oldest first, as a recovery found them."""
+class LiveModel:
+    """What a recovery restores, and how: ``threads`` scatter rows, reads are ``direct_io``."""
 
-    ranges: Mapping[str, tuple[int, int]]
-    sources: list[Source]
-
-    @property
-    def usable(self) -> list[Source]:
-        return [source for source in self.sources if source.rows is not None]
+    model: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+    tables: Mapping[str, Table]
+    threads: Any
+    direct_io: bool
 
 
 def restore_shards(
-    manifests: Mapping[int, Manifest],
-    num_shards: int,
-    tables: Mapping[str, Table],
-    pool: Any,
-    report: RecoveryReport,
-    *,
-    direct_io: bool = True,
-    up_to_snapshot: int = MAX_COUNT,
+    store: Store, shards: Sequence[int], up_to_snapshot: int, live: LiveModel, findings: Findings
 ) -> dict[str, set[str]]:
-    """Restore every row of shards from the live segments of their manifests, and nothing else.
+    """Restore every row of shards from their live segments, and nothing else.
 
     All files are read in one go, so that the disk does not wait between them.
 
     Args:
-        manifests: of the shards to restore, by their numbers.
+        shards: their numbers; rows of other shards are not touched.
         up_to_snapshot: segments of newer snapshots are passed over.
-        tables: the live tables by name; rows of other shards are not touched.
-        report: counts are added to it, and which rows are older or missing because of damage.
+        findings: counts are added, and which rows are older or missing because of damage.
 
     Returns:
         The names of the arrays restored, by table.
@@ -73,49 +63,27 @@ def restore_shards(
         StoreError: a segment does not fit the live tables; nothing was restored.
         StorageError: a segment could not be read; some rows may have been restored.
     """
-    shards = []
-    for number, manifest in manifests.items():
+    opened = []
+    for shard in shards:
         ranges = {
-            name: shard_row_range(table.num_embeddings, number, num_shards)
-            for name, table in tables.items()
+            name: shard_row_range(table.num_embeddings, shard, store.num_shards)
+            for name, table in live.tables.items()
         }
-        records = [r for r in manifest.segments if r.snapshot <= up_to_snapshot]
-        sources = [_open(manifest, record, ranges, report, direct_io) for record in records]
-        shards.append(_ShardSegments(ranges, sources))
-    for shard in shards:
-        make_missing_states([_segment(source) for source in shard.usable], tables)
-    _restore_segments(shards, tables, pool, report, direct_io)
+        manifest = store.shards[shard]
+        opened.append(open_shard(manifest, ranges, up_to_snapshot, findings, live.direct_io))
+    for shard_segments in opened:
+        make_missing_states([s.rows.segment for s in shard_segments.usable], live.tables)
+    _restore_segments(opened, live, findings)
     restored: dict[str, set[str]] = {}
-    for shard in shards:
-        missing_before = report.rows_missing
-        if needs_account(shard.sources):
-            account(shard.ranges, shard.sources, report)
-        num_rows = sum(end - begin for begin, end in shard.ranges.values())
-        report.rows_restored += num_rows - (report.rows_missing - missing_before)
-        for source in shard.usable:
-            for spec in _segment(source).layout.tables:
+    for shard_segments in opened:
+        missing_before = findings.rows_missing
+        account(shard_segments, shard_segments.ranges, findings)
+        num_rows = sum(end - begin for begin, end in shard_segments.ranges.values())
+        findings.rows_restored += num_rows - (findings.rows_missing - missing_before)
+        for usable in shard_segments.usable:
+            for spec in usable.rows.segment.layout.tables:
                 restored.setdefault(spec.name, set()).update(array.name for array in spec.arrays)
     return restored
-
-
-def _segment(source: Source) -> Segment:
-    assert source.rows is not None
-    return source.rows.segment
-
-
-def _open(
-    manifest: Manifest,
-    record: SegmentRecord,
-    ranges: Mapping[str, tuple[int, int]],
-    report: RecoveryReport,
-    direct_io: bool,
-) -> Source:
-    try:
-        segment = open_segment(manifest, record)
-        return Source(record, SegmentRows(segment, dict(ranges), direct_io=direct_io))
-    except DamageError as error:
-        report.add_damaged(manifest.path_of(record), error)
-        return Source(record, None)
 
 
 def make_missing_states(segments: Sequence[Segment], tables: Mapping[str, Table]) -> None:
@@ -165,39 +133,31 @@ def _is_small(array: ArraySpec, table: Table) -> bool:
     return array.row_bytes <= _SMALL_STATES * max(row_bytes, 8)
 
 
-def _restore_segments(
-    shards: Sequence[_ShardSegments],
-    tables: Mapping[str, Table],
-    pool: Any,
-    report: RecoveryReport,
-    direct_io: bool,
-) -> None:
-    """Lay the rows of segments over the tables; each source notes which chunks are damaged."""
-    found = [(source, shard.ranges) for shard in shards for source in shard.usable]
+def _restore_segments(shards: Sequence[ShardSegments], live: LiveModel, findings: Findings) -> None:
+    """Overwrite the tables by the rows of segments; each segment notes its damaged chunks."""
+    found = [(usable, shard.ranges) for shard in shards for usable in shard.usable]
+    segments = [usable.rows.segment for usable, _ in found]
     results = native.restore_segments(
-        [_native_source(_segment(source), tables, ranges) for source, ranges in found],
-        slots=_slots([_segment(source) for source, _ in found]),
-        pool=pool,
-        direct_io=direct_io,
-        **native_read_errors(*(_segment(source).path for source, _ in found)),
+        [_native_source(usable.rows.segment, ranges, live.tables) for usable, ranges in found],
+        slots=_slots(segments),
+        pool=live.threads,
+        direct_io=live.direct_io,
+        **native_read_errors(*(segment.path for segment in segments)),
     )
-    for (source, _), result in zip(found, results, strict=True):
-        segment = _segment(source)
-        report.segments_read += 1
-        report.bytes_read += result["bytes_read"] + segment.layout.header_bytes
+    for (usable, _), segment, result in zip(found, segments, results, strict=True):
+        findings.segments_read += 1
+        findings.bytes_read += result["bytes_read"] + segment.layout.header_bytes
         damaged = result["damaged"]
         if error := damage_of(segment.path, result):
             num_rows = sum(count for _, _, count, _, _ in damaged)
-            report.add_damaged(segment.path, error, num_rows)
+            findings.add_damaged(segment.path, error, num_rows)
         places = {(table, first) for table, first, _, _, _ in damaged}
-        source.damaged |= {
+        usable.damaged |= {
             number for number, chunk in enumerate(segment.chunks) if chunk[:2] in places
         }
 
 
-def _native_source(
-    segment: Segment, tables: Mapping[str, Table], ranges: Mapping[str, tuple[int, int]]
-) -> Any:
+def _native_source(segment: Segment, ranges: Ranges, tables: Mapping[str, Table]) -> Any:
     layout = segment.layout
     return native.RestoreSource(
         path=str(segment.path),
@@ -257,22 +217,27 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
     return part
 
 
-def no_dense_part(report: RecoveryReport) -> DamageError | StorageError:
-    """What to raise if a report lists every dense part there was, and none could be used."""
-    newest = report.damaged_segments[0]
-    if any(damaged.is_unreadable for damaged in report.damaged_segments):
-        text = f"no dense part that can be read is left: {newest.reason}"
-        return StorageError(errno.EIO, text, str(newest.path))
-    return DamageError(f"no undamaged dense part is left: {newest.reason}")
+def newest_undamaged(
+    manifest: Manifest, candidates: Sequence[SegmentRecord], findings: Findings
+) -> tuple[SegmentRecord, DensePart]:
+    """The newest dense part that can be used; damaged ones are added to the findings.
 
+    Args:
+        candidates: one or more of the manifest's segments, oldest first.
 
-def newest_readable_dense(
-    manifest: Manifest, candidates: Sequence[SegmentRecord], report: RecoveryReport
-) -> tuple[SegmentRecord, DensePart] | None:
-    """The newest candidate that is undamaged; damaged ones are reported. None if there is none."""
+    Raises:
+        DamageError: all are damaged; the message names the newest.
+        StorageError: the same, and at least one could not be read.
+    """
+    num_known = len(findings.damaged_segments)
     for record in reversed(candidates):
         try:
             return record, read_dense(manifest, record)
         except DamageError as error:
-            report.add_damaged(manifest.path_of(record), error)
-    return None
+            findings.add_damaged(manifest.path_of(record), error)
+    damaged = findings.damaged_segments[num_known:]
+    newest = damaged[0]
+    if any(segment.is_unreadable for segment in damaged):
+        text = f"no dense part that can be read is left: {newest.reason}"
+        raise StorageError(errno.EIO, text, str(newest.path))
+    raise DamageError(f"no undamaged dense part is left: {newest.reason}")

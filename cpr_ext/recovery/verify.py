@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from cpr_ext.errors import DamageError
-from cpr_ext.recovery.report import DamagedSegment
 from cpr_ext.recovery.restore import read_dense
 from cpr_ext.state.table import WEIGHT, shard_row_range
 from cpr_ext.storage.file_names import MANIFEST_FILE
@@ -110,31 +110,27 @@ def refuse_damage(
         DamageError: names everything that is damaged.
         StorageError: something could not be read, and recovery is not to fall back.
     """
-    found: list[DamagedSegment] = []
-    for record in dense.segments if dense else ():
-        assert dense is not None
+    found: list[str] = []
+    if dense is not None:
+        found += _damage_in(dense, partial(check_dense, dense))
+    for shard, manifest in shards.items():
+        expected = expect(tables, shard, num_shards)
+        found += _damage_in(manifest, partial(check_rows, manifest, expected=expected))
+        if dense and dense.segments and lacks_base(manifest, dense.segments[-1].snapshot, expected):
+            found.append(f"{manifest.directory / MANIFEST_FILE}: it names no base segment")
+    if found:
+        raise DamageError(
+            f"{len(found)} file(s) are damaged and nothing was changed: {'; '.join(found)}. Put "
+            'them back from a copy, or recover(on_damage="fall_back"), which takes the newest '
+            "undamaged state of each row and reports what is older"
+        )
+
+
+def _damage_in(manifest: Manifest, check: Callable[[SegmentRecord], None]) -> Iterator[str]:
+    for record in manifest.segments:
         try:
-            check_dense(dense, record)
+            check(record)
         except UnreadableError:
             continue  # recovery falls back, and reports it
         except DamageError as error:
-            found.append(DamagedSegment(dense.path_of(record), str(error), -1))
-    for shard, manifest in shards.items():
-        expected = expect(tables, shard, num_shards)
-        for record in manifest.segments:
-            try:
-                check_rows(manifest, record, expected)
-            except UnreadableError:
-                continue
-            except DamageError as error:
-                found.append(DamagedSegment(manifest.path_of(record), str(error), -1))
-        if dense and dense.segments and lacks_base(manifest, dense.segments[-1].snapshot, expected):
-            path = manifest.directory / MANIFEST_FILE
-            found.append(DamagedSegment(path, f"{path}: it names no base segment", -1))
-    if found:
-        raise DamageError(
-            f"{len(found)} file(s) are damaged and nothing was changed: "
-            + "; ".join(damaged.reason for damaged in found)
-            + '. Put them back from a copy, or recover(on_damage="fall_back"), which takes the '
-            "newest undamaged state of each row and reports what is older"
-        )
+            yield str(error)

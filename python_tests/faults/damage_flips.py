@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cpr_ext.errors import DamageError
 from cpr_ext.maintenance import verify
-from cpr_ext.recovery.report import RecoveryReport
-from cpr_ext.recovery.restore import newest_readable_dense
+from cpr_ext.recovery.findings import Findings
+from cpr_ext.recovery.restore import newest_undamaged
 from cpr_ext.recovery.verify import refuse_damage
 from cpr_ext.storage.file_names import MANIFEST_FILE, STORE_COPY_FILE
 from cpr_ext.storage.manifest import Manifest
@@ -95,10 +95,9 @@ class Flipper:
         except DamageError as error:
             if str(path) not in str(error):
                 return f"not named: {error}"
-        report = RecoveryReport()
-        found = newest_readable_dense(store.dense, store.dense.segments, report)
+        found, _ = newest_undamaged(store.dense, store.dense.segments, Findings())
         good = [r for r in store.dense.segments if store.dense.path_of(r) != path]
-        return None if found and found[0] == good[-1] else f"it fell back to {found and found[0]}"
+        return None if found == good[-1] else f"it fell back to {found}"
 
     def _json_fault(self, path: Path) -> str | None:
         for what in (Manifest, None):

@@ -324,7 +324,7 @@ def fault_of(
         for rows, _ in shape.tables.values()
         for shard in shards
     )
-    told = (older, missing, report.rows_missing, report.rows_in_doubt)
+    told = (older, missing, report.rows_missing, report.rows_possibly_stale)
     expected = (cost.older, cost.missing, lost, cost.in_doubt)
     if told != expected:
         return f"reported {told}, expected {expected}"

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from cpr_ext.errors import DamageError
-from cpr_ext.recovery import recoverer, restore
-from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.recovery import restore, sources
 from python_tests.faults.damage_cases import Case, cases, check_case
 from python_tests.faults.damage_flips import Flipper
 from python_tests.faults.damage_scene import HEADER, Scene, Tally, fill, opened
@@ -93,7 +92,7 @@ def test_another_store_is_checked_before_anything_changes_too(scene, tmp_path):
         assert_same(run.state(), before)
         report = run.checkpointer.recover(from_store=store)
         cost = scene.cost([0, 1], scene.hit_by_flip(scene.segments[1].name, 5000))
-        told = (report.rows_missing, report.rows_in_doubt)
+        told = (report.rows_missing, report.rows_possibly_stale)
         assert told == (sum(map(len, cost.missing.values())), cost.in_doubt)
         assert set(report.older_rows) == set(cost.older)
 
@@ -119,9 +118,9 @@ def test_a_row_that_was_looked_up_and_is_older_counts_once(scene, tmp_path):
 @pytest.mark.parametrize("what", ["verify first", "account"])
 def test_it_would_tell(scene, tmp_path, monkeypatch, what):
     if what == "verify first":
-        monkeypatch.setattr(recoverer, "refuse_damage", lambda *arguments: None)
+        monkeypatch.setattr(sources, "refuse_damage", lambda *arguments: None)
     else:
-        monkeypatch.setattr(restore, "account", lambda ranges, sources, report: None)
+        monkeypatch.setattr(restore, "account", lambda shard, ranges, findings: None)
     flipper, tally = Flipper(scene, tmp_path / "store"), Tally()
     base = scene.segments[0].name
     flipper.flip(base, 10, tally)
@@ -130,13 +129,3 @@ def test_it_would_tell(scene, tmp_path, monkeypatch, what):
     changed = Case("a lost base", {base: None})
     check_case(scene, changed, tmp_path / "again", tally)
     assert len(tally.faults) == 2
-
-
-def test_a_report_adds_up_over_shards():
-    report = RecoveryReport()
-    for rows in ([1, 2], [7]):
-        report.add_older("t", torch.tensor(rows), torch.tensor([3] * len(rows)))
-        report.add_missing("t", torch.tensor(rows) + 10)
-    assert report.older_rows["t"].row_ids.tolist() == [1, 2, 7]
-    assert report.missing_rows["t"].tolist() == [11, 12, 17]
-    assert (report.rows_stale, report.rows_missing) == (3, 3)

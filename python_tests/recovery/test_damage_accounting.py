@@ -5,7 +5,8 @@ import torch
 
 import cpr_ext
 from cpr_ext.errors import DamageError
-from cpr_ext.recovery.restore import newest_readable_dense
+from cpr_ext.recovery.findings import Findings
+from cpr_ext.recovery.restore import newest_undamaged
 from python_tests.helpers import (
     Trained,
     assert_same,
@@ -119,7 +120,7 @@ def test_a_damaged_base_costs_only_the_rows_that_no_newer_segment_holds(trained)
     assert report.missing_rows["tables.a"].tolist() == missing
     assert report.rows_missing == len(missing) > 0
     assert report.rows_restored == 60 - len(missing)
-    assert (report.rows_stale, report.rows_in_doubt) == (0, 0)
+    assert (report.rows_stale, report.rows_possibly_stale) == (0, 0)
     live = fresh.rows()["tables.a"]["weight"]
     assert_same(live[:30], rows[3][:30])
     assert_same(live[newer], rows[3][newer])
@@ -248,9 +249,9 @@ def test_every_single_byte_of_a_small_store_is_checked_on_the_way_in(tmp_path):
     (record,) = [r for r in live.store.dense.segments if r.snapshot == 2]
     path = live.store.dense.path_of(record)
     for position in range(0, record.file_bytes, 251):
-        report = cpr_ext.RecoveryReport()
-        with flipped(path, position, bit=position % 8):
-            assert newest_readable_dense(live.store.dense, [record], report) is None, position
-        assert [damaged.path for damaged in report.damaged_segments] == [path]
+        findings = Findings()
+        with flipped(path, position, bit=position % 8), pytest.raises(DamageError):
+            newest_undamaged(live.store.dense, [record], findings)
+        assert [damaged.path for damaged in findings.damaged_segments] == [path]
     assert recovering.recover().damaged_segments == []
     recovering._release()

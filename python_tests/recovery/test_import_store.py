@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 import cpr_ext
 from cpr_ext.errors import StoreError, UsageError
-from cpr_ext.recovery.import_store import TableTarget, transplant_rows
-from cpr_ext.recovery.restore import RecoveryReport
+from cpr_ext.recovery.findings import Findings
+from cpr_ext.recovery.import_store import StoreAt, import_rows
+from cpr_ext.recovery.part_copy import PartCopy, part_of
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import Trained, assert_same, copy_rows, flip, same_bits
@@ -83,8 +85,8 @@ def test_any_cut_of_rows_gets_these_rows_and_no_other(stores, tmp_path, data):
         cut = data.draw(st.tuples(*[st.integers(0, table.num_embeddings)] * 2))
         if data.draw(st.booleans()):
             ranges[name] = (min(cut), max(cut))
-    snapshot = reader.newest().snapshot
-    transplant_rows(reader, snapshot, _targets(trained), ranges, RecoveryReport())
+    store = StoreAt(reader, reader.newest().snapshot)
+    import_rows(store, _copies(trained, ranges), Findings())
     for name, table in trained.tables.items():
         begin, end = ranges.get(name, (0, 0))
         weight = table.arrays()["weight"]
@@ -112,18 +114,24 @@ class _Live:
         self.tables = {t.name: t for t in find_tables(self.model, self.optimizers)}
 
 
-def _targets(live):
-    return {name: TableTarget(table) for name, table in live.tables.items()}
+def _copies(live, ranges):
+    """These rows of each table, taken as they are."""
+    wholes = {name: part_of(live.tables[name]) for name in ranges}
+    return {
+        name: [PartCopy(live.tables[name], whole, whole, replace(whole, rows=ranges[name]))]
+        for name, whole in wholes.items()
+        if ranges[name][0] < ranges[name][1]
+    }
 
 
 def test_only_the_segments_and_chunks_whose_rows_are_needed_are_read(stores):
     reader = StoreReader(stores[8])
-    snapshot = reader.newest().snapshot
+    store = StoreAt(reader, reader.newest().snapshot)
 
     def read(ranges):
-        report = RecoveryReport()
-        transplant_rows(reader, snapshot, _targets(_Live()), ranges, report)
-        return report
+        findings = Findings()
+        import_rows(store, _copies(_Live(), ranges), findings)
+        return findings
 
     everything = read({f"tables.{name}": (0, rows) for name, (rows, _) in TABLES.items()})
     one_of_five = read({"tables.big": shard_row_range(700, 1, 5)})
@@ -208,7 +216,7 @@ def test_damage_falls_back_to_the_older_state_and_is_reported(stores, tmp_path):
     report = trained.checkpointer.recover(from_store=tmp_path / "old")
     assert [d.path.name for d in report.damaged_segments] == [newest.file]
     # The row ids are what was damaged: which rows are older cannot be told, but how many at most.
-    assert report.rows_in_doubt == report.damaged_segments[0].num_rows
+    assert report.rows_possibly_stale == report.damaged_segments[0].num_rows
     sound = Trained(tmp_path / "sound", TABLES, num_shards=5, seed=5)
     unsaved = sound.checkpointer.recover(from_store=stores[8]).rows_stale
     sound.checkpointer.close()

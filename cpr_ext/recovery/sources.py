@@ -1,0 +1,195 @@
+"""Where a recovery takes its state from: this process's store, or other stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import nn
+
+from cpr_ext.errors import StoreError
+from cpr_ext.recovery.findings import Findings
+from cpr_ext.recovery.import_store import newest_of_all
+from cpr_ext.recovery.resharding import CopyPlan
+from cpr_ext.recovery.restore import LiveModel, newest_undamaged, restore_shards
+from cpr_ext.recovery.verify import refuse_damage
+from cpr_ext.state.dense_schema import read_position
+from cpr_ext.state.dense_state import DensePart, dense_differences
+from cpr_ext.state.position import MAX_COUNT
+from cpr_ext.state.table import Table
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.store import Store
+from cpr_ext.storage.store_reader import StoredTable, StoreReader
+
+
+class RowsSource(Protocol):
+    """Where the rows of lost shards come from."""
+
+    def refuse_damage(self) -> None:
+        """Read all that the recovery needs; raises DamageError that names everything damaged."""
+
+    def copy_rows(self, findings: Findings) -> None:
+        """Write the newest rows of ``findings.shards`` into the live tables, and count them."""
+
+
+class ModelSource(RowsSource, Protocol):
+    """Where a whole model comes from.
+
+    Attributes:
+        snapshot: of this process's store, the newest one that the state belongs to; 0: none.
+    """
+
+    snapshot: int
+
+    def newest(self, findings: Findings) -> DensePart | None:
+        """Find the newest usable dense part, and refuse another model; changes nothing live.
+
+        ``findings`` get the stale rows and the differences. None: nothing was saved or trained yet.
+        """
+
+
+@dataclass
+class OwnStore:
+    """This process's store, in which training resumes.
+
+    Args:
+        lost: the shards of a live model to restore, without the dense part; None: everything.
+        full: go back to the newest full-recovery point.
+        up_to_step: what was saved at a later step is as if it were not there.
+        steps_done: steps that the live model was trained; with some, an empty store is refused.
+    """
+
+    store: Store
+    live: LiveModel
+    lost: Sequence[int] | None = None
+    full: bool = False
+    up_to_step: int | None = None
+    steps_done: int = 0
+    snapshot: int = field(default=0, init=False)
+
+    def refuse_damage(self) -> None:
+        """See :class:`RowsSource`."""
+        tables = {name: _as_stored(table) for name, table in self.live.tables.items()}
+        shards = dict(enumerate(self.store.shards))
+        if self.lost is None:
+            refuse_damage(self.store.dense, shards, tables, len(shards))
+        else:
+            refuse_damage(None, {n: shards[n] for n in self.lost}, tables, len(shards))
+
+    def newest(self, findings: Findings) -> DensePart | None:
+        """See :class:`ModelSource`."""
+        dense, limit = self.store.dense, MAX_COUNT if self.up_to_step is None else self.up_to_step
+        candidates = [
+            record
+            for record in dense.segments
+            if (record.is_complete or not self.full) and record.last_step <= limit
+        ]
+        if candidates:
+            record, part = newest_undamaged(dense, candidates, findings)
+            self.snapshot = record.snapshot
+            findings.rows_stale = _stale_rows(part, record)
+            return part
+        if dense.segments and limit > 0:
+            raise StoreError(
+                "the store holds no full-recovery point: no snapshot saved every row at one step. "
+                'Use AllRows(), or consistency="step" for base snapshots, or recover partially'
+            )
+        if self.steps_done > 0:
+            raise StoreError(
+                f"'{self.store.directory}' holds nothing to go back to: no snapshot was committed "
+                f"in {self.steps_done} steps. Build the model again and start from step 0"
+            )
+        return None
+
+    def copy_rows(self, findings: Findings) -> None:
+        """See :class:`RowsSource`; with everything, optimizer state that was not saved is dropped.
+
+        Raises:
+            StoreError: a segment does not fit the live tables; no row was restored.
+            StorageError: a segment could not be read; some rows may have been restored.
+        """
+        live, is_all = self.live, self.lost is None
+        snapshot = self.snapshot if is_all else MAX_COUNT
+        restored = restore_shards(self.store, findings.shards, snapshot, live, findings)
+        for name, arrays in restored.items() if is_all else ():
+            live.tables[name].keep_row_states(arrays)
+
+
+@dataclass
+class OtherStores:
+    """Other stores, of any number of shards, which are only read.
+
+    Args:
+        full: take the newest step at which all have a full-recovery point.
+        by_name: one store, whose tables have the names of the live ones. Else the stores of
+            processes that each held parts of the tables.
+        strict: refuse a model that differs; else take what matches.
+    """
+
+    readers: Sequence[StoreReader]
+    live: LiveModel
+    full: bool
+    by_name: bool
+    strict: bool
+    snapshot: int = field(default=0, init=False)
+    _plan: CopyPlan | None = field(default=None, init=False)
+
+    def refuse_damage(self) -> None:
+        """See :class:`RowsSource`."""
+        for reader in self.readers:
+            shards = dict(enumerate(reader.shards))
+            refuse_damage(reader.dense, shards, reader.tables, len(shards))
+
+    def newest(self, findings: Findings) -> DensePart:
+        """See :class:`ModelSource`."""
+        live, tables = self.live, list(self.live.tables.values())
+        stores, record, part = newest_of_all(self.readers, full=self.full, findings=findings)
+        part = part.named_as_in(live.model, tables)
+        self._plan = plan = CopyPlan(stores, tables, by_name=self.by_name)
+        differences = [
+            *plan.differences,
+            *dense_differences(part, live.model, live.optimizers, tables),
+        ]
+        if self.strict and differences:
+            raise StoreError(
+                f"'{self.readers[0].directory}' holds another model: {'; '.join(differences)}. "
+                "Build the model that the store was made with, or take what matches with "
+                "recover(strict=False)"
+            )
+        if not self.strict and plan.is_empty and not _has_parameter_of(part, live.model):
+            raise StoreError(
+                f"'{self.readers[0].directory}' and the model have nothing in common, so nothing "
+                f"was recovered: {'; '.join(differences[:4])}... Name a store of this model, or "
+                "build the model that the store was made with"
+            )
+        findings.differences = differences
+        # The stores of several processes are of several steps.
+        findings.rows_stale = _stale_rows(part, record, differences) if self.by_name else None
+        return part
+
+    def copy_rows(self, findings: Findings) -> None:
+        """See :class:`RowsSource`."""
+        assert self._plan is not None
+        self._plan.copy(findings, direct_io=self.live.direct_io)
+
+
+def _stale_rows(
+    part: DensePart, record: SegmentRecord, differences: Sequence[str] = ()
+) -> int | None:
+    is_exact = record.is_complete and not differences
+    return 0 if is_exact else read_position(part.tree()).rows_unsaved
+
+
+def _has_parameter_of(part: DensePart, model: nn.Module) -> bool:
+    live = model.state_dict(keep_vars=True)
+    return any(
+        getattr(live.get(name), "shape", None) == getattr(value, "shape", ())
+        for name, value in part.tree()["model"].items()
+    )
+
+
+def _as_stored(table: Table) -> StoredTable:
+    return StoredTable(
+        table.name, table.num_embeddings, table.embedding_dim, table.weight.dtype, table.part
+    )

@@ -1,0 +1,96 @@
+"""A live table takes the rows and columns that it has in common with a stored one."""
+
+import pytest
+import torch
+
+from cpr_ext.recovery.part_copy import PartCopy, part_of
+from cpr_ext.state.table import Table
+from cpr_ext.state.table_part import TablePart
+from cpr_ext.storage.segment_format import ArraySpec
+from cpr_ext.storage.store_reader import StoredTable
+
+ROWS, DIM = 10, 6
+WEIGHT = ArraySpec("weight", torch.float32, (4,))
+PER_ROW = ArraySpec("sum", torch.float32, ())
+
+
+def part(rows, columns):
+    return TablePart("t", rows, columns, ROWS, DIM)
+
+
+def make(held, wanted, *, optimizer=True):
+    """A copy from the part ``held`` into a live table of zeros that is the part ``wanted``."""
+    weight = torch.nn.Parameter(torch.zeros(wanted.shape))
+    owner = torch.optim.SGD([weight], lr=0.1) if optimizer else None
+    table = Table(wanted.name, weight, owner, part=wanted)
+    return PartCopy(table, held, wanted, held.overlap(wanted))
+
+
+def test_rows_are_numbered_as_the_store_does_and_land_where_the_live_table_has_them():
+    copy = make(part((2, 8), (0, 4)), part((5, 10), (2, 6)))
+    assert copy.stored_rows == (3, 6)
+    values = torch.arange(12.0).reshape(3, 4)
+    copy.put("weight", torch.tensor([3, 4, 5]), values)
+    expected = torch.zeros(5, 4)
+    expected[:3, :2] = values[:, 2:]
+    assert torch.equal(copy.table.weight.detach(), expected)
+
+
+def test_state_of_one_value_per_row_becomes_the_mean_over_columns():
+    wanted = part((0, ROWS), (0, DIM))
+    table = None
+    for columns, value in (((0, 2), 3.0), ((2, 6), 6.0)):
+        copy = make(part((0, ROWS), columns), wanted)
+        copy = PartCopy(table or copy.table, copy.held, wanted, copy.common)
+        table = copy.table
+        assert copy.make_place(PER_ROW)
+        copy.put("sum", torch.arange(ROWS), torch.full((ROWS,), value))
+    assert torch.allclose(table.arrays()["sum"], torch.full((ROWS,), 5.0))
+
+
+def test_state_of_a_part_that_holds_all_the_columns_is_taken_as_it_is():
+    copy = make(part((0, ROWS), (0, DIM)), part((0, ROWS), (0, 2)))
+    assert copy.make_place(PER_ROW)
+    for _ in range(2):
+        copy.put("sum", torch.arange(ROWS), torch.full((ROWS,), 3.0))
+    assert copy.table.arrays()["sum"].tolist() == [3.0] * ROWS
+
+
+def test_state_of_any_shape_is_taken_if_the_columns_are_cut_alike():
+    odd = ArraySpec("odd", torch.float64, (3, 2))
+    same = make(part((0, 5), (0, 4)), part((2, ROWS), (0, 4)))
+    assert same.make_place(odd)
+    same.put("odd", torch.tensor([2]), torch.ones(1, 3, 2, dtype=torch.float64))
+    assert same.table.arrays()["odd"][0].eq(1).all()
+    cut = make(part((0, 5), (0, 4)), part((0, 5), (0, 2)))
+    assert "cannot be cut" in cut.misfit(odd)
+    assert not cut.make_place(odd)
+    assert list(cut.table.arrays()) == ["weight"]
+
+
+@pytest.mark.parametrize(
+    ("array", "optimizer", "reason"),
+    [
+        (ArraySpec("weight", torch.float16, (4,)), True, "dtype torch.float16"),
+        (ArraySpec("weight", torch.float32, (3,)), True, "rows of shape (3,)"),
+        (PER_ROW, False, "has no optimizer in the model"),
+    ],
+)
+def test_an_array_without_a_place_is_named_and_left_out(array, optimizer, reason):
+    same = part((0, ROWS), (0, 4))
+    copy = make(same, same, optimizer=optimizer)
+    misfit = copy.misfit(array)
+    assert misfit.startswith(f"'t/{array.name}' ")
+    assert reason in misfit
+    assert not copy.make_place(array)
+    assert copy.misfit(WEIGHT) is None
+
+
+def test_a_table_is_its_part_or_a_whole_one():
+    rows = part((2, 5), (0, DIM))
+    live, stored = Table("x", torch.zeros(3, DIM), part=rows), StoredTable
+    assert part_of(live) == rows
+    whole = TablePart("x", (0, 3), (0, DIM), 3, DIM)
+    assert part_of(live, as_whole=True) == whole
+    assert part_of(stored("x", 3, DIM, torch.float32)) == whole
+    assert part_of(stored("x", 3, DIM, torch.float32, rows)) == rows
