@@ -198,24 +198,31 @@ def nothing(*_, **__):
     return None
 
 
+def no_gradient(watch, owned):
+    return owned
+
+
 def first_gradient_only(watch, owned, note=TableWatch._note_gradients):
     note(watch, owned[:1])
+    return owned
+
+
+def closure_as_it_is(watch, closure, owned, step):
+    step.written.update(owned)
+    return closure
 
 
 #: What may be wrong with the watch: (class, attribute, what is there instead).
 MUTANTS = {
-    "gradients are not counted": (TableWatch, "_note_gradients", nothing),
+    "gradients are not counted": (TableWatch, "_note_gradients", no_gradient),
     "only the first of several gradients counts": (
         TableWatch,
         "_note_gradients",
         first_gradient_only,
     ),
-    "gradients of closures are not counted": (
-        TableWatch,
-        "_noting",
-        lambda watch, closure, owned: closure,
-    ),
+    "gradients of closures are not counted": (TableWatch, "_noting", closure_as_it_is),
     "versions are not compared": (TableVersions, "differences", lambda versions: {}),
+    "versions are not compared before a step": (TableVersions, "are_same", lambda versions: True),
     "rows changed outside are not dirty": (TableWatch, "settle", nothing),
     "a step never begins": (TableWatch, "begin_step", nothing),
     "no moment is in the middle of a step": (Checkpointer, "_is_past_step", False),

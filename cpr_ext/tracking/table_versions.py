@@ -23,86 +23,44 @@ class TableVersions:
     def __init__(self, tables: Sequence[Table]) -> None:
         self._tables = tables
         self._trial_steps = _TRIAL_STEPS
-        self._may_count = True  # see accept_step
         self._are_replaced = False  # an optimizer makes new tensors for its state in its steps
         self.read()
 
     def read(self) -> None:
-        """Take the tables as they are now, whatever tensors they consist of."""
-        self._tensors: list[torch.Tensor] = []
-        self._versions = native.TensorVersions([], [], [])
-        self._spans = [(0, 0)] * len(self._tables)
+        """Take all tables as they are now, whatever tensors they consist of."""
+        self._tensors: list[list[torch.Tensor]] = [[] for _ in self._tables]
         self._pointers = [0] * len(self._tables)
+        self._versions = native.TensorVersions(len(self._tables))
         self.accept_tables(range(len(self._tables)))
 
     def accept_tables(self, indexes: Collection[int]) -> None:
         """Take some tables as they are now, whatever tensors they consist of."""
-        tensors: list[torch.Tensor] = []
-        versions: list[int] = []
-        of_tables: list[int] = []
-        known = self._versions.values()
-        for index, table in enumerate(self._tables):
-            begin, end = self._spans[index]
-            now, then = self._tensors[begin:end], known[begin:end]
-            if index in indexes:
-                now = [table.weight, *_state_tensors(table)]
-                then = [tensor._version for tensor in now]
-                self._pointers[index] = table.weight.data_ptr()
-            self._spans[index] = (len(tensors), len(tensors) + len(now))
-            tensors += now
-            versions += then
-            of_tables += [index] * len(now)
-        self._tensors = tensors
-        self._versions = native.TensorVersions(tensors, of_tables, versions)
-        self._note_sizes()
-
-    def _note_sizes(self) -> None:
+        for index in indexes:
+            table = self._tables[index]
+            tensors = [table.weight, *_state_tensors(table)]
+            self._versions.set(index, tensors, _state_of(table))
+            self._tensors[index] = tensors
+            self._pointers[index] = table.weight.data_ptr()
         optimizers = {id(t.optimizer): t.optimizer for t in self._tables if t.optimizer is not None}
         self._states: list[tuple[Any, Any, int]] = [
             (optimizer, optimizer.state, len(optimizer.state)) for optimizer in optimizers.values()
         ]
-        self._of_weights: list[Any] = [
-            state for table in self._tables if (state := _state_of(table)) is not None
-        ]
-        self._sizes = [len(state) for state in self._of_weights]
 
-    def accept(self) -> None:
-        """Take the tables as they are now, after a step of an optimizer."""
-        if self._is_exact or self._has_other_state():
-            before = self._tensors
-            self.read()
-            if self._trial_steps > 0 and len(before) == len(self._tensors):
-                self._trial_steps -= 1
-                pairs = zip(before, self._tensors, strict=True)
-                self._are_replaced = self._are_replaced or any(a is not b for a, b in pairs)
-        else:
-            self._versions.accept()
-
-    def accept_step(self, owned: Collection[int], stepped: Collection[int]) -> None:
-        """Take the tables of an optimizer as they are after its step.
+    def accept_step(self, written: Collection[int]) -> None:
+        """Take the tables that an optimizer's step has written as they are now.
 
         Args:
-            owned: the tables that it has.
-            stepped: those of them that have gradients. Of a tensor that was written as often in
-                each of some steps, the version is not read again but counted, which costs less.
+            written: those tables. Any other that differs was written by something else.
         """
-        if self._is_exact or self._has_other_state() or not self._may_count:
-            self.accept()
+        if not self._is_exact and not self._has_other_states() and self._versions.accept(written):
             return
-        self._versions.accept_step(stepped)
-        if len(stepped) < len(owned):
-            self.accept_tables(set(owned).difference(stepped))
-
-    def read_always(self) -> None:
-        """Tables change in other ways than before: count no more, see :meth:`accept_step`."""
-        self._may_count = False
-        self.accept_tables(())
-
-    def seem_same(self) -> bool:
-        """As :meth:`are_same`, of tensors whose versions are read after each step."""
-        if self._is_exact:
-            return not self.differences()
-        return bool(self._versions.are_same(unsteady_only=True))
+        before = [self._tensors[index] for index in written]
+        self.accept_tables(written)
+        if self._trial_steps > 0 and written:
+            after = [self._tensors[index] for index in written]
+            if [len(tensors) for tensors in before] == [len(tensors) for tensors in after]:
+                self._trial_steps -= 1
+                self._are_replaced |= any(map(_are_others, before, after))
 
     def are_same(self) -> bool:
         """Whether nothing seems to have changed.
@@ -112,23 +70,21 @@ class TableVersions:
         """
         if self._is_exact:
             return not self.differences()
-        return self._versions.are_same() and not self._has_other_state()
+        return not self._has_other_states() and bool(self._versions.are_same())
 
     def differences(self) -> dict[int, str]:
         """What changed since last accepted, for messages, by the table's position."""
         found: dict[int, str] = {}
-        versions = self._versions.values()
         for index, table in enumerate(self._tables):
-            first, last = self._spans[index]
+            then, versions = self._tensors[index], self._versions.values(index)
             now = [table.weight, *_state_tensors(table)]
-            then = self._tensors[first:last]
-            if table.weight._version != versions[first]:
+            if table.weight._version != versions[0]:
                 found[index] = "its weight was written in place"
             elif table.weight.data_ptr() != self._pointers[index]:
                 found[index] = "its weight has other memory"
-            elif len(now) != len(then) or any(a is not b for a, b in zip(now, then, strict=True)):
+            elif _are_others(now, then):
                 found[index] = "its optimizer's state was replaced"
-            elif [tensor._version for tensor in now] != versions[first:last]:
+            elif [tensor._version for tensor in now] != versions:
                 found[index] = "its optimizer's state was written in place"
         return found
 
@@ -136,11 +92,15 @@ class TableVersions:
     def _is_exact(self) -> bool:
         return self._trial_steps > 0 or self._are_replaced
 
-    def _has_other_state(self) -> bool:
-        for optimizer, state, size in self._states:
-            if optimizer.state is not state or len(state) != size:
-                return True
-        return [len(state) for state in self._of_weights] != self._sizes
+    def _has_other_states(self) -> bool:
+        return any(
+            optimizer.state is not state or len(state) != size
+            for optimizer, state, size in self._states
+        )
+
+
+def _are_others(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
+    return len(left) != len(right) or any(a is not b for a, b in zip(left, right, strict=True))
 
 
 def _state_of(table: Table) -> Any:

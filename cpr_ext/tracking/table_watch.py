@@ -12,6 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from cpr_ext.cuda import devices_of, keep_for_stream, use_training_streams
 from cpr_ext.errors import UntrackedChangeWarning
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.abandoned_hooks import abandoned_hooks
+from cpr_ext.tracking.changed_rows import changed_rows
+from cpr_ext.tracking.row_ranges import complement
+from cpr_ext.tracking.step_hooks import hook_of, identity_of, place_hook, with_closure
 from cpr_ext.tracking.table_versions import TableVersions
 from cpr_ext.tracking.trackers import native_trackers
 
@@ -35,11 +39,23 @@ _STRANGER = (
     "a {kind} that the Checkpointer does not know updates table '{name}'; its state would not be "
     "saved. Give all optimizers to the Checkpointer; after replacing one, make a new Checkpointer"
 )
-
-
+_NOT_COUNTED = (
+    "the rows that a step changed could not be counted: {error}. Later snapshots would lack them. "
+    "Make a new Checkpointer"
+)
 _SETTLED_ROWS = 1 << 20  # at a time, so that their ids take little memory
-# Steps after which all versions are read, whether or not a snapshot needs it.
-_CHECK_EVERY_STEPS = 16
+
+
+@dataclass
+class _Step:
+    """An optimizer's step() that is being made.
+
+    Attributes:
+        written: positions of the tables that it writes.
+    """
+
+    optimizer: torch.optim.Optimizer
+    written: set[int]
 
 
 class TableWatch:
@@ -53,7 +69,6 @@ class TableWatch:
         has_stepped: an optimizer has stepped since :meth:`begin_step`: the model is past the step
             that the Checkpointer knows.
         num_row_updates: rows of gradients counted so far, with multiplicity.
-        problem: what makes further snapshots untrue, for a UsageError; None: nothing.
         before_change: called on the training thread before rows change and before trackers are
             used; no other thread uses either once it returns.
         rows_change: called then with a table and the ids (n,) of the rows that are about to change,
@@ -70,7 +85,6 @@ class TableWatch:
     ) -> None:
         self.has_stepped = False
         self.num_row_updates = 0
-        self.problem: str | None = None
         self.before_change: Callable[[], None] | None = None
         self.rows_change: Callable[[Table, torch.Tensor], None] | None = None
         self.changed_outside: Callable[[Table], None] | None = None
@@ -84,10 +98,9 @@ class TableWatch:
         self._optimizers = optimizers
         self._hooks: dict[int, tuple[Any, Any]] = {}  # before and after, by optimizer
         self._versions = TableVersions(tables)
-        self._unchecked_steps = 0  # since all versions were read
+        self._foreign_step: str | None = None  # of an optimizer that nobody gave; see problem
         self._parameters: dict[int, tuple[Any, list[int]]] = {}  # see _owned
-        self._stepped: list[int] | None = None  # tables with gradients in this step, where known
-        self._running: list[torch.optim.Optimizer] = []  # whose step() is being made
+        self._running: list[_Step] = []
         self._changed: dict[int, list[tuple[int, int]]] = {}  # ranges of rows, by table
         self._unseen: set[int] = set()  # tables changed where no hook runs
         self._drifted: set[int] = set()  # tables of which an optimizer moved rows without gradient
@@ -103,16 +116,16 @@ class TableWatch:
         if self._handles:
             return
         # Weak: hooks of torch.optim live as long as the process.
-        before, after = (_hook_of(self, call) for call in ("_before_step", "_after_step"))
+        before, after = (hook_of(self, call) for call in ("_before_step", "_after_step"))
         self._hooks = {
-            _identity(optimizer): (
+            identity_of(optimizer): (
                 optimizer.register_step_pre_hook(before),
                 optimizer.register_step_post_hook(after),
             )
             for optimizer in self._optimizers
         }
         self._handles = [
-            register_optimizer_step_pre_hook(_hook_of(self, "_before_any_step")),
+            register_optimizer_step_pre_hook(hook_of(self, "_before_any_step")),
             *(handle for pair in self._hooks.values() for handle in pair),
         ]
         abandoned_hooks.remove()
@@ -128,6 +141,14 @@ class TableWatch:
         abandoned_hooks.remove()
 
     @property
+    def problem(self) -> str | None:
+        """What makes further snapshots untrue, for a UsageError; None: nothing."""
+        if self._foreign_step is not None:
+            return self._foreign_step
+        error = self._counter.error
+        return None if error is None else _NOT_COUNTED.format(error=error)
+
+    @property
     def is_inside_step(self) -> bool:
         """Whether an optimizer is in the middle of its step."""
         return bool(self._running)
@@ -140,7 +161,7 @@ class TableWatch:
 
     def accept(self) -> None:
         """Take the tables as they are: whatever changed them until now was meant to."""
-        self._versions.accept()
+        self._versions.read()
 
     def forget(self) -> None:
         """The tables are as they were saved: nothing has changed since."""
@@ -162,7 +183,6 @@ class TableWatch:
 
     def check(self) -> None:
         """Look for changes outside of optimizers' steps; their tables count as changed."""
-        self._unchecked_steps = 0
         if not self._running and not self._versions.are_same():
             self._note_outside(self._versions.differences())
 
@@ -186,7 +206,7 @@ class TableWatch:
         """
         for index in self._versions.differences():
             table = self._tables[index]
-            kept = _complement(lost(table), table.num_embeddings)
+            kept = complement(lost(table), table.num_embeddings)
             if kept:
                 self._changed.setdefault(index, []).extend(kept)
         self._versions.read()
@@ -225,7 +245,6 @@ class TableWatch:
     def _note_outside(self, differences: Mapping[int, str]) -> None:
         if differences:
             self._versions.accept_tables(differences)
-            self._versions.read_always()
         for index, what in differences.items():
             table = self._tables[index]
             if index in self._expected:
@@ -254,18 +273,18 @@ class TableWatch:
 
     def _before_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """See to it that other hooks of an optimizer come between this watch's two, or before."""
-        if _identity(optimizer) not in self._hooks:
+        if identity_of(optimizer) not in self._hooks:
             owned = self._owned(optimizer)
             if owned and not self._running:
                 name = self._tables[owned[0]].name
-                self.problem = _STRANGER.format(kind=type(optimizer).__name__, name=name)
+                self._foreign_step = _STRANGER.format(kind=type(optimizer).__name__, name=name)
                 self.has_stepped = True
                 if self.before_change is not None:
                     self.before_change()
             return
-        before, after = self._hooks[_identity(optimizer)]
-        _place(optimizer._optimizer_step_pre_hooks, before.id, last=True)
-        _place(optimizer._optimizer_step_post_hooks, after.id, last=False)
+        before, after = self._hooks[identity_of(optimizer)]
+        place_hook(optimizer._optimizer_step_pre_hooks, before.id, last=True)
+        place_hook(optimizer._optimizer_step_post_hooks, after.id, last=False)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         self.has_stepped = True
@@ -274,36 +293,37 @@ class TableWatch:
             return None  # it changes no table
         started = time.perf_counter()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        self._enter(optimizer, owned)
-        self._note_drift(optimizer, owned)
+        step = self._enter(optimizer, owned)
+        step.written.update(self._note_drift(optimizer, owned))
         if callable(closure):
             # The gradient exists once the closure has run, which may be several times.
             self._held_seconds += time.perf_counter() - started
-            return _with_closure(self._noting(closure, owned), args, kwargs)
-        self._stepped = self._note_gradients(owned)
+            return with_closure(self._noting(closure, owned, step), args, kwargs)
+        step.written.update(self._note_gradients(owned))
         self._held_seconds += time.perf_counter() - started
         return None
 
-    def _enter(self, optimizer: torch.optim.Optimizer, owned: Collection[int]) -> None:
+    def _enter(self, optimizer: torch.optim.Optimizer, owned: Collection[int]) -> _Step:
         if self._devices:
             use_training_streams(self._devices)
         if self.before_change is not None:
             self.before_change()
-        if any(running is optimizer for running in self._running):
+        if any(step.optimizer is optimizer for step in self._running):
             self._running.clear()  # its last step ended by an exception
-            self.check()
-        self._stepped = None
         if self._running:  # this step is part of another one, or that ended by an exception
-            found = self._versions.differences()
-            self._note_outside({index: found[index] for index in found if index in owned})
+            self._check_tables(owned)
         else:
-            self._unchecked_steps += 1
-            if self._unchecked_steps >= _CHECK_EVERY_STEPS or not self._versions.seem_same():
-                self.check()
-        self._running.append(optimizer)
+            self.check()
+        self._running.append(_Step(optimizer, set()))
+        return self._running[-1]
 
-    def _note_drift(self, optimizer: torch.optim.Optimizer, owned: list[int]) -> None:
-        """Remember the tables of which this step moves rows that have no gradient."""
+    def _check_tables(self, indexes: Collection[int]) -> None:
+        if not self._versions.are_same():
+            found = self._versions.differences()
+            self._note_outside({index: found[index] for index in found if index in indexes})
+
+    def _note_drift(self, optimizer: torch.optim.Optimizer, owned: list[int]) -> list[int]:
+        """Return the tables of which this step moves rows without a gradient; remember them."""
         groups = optimizer.param_groups
         settings = [bool(g.get("momentum")) + 2 * bool(g.get("weight_decay")) for g in groups]
         settings += owned
@@ -312,12 +332,19 @@ class TableWatch:
             moved = [i for i in owned if not self._tables[i].updates_only_looked_up_rows()]
             known = self._drifting[id(optimizer)] = (settings, moved)
         self._drifted.update(known[1])
+        return known[1]
 
-    def _noting(self, closure: Callable[[], Any], owned: list[int]) -> Callable[[], Any]:
+    def _noting(
+        self, closure: Callable[[], Any], owned: list[int], step: _Step
+    ) -> Callable[[], Any]:
         def run_and_note() -> Any:
+            started = time.perf_counter()
+            self._versions.accept_step(step.written)  # by the step, since the closure last ran
+            self._held_seconds += time.perf_counter() - started
             loss = closure()
             started = time.perf_counter()
-            self._note_gradients(owned)
+            self._check_tables(range(len(self._tables)))
+            step.written.update(self._note_gradients(owned))
             self._held_seconds += time.perf_counter() - started
             return loss
 
@@ -368,66 +395,10 @@ class TableWatch:
         )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not any(running is optimizer for running in self._running):
+        if not any(step.optimizer is optimizer for step in self._running):
             return
         started = time.perf_counter()
-        while self._running and self._running.pop() is not optimizer:
-            pass  # steps inside of this one that ended by exceptions
-        if self._running:
-            self._versions.accept_tables(self._owned(optimizer))
-            self._stepped = None
-        elif self._stepped is None:
-            self.accept()
-        else:
-            self._versions.accept_step(self._owned(optimizer), self._stepped)
+        while (step := self._running.pop()).optimizer is not optimizer:
+            pass  # a step inside of this one that ended by an exception
+        self._versions.accept_step(step.written)
         self._held_seconds += time.perf_counter() - started
-
-
-def changed_rows(gradient: torch.Tensor, pool: Any = None) -> torch.Tensor:
-    """Row ids (n,) int64, some perhaps repeated, outside of which a gradient is zero."""
-    if gradient.layout == torch.sparse_coo:
-        indices = gradient._indices()
-        return indices.view(-1) if indices.shape[0] == 1 else indices[0].contiguous()
-    if gradient.layout != torch.strided:
-        return changed_rows(gradient.to_sparse_coo())  # type: ignore[no-untyped-call]
-    if gradient.is_cuda or not gradient.is_contiguous():
-        return gradient.any(dim=1).nonzero().view(-1)
-    return torch.from_numpy(native.nonzero_rows(gradient, pool))
-
-
-def _with_closure(closure: Callable[[], Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
-    if "closure" in kwargs:
-        return args, {**kwargs, "closure": closure}
-    return (args[0], closure, *args[2:]), kwargs  # the first is the optimizer
-
-
-def _complement(ranges: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    kept, at = [], 0
-    for first, last in ranges:
-        if at < first:
-            kept.append((at, first))
-        at = max(at, last)
-    return [*kept, (at, end)] if at < end else kept
-
-
-def _hook_of(watch: TableWatch, name: str) -> Callable[..., Any]:
-    known = weakref.ref(watch)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        watch = known()
-        return None if watch is None else getattr(watch, name)(optimizer, args, kwargs)
-
-    listening: Callable[..., Any] = hook
-    return listening
-
-
-def _identity(optimizer: torch.optim.Optimizer) -> int:
-    """The same for an optimizer and a wrapper that shares its attributes (Lightning's)."""
-    return id(optimizer._optimizer_step_pre_hooks)
-
-
-def _place(hooks: Any, key: int, *, last: bool) -> None:
-    """Have the hook of that key called as the last, or the first, of an optimizer's."""
-    if key in hooks and next(reversed(hooks) if last else iter(hooks)) != key:
-        hooks.move_to_end(key, last=last)

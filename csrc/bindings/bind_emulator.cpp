@@ -1,16 +1,50 @@
 // What tests set on the emulated device; only in the module that is built for them.
 #include <pybind11/stl.h>
 
+#include <new>
+#include <string>
+#include <utility>
+
 #include "bindings/register.h"
 #include "testing/broken_kernels.h"
 #include "testing/emulated_cuda.h"
+#include "tracking/row_tracker.h"
 
 namespace py = pybind11;
 
 namespace cpr_ext {
 
+namespace {
+
+// On the host; every lookup of it runs out of memory.
+class FailingTracker final : public RowTracker {
+ public:
+  using RowTracker::RowTracker;
+  const char* kind() const override { return "FailingTracker"; }
+  int64_t memory_bytes() const override { return 0; }
+  void observe(const Lookup&) override { throw std::bad_alloc(); }
+
+ private:
+  int64_t count_dirty(RowRange) const override { return 0; }
+  bool has_no_dirty(RowRange) const override { return true; }
+  RowIdVector list_dirty(RowRange) const override { return {}; }
+  RowIdVector select_best(RowRange, int64_t, const WeightView*, ThreadPool*) const override {
+    return {};
+  }
+  TakenRows clear_rows(RowIds, const WeightView*, ThreadPool*) override { return nothing_taken(); }
+  TakenRows clear_range(RowRange, const WeightView*, ThreadPool*) override {
+    return nothing_taken();
+  }
+  void restore(const TakenRows&) override {}
+};
+
+}  // namespace
+
 void register_emulator(py::module_& module) {
   py::module_ emulator = module.def_submodule("emulator", "The emulated CUDA device.");
+  py::class_<FailingTracker, RowTracker>(emulator, "FailingTracker",
+                                         "A tracker on the host that cannot count a lookup.")
+      .def(py::init<std::string, int64_t>(), py::kw_only(), py::arg("name"), py::arg("num_rows"));
   emulator.def("set_lazy", &emulated_cuda::set_lazy, py::arg("lazy"),
                "Streams run only when somebody waits for them.");
   emulator.def("set_capturing", &emulated_cuda::set_capturing, py::arg("capturing"),

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -93,6 +94,8 @@ class GradientCounter {
     counter_->wait();
   }
 
+  std::optional<std::string> error() const { return counter_->error(); }
+
  private:
   struct Table {
     py::object weight;
@@ -111,79 +114,75 @@ class GradientCounter {
   std::unique_ptr<BackgroundCounter, DeleteInCreator> counter_;  // first to go: it uses trackers
 };
 
-// PyTorch's version counters of the tensors of some tables. Most optimizers write each tensor the
-// same number of times in every step. Once a tensor has shown that, steps are not read but counted.
+// PyTorch's version counters of the tensors of tables, as they were when last accepted. Each write
+// in place increments one.
 class TensorVersions {
  public:
-  TensorVersions(const py::list& tensors, const std::vector<size_t>& tables,
-                 const std::vector<int64_t>& versions) {
-    if (tensors.size() != tables.size() || tensors.size() != versions.size()) {
-      throw UsageError("there are " + std::to_string(tensors.size()) + " tensors, " +
-                       std::to_string(tables.size()) + " tables and " +
-                       std::to_string(versions.size()) + " versions; pass one for each");
+  explicit TensorVersions(size_t num_tables) : tables_(num_tables) {}
+
+  void set(size_t table, const py::list& tensors, const py::object& state) {
+    Table now{{}, state, size_of(state)};
+    for (const py::handle tensor : tensors) {
+      auto object = py::reinterpret_borrow<py::object>(tensor);
+      const int64_t version = read(object);
+      now.entries.push_back({std::move(object), version});
     }
-    for (size_t i = 0; i < versions.size(); ++i) {
-      entries_.push_back({tensors[i], tables[i], versions[i]});
-    }
+    tables_.at(table) = std::move(now);
   }
 
-  void accept() {
-    for (Entry& entry : entries_) entry.version = read(entry.tensor);
-  }
-
-  void accept_step(const std::vector<size_t>& stepped) {
-    std::vector<bool> has_stepped;
-    for (const size_t table : stepped) {
-      if (table >= has_stepped.size()) has_stepped.resize(table + 1);
-      has_stepped[table] = true;
+  bool accept(const std::vector<size_t>& tables) {
+    for (const size_t index : tables) {
+      if (!has_its_tensors(tables_.at(index))) return false;
     }
-    for (Entry& entry : entries_) {
-      const bool is_changed = entry.table < has_stepped.size() && has_stepped[entry.table];
-      if (!is_changed) continue;
-      if (entry.is_steady()) {
-        entry.version += entry.writes;
-        continue;
-      }
-      const int64_t now = read(entry.tensor);
-      const int64_t writes = now - entry.version;
-      entry.num_alike = writes == entry.writes ? entry.num_alike + 1 : 1;
-      entry.writes = writes;
-      entry.version = now;
-    }
-  }
-
-  bool are_same(bool unsteady_only) const {
-    for (const Entry& entry : entries_) {
-      if (unsteady_only && entry.is_steady()) continue;
-      if (read(entry.tensor) != entry.version) return false;
+    for (const size_t index : tables) {
+      for (Entry& entry : tables_[index].entries) entry.version = read(entry.tensor);
     }
     return true;
   }
 
-  std::vector<int64_t> values() const {
+  bool are_same() const {
+    for (const Table& table : tables_) {
+      if (!has_its_tensors(table)) return false;
+      for (const Entry& entry : table.entries) {
+        if (read(entry.tensor) != entry.version) return false;
+      }
+    }
+    return true;
+  }
+
+  std::vector<int64_t> values(size_t table) const {
     std::vector<int64_t> versions;
-    for (const Entry& entry : entries_) versions.push_back(entry.version);
+    for (const Entry& entry : tables_.at(table).entries) versions.push_back(entry.version);
     return versions;
   }
 
  private:
-  static constexpr int kSteadySteps = 4;
-
   struct Entry {
     py::object tensor;
-    size_t table;
-    int64_t version;     // as it should be now
-    int64_t writes = 0;  // of the last step that was read
-    int num_alike = 0;   // steps in a row with as many writes
-
-    bool is_steady() const { return num_alike >= kSteadySteps; }
+    int64_t version;
+  };
+  struct Table {
+    std::vector<Entry> entries;
+    py::object state = py::none();  // of an optimizer; some of the tensors are in it
+    Py_ssize_t num_states = 0;
   };
 
   static int64_t read(const py::object& tensor) {
     return to_int64(attribute(tensor, names().version));
   }
 
-  std::vector<Entry> entries_;
+  static Py_ssize_t size_of(const py::object& state) {
+    if (state.is_none()) return 0;
+    const Py_ssize_t size = PyObject_Size(state.ptr());
+    if (size < 0) throw py::error_already_set();
+    return size;
+  }
+
+  static bool has_its_tensors(const Table& table) {
+    return size_of(table.state) == table.num_states;
+  }
+
+  std::vector<Table> tables_;
 };
 
 // The parameters of an optimizer's groups, as they were.
@@ -231,20 +230,27 @@ void register_gradients(py::module_& module) {
           "count", &GradientCounter::count, py::arg("tables"),
           "Reads the gradients of the tables at these positions. Returns how many row ids they\n"
           "have; the positions of tables that have one; and of those whose it cannot read: dense,\n"
-          "on a GPU, not contiguous. Raises RowIndexError, with nothing counted.")
-      .def("wait", &GradientCounter::wait, "Returns once all is counted.");
+          "on a GPU, not contiguous. Raises RowIndexError, with nothing counted, and the error "
+          "that\n"
+          "ended counting.")
+      .def("wait", &GradientCounter::wait,
+           "Returns once all is counted. Raises the error that ended counting, each time.")
+      .def_property_readonly("error", &GradientCounter::error,
+                             "The message of the error that ended counting, or None.");
   py::class_<TensorVersions>(module, "TensorVersions",
-                             "PyTorch's version counters of tensors, as they should be.")
-      .def(py::init<const py::list&, const std::vector<size_t>&, const std::vector<int64_t>&>(),
-           py::arg("tensors"), py::arg("tables"), py::arg("versions"),
-           "Each tensor with its table's position and its version.")
-      .def("accept", &TensorVersions::accept, "Reads them all.")
-      .def("accept_step", &TensorVersions::accept_step, py::arg("stepped"),
-           "An optimizer has written the tables at these positions: reads their tensors' versions\n"
-           "or, of a tensor that four steps have written as many times, adds that number.")
-      .def("are_same", &TensorVersions::are_same, py::arg("unsteady_only") = false,
-           "Whether all are as they should be, or those that accept_step() reads.")
-      .def("values", &TensorVersions::values, "As they should be: a list of int.");
+                             "PyTorch's version counters of the tensors of tables.")
+      .def(py::init<size_t>(), py::arg("num_tables"))
+      .def("set", &TensorVersions::set, py::arg("table"), py::arg("tensors"), py::arg("state"),
+           "Takes these tensors for the table at this position, as they are now. state: the sized\n"
+           "container of an optimizer that some of them are in, or None.")
+      .def(
+          "accept", &TensorVersions::accept, py::arg("tables"),
+          "Reads the versions of the tables at these positions. Returns False, with nothing read,\n"
+          "if the state of one has another size.")
+      .def("are_same", &TensorVersions::are_same,
+           "Whether no version and no state's size has changed.")
+      .def("values", &TensorVersions::values, py::arg("table"),
+           "The versions of a table's tensors, as last read: a list of int.");
   py::class_<ParameterLists>(module, "ParameterLists",
                              "The parameters of an optimizer's groups, as they were.")
       .def(py::init<const py::list&>(), py::arg("groups"))

@@ -86,7 +86,18 @@ void BackgroundCounter::wait() {
   if (::getpid() != creator_) return;
   std::unique_lock<std::mutex> lock(mutex_);
   idle_.wait(lock, [&] { return !is_busy_; });
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (error_) std::rethrow_exception(error_);
+}
+
+std::optional<std::string> BackgroundCounter::error() {
+  if (::getpid() != creator_) return std::nullopt;  // the mutex may be locked for ever
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!error_) return std::nullopt;
+  try {
+    std::rethrow_exception(error_);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
 }
 
 void BackgroundCounter::work() {

@@ -9,6 +9,8 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -35,9 +37,13 @@ class BackgroundCounter : public CountBacklog {
   // a tracker, one thread calls at a time.
   void count(const std::vector<RowTracker*>& trackers, const std::vector<Lookup>& lookups);
 
-  // Returns once all is counted, also by several threads at once. Rethrows, once, what counting
-  // threw. In a forked child, which has no such thread, it returns at once.
+  // Returns once all is counted, also by several threads at once. Rethrows what counting threw,
+  // each time: rows are missing from then on. In a forked child, which has no such thread, it
+  // returns at once.
   void wait() override;
+
+  // The message of what counting threw, if it has. Does not wait.
+  std::optional<std::string> error();
 
  private:
   void work();

@@ -16,72 +16,15 @@ import cpr_ext
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.errors import SnapshotError, UntrackedChangeWarning, UsageError
 from python_tests.helpers import die
-
-N = 40
-NEVER = {"schedule": cpr_ext.EverySteps(10**6), "staging": cpr_ext.StagingOptions(num_threads=1)}
-
-
-class Watched:
-    """A model, its optimizers, and what a Checkpointer counts of them after a base snapshot."""
-
-    def __init__(self, directory, model, optimizers, **options):
-        self.model, self.directory = model, directory
-        self.optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
-        options = {"priority": cpr_ext.AllRows(), "count_row_updates": True, **NEVER, **options}
-        self.ckpt = cpr_ext.Checkpointer(model, self.optimizers, directory, **options)
-        self.ckpt.step()
-        self.ckpt.wait()
-
-    def counts(self, name=None):
-        """{row: times} of a table, as counted since it was last saved."""
-        name = name or self.ckpt.tables[0].name
-        tracker = self.ckpt._trackers[name]
-        counter = getattr(tracker, "counter", tracker)
-        return {row: int(n) for row, n in enumerate(counter.counts()) if n}
-
-    def dirty(self, name=None):
-        name = name or self.ckpt.tables[0].name
-        return self.ckpt._trackers[name].dirty_rows().tolist()
-
-    def newest(self):
-        return self.ckpt.store.dense.segments[-1]
-
-    def save(self, kind="partial"):
-        self.ckpt.save(kind)
-        self.ckpt.wait()
-        return self.newest()
-
-    def assert_recovers(self, make):
-        """A new process goes back to exactly what the live model is."""
-        rows = {table.name: table.arrays() for table in self.ckpt.tables}
-        die(self.ckpt)
-        self.ckpt._watch.detach()
-        model, optimizers = make()
-        fresh = cpr_ext.Checkpointer(model, optimizers, self.directory)
-        fresh.recover(mode="full")
-        for table in fresh.tables:
-            for name, values in table.arrays().items():
-                assert torch.equal(values, rows[table.name][name]), (table.name, name)
-        fresh.close()
-
-
-def make_plain(kind=torch.optim.SGD, *, sparse=True, **options):
-    torch.manual_seed(0)
-    model = nn.Embedding(N, 4, sparse=sparse)
-    return model, [kind(model.parameters(), lr=0.1, **options)]
-
-
-def plain(directory, kind=torch.optim.SGD, *, sparse=True, optimizer=None, **options):
-    model, optimizers = make_plain(kind, sparse=sparse, **(optimizer or {}))
-    return Watched(directory, model, optimizers, **options)
-
-
-def backward(run, *rows):
-    backward_of(run.model, *rows)
-
-
-def backward_of(model, *rows):
-    model(torch.tensor(rows)).square().sum().backward()
+from python_tests.tracking.watched import (
+    NEVER,
+    N,
+    Watched,
+    backward,
+    backward_of,
+    make_plain,
+    plain,
+)
 
 
 @pytest.fixture
@@ -611,6 +554,37 @@ def test_a_step_that_raised_hides_no_change_behind_the_next_step_of_another_opti
     own = [each for each in warned if each.category is UntrackedChangeWarning]
     assert len(own) == (changed is not None)
     run.ckpt.close()
+
+
+# --- counting fails ---
+
+
+class FailedCounter:
+    """As the native one is once its thread has failed; see test_background_counter.py."""
+
+    error = "std::bad_alloc"
+
+    def count(self, tables):
+        raise MemoryError(self.error)
+
+
+def test_rows_that_could_not_be_counted_are_never_forgotten(run):
+    backward(run, 3)
+    run.optimizers[0].step()
+    snapshot = run.ckpt.save()  # requested: an optimizer has stepped
+    run.ckpt._watch._counter = FailedCounter()
+    for _ in range(3):
+        for call in (run.ckpt.step, run.ckpt.save, lambda: run.ckpt.save("base")):
+            with pytest.raises(UsageError, match=r"could not be counted: std::bad_alloc.* new"):
+                call()
+        assert not run.ckpt._watch.is_proven(run.ckpt.tables[0])
+        with pytest.raises(MemoryError):
+            run.optimizers[0].step()
+    with pytest.raises(SnapshotError, match="could not be counted"):
+        run.ckpt.close()
+    assert snapshot.state == "failed"
+    assert not hooks_of(run.optimizers[0])
+    assert len(run.ckpt.store.dense.segments) == 1
 
 
 # --- the life of a watched model ---

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cpr_ext import _C
 from cpr_ext.errors import RowIndexError
+from python_tests.csrc.backends import find
 
 ROWS = 5000
 POOL = _C.ThreadPool(num_threads=2)
@@ -132,6 +133,32 @@ def test_gradients_that_are_not_read_here_are_named():
     if 3 not in unread:  # this PyTorch has made them contiguous
         assert trackers[3].dirty_rows().tolist() == [4, 5]
     assert num_rows == 3 + 2 * (3 not in unread)
+
+
+def test_an_error_of_the_thread_is_raised_by_every_later_call():
+    emulated = find("emulated").native
+    parameter = weight()
+    failing = emulated.emulator.FailingTracker(name="t", num_rows=ROWS)
+    counter = emulated.GradientCounter([parameter], [[failing]])
+    assert counter.error is None
+    set_gradient(parameter, [1] * 2000)
+    counter.count([0])  # on the thread
+    for call in (counter.wait, failing.num_dirty, lambda: failing.take_range(0, ROWS)):
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                call()
+    for size in (2000, 1, 0):
+        set_gradient(parameter, [1] * size)
+        with pytest.raises(MemoryError):
+            counter.count([0])
+    assert "bad_alloc" in counter.error
+    child = os.fork()
+    if child == 0:
+        counter.wait()
+        os._exit(counter.error is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    del counter
+    assert failing.num_dirty() == 0
 
 
 def test_a_forked_child_waits_for_nothing():

@@ -1,0 +1,19 @@
+"""Ranges [begin, end) of a table's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def complement(ranges: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """The ranges of the rows [0, end) that none of these holds.
+
+    Args:
+        ranges: ascending.
+    """
+    kept, at = [], 0
+    for first, last in ranges:
+        if at < first:
+            kept.append((at, first))
+        at = max(at, last)
+    return [*kept, (at, end)] if at < end else kept

@@ -1,0 +1,72 @@
+"""Files that hosts and readers of a repository look for: they parse, and agree with the rest."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+YAML_FILES = sorted(
+    [*ROOT.glob(".github/**/*.yml"), *ROOT.glob(".github/**/*.yaml"), ROOT / "CITATION.cff"]
+)
+
+
+def read_yaml(path):
+    return yaml.safe_load((ROOT / path).read_text())
+
+
+@pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_yaml_parses(path):
+    assert isinstance(read_yaml(path), dict)
+
+
+def test_all_yaml_is_known():
+    names = {path.relative_to(ROOT).as_posix() for path in YAML_FILES}
+    assert names >= {
+        "CITATION.cff",
+        ".github/workflows/ci.yml",
+        ".github/ISSUE_TEMPLATE/bug_report.yml",
+        ".github/ISSUE_TEMPLATE/feature_request.yml",
+    }
+
+
+def test_the_citation_is_of_this_version_and_names_the_papers():
+    citation = read_yaml("CITATION.cff")
+    project = (ROOT / "pyproject.toml").read_text()
+    assert citation["cff-version"] == "1.2.0"
+    for key in ("version", "license"):
+        assert f'\n{key} = "{citation[key]}"\n' in project
+    assert {"message", "title", "authors"} <= citation.keys()
+    papers = citation["references"]
+    assert [paper["year"] for paper in papers] == [2021, 2023]
+    assert papers[0]["title"] == citation["preferred-citation"]["title"]
+    for paper in papers:
+        assert {"type", "title", "authors"} <= paper.keys()
+        assert all(author.keys() == {"family-names", "given-names"} for author in paper["authors"])
+
+
+def test_the_workflow_runs_what_ci_runs():
+    workflow = read_yaml(".github/workflows/ci.yml")
+    (job,) = workflow["jobs"].values()
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands == [".ci/run"]
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert job["timeout-minutes"] > 0
+
+
+@pytest.mark.parametrize("name", ["bug_report", "feature_request"])
+def test_each_field_of_an_issue_form_has_an_id_and_a_label(name):
+    form = read_yaml(f".github/ISSUE_TEMPLATE/{name}.yml")
+    assert {"name", "description", "body"} <= form.keys()
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in fields}) == len(fields) > 0
+    assert all(field["attributes"]["label"] for field in fields)
+
+
+def test_a_vulnerability_has_an_address():
+    security = (ROOT / "SECURITY.md").read_text()
+    assert re.search(r"^## Report a vulnerability$", security, re.MULTILINE)
+    assert "SECURITY.md#report-a-vulnerability" in (ROOT / "CODE_OF_CONDUCT.md").read_text()
