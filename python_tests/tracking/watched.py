@@ -71,3 +71,7 @@ def backward(run, *rows):
 
 def backward_of(model, *rows):
     model(torch.tensor(rows)).square().sum().backward()
+
+
+def hooks_of(optimizer):
+    return [*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks]

@@ -1,0 +1,163 @@
+"""Changes of tables that no optimizer made: reported once, and saved."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import cpr_ext
+from cpr_ext.errors import UntrackedChangeWarning
+from python_tests.helpers import die
+from python_tests.tracking.watched import NEVER, N, Watched, backward, make_plain, plain
+
+
+def clamp(run):
+    with torch.no_grad():
+        run.model.weight.clamp_(-0.1, 0.1)
+
+
+def reset_a_row(run):
+    with torch.no_grad():
+        run.model.weight[17] = 0.0
+
+
+def load(run):
+    run.model.load_state_dict({"weight": torch.ones(N, 4)})
+
+
+def scale_state(run):
+    run.optimizers[0].state[run.model.weight]["sum"].mul_(0.5)
+
+
+def replace_state_tensor(run):
+    run.optimizers[0].state[run.model.weight]["sum"] = torch.full((N, 4), 3.0)
+
+
+def load_optimizer(run):
+    run.optimizers[0].load_state_dict(copy.deepcopy(run.optimizers[0].state_dict()))
+
+
+@pytest.mark.parametrize(
+    "change", [clamp, reset_a_row, load, scale_state, replace_state_tensor, load_optimizer]
+)
+def test_a_change_outside_is_reported_once_and_the_next_snapshot_is_complete_and_right(
+    tmp_path, change
+):
+    run = plain(tmp_path, torch.optim.Adagrad)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for row in (3, 4):
+            change(run)
+            backward(run, row)
+            run.optimizers[0].step()
+            run.ckpt.step()
+        assert run.save().is_complete
+    assert len([each for each in warned if each.category is UntrackedChangeWarning]) == 1
+    run.assert_recovers(lambda: make_plain(torch.optim.Adagrad))
+
+
+def test_each_table_is_reported_once_and_only_it_is_dirty(tmp_path):
+    model = nn.ModuleDict({name: nn.Embedding(N, 4, sparse=True) for name in "ab"})
+    run = Watched(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for name in "ab":
+        with torch.no_grad():
+            model[name].weight.clamp_(-0.1, 0.1)
+        with pytest.warns(UntrackedChangeWarning, match=f"'{name}' was changed outside"):
+            run.save()
+    with torch.no_grad():
+        model["a"].weight.clamp_(-0.1, 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.ckpt._watch.check_all()
+    run.ckpt._watch.settle()
+    assert (run.dirty("a"), run.dirty("b")) == (list(range(N)), [])
+    run.ckpt.close()
+
+
+@pytest.mark.filterwarnings("ignore::cpr_ext.errors.UntrackedChangeWarning")
+def test_a_base_in_pieces_between_which_a_table_changed_outside_is_not_complete(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Embedding(20_000, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with cpr_ext.Checkpointer(
+        model,
+        optimizer,
+        tmp_path,
+        overlap="never",
+        **{**NEVER, "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)},
+    ) as ckpt:
+        handle, snapshot = ckpt.step(), ckpt._saver.in_flight
+        assert 0 < snapshot.bytes_captured < model.weight.nbytes
+        with torch.no_grad():
+            model.weight.mul_(0.5)
+        ckpt.wait()  # the other rows, at the same step
+        assert snapshot.first_step == snapshot.last_step == 1
+        assert handle.step == 1
+        assert not handle.is_complete
+        ckpt.save("base")
+        ckpt.wait()
+        assert ckpt.store.dense.segments[-1].is_complete
+
+
+@pytest.mark.filterwarnings("ignore::cpr_ext.errors.UntrackedChangeWarning")
+def test_rows_changed_outside_count_as_stale_when_a_live_shard_is_lost(tmp_path):
+    run = plain(tmp_path, num_shards=2)
+    clamp(run)
+    backward(run, 3)
+    run.optimizers[0].step()
+    run.ckpt.step()
+    assert run.ckpt.recover(shards=[1]).rows_stale == N // 2
+    run.ckpt.close()
+
+
+def freeze(run):
+    run.optimizers[0].param_groups.clear()
+    run.model.weight.requires_grad_(False)
+    run.model.weight.grad = None
+
+
+def set_to_zero(name):
+    def change(run):
+        run.optimizers[0].param_groups[0][name] = 0
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "change"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9}, set_to_zero("momentum")),
+        (torch.optim.SGD, {"weight_decay": 0.1}, set_to_zero("weight_decay")),
+        (torch.optim.Adam, {}, freeze),
+    ],
+)
+def test_rows_moved_without_a_gradient_are_saved_after_the_optimizer_has_ceased_to_move_them(
+    tmp_path, kind, options, change
+):
+    run = plain(tmp_path, kind, sparse=False, optimizer=options)
+
+    def train(*rows):
+        run.optimizers[0].zero_grad()
+        backward(run, *rows)
+        run.optimizers[0].step()
+        run.ckpt.step()
+
+    train(*range(20))
+    run.save("base")
+    for _ in range(3):
+        train(39)  # and rows 0 to 19 by momentum or decay
+    change(run)
+    if change is not freeze:
+        train(39)
+    assert run.save().is_complete
+    expected = run.model.weight.detach().clone()
+    die(run.ckpt)
+    model, optimizers = make_plain(kind, sparse=False, **options)
+    fresh = cpr_ext.Checkpointer(model, optimizers, tmp_path)
+    if change is freeze:
+        optimizers[0].param_groups.clear()
+    fresh.recover(mode="full")
+    assert torch.equal(model.weight, expected)
+    fresh.close()
