@@ -42,21 +42,12 @@ def test_docstrings_and_messages_use_plain_words(module: Path) -> None:
     assert list(prose.unplain_words_of_code(module.read_text())) == []
 
 
-# Rewritten together with these packages.
-later = {"checkpointer.py", "recovery", "saving", "table_versions.py", "table_watch.py"}
-every_rewritten_module = pytest.mark.parametrize(
-    "module",
-    [path for path in MODULES if not later.intersection(path.relative_to(ROOT).parts)],
-    ids=lambda module: str(module.relative_to(ROOT)),
-)
-
-
-@every_rewritten_module
+@every_module
 def test_docstrings_have_short_sentences(module: Path) -> None:
     assert list(prose.long_sentences_of_code(module.read_text())) == []
 
 
-@every_rewritten_module
+@every_module
 def test_docstrings_of_functions_begin_with_a_verb(module: Path) -> None:
     assert list(prose.docstrings_without_verb(module.read_text())) == []
 

@@ -74,15 +74,15 @@ class Checkpointer:
             ready-made ``cpr_ext.Table``, which may be empty: then only the dense part is saved.
         extra_state: called for each snapshot; its result (plain values and tensors) is saved with
             the snapshot and returned as ``RecoveryReport.extra_state``.
-        rebase_after: take a base snapshot instead of a partial one once partial snapshots have
-            written this many times the bytes of the last base, so that disk use and recovery time
-            stay bounded; None: never.
+        rebase_after: take a base snapshot instead of a partial one after partial snapshots have
+            written this many times the bytes of the last base; this bounds disk use and recovery
+            time; None: never.
         compaction: when to merge a shard's partial segments in the background; partial snapshots
             then need no new base. None: never. See :class:`cpr_ext.CompactionOptions`.
         retention: how many full-recovery points to keep, and how many bytes in all: a
             ``cpr_ext.Retention``.
-        when_busy: what to do when a snapshot is due before the last one is committed: ``"delay"``
-            starts it after that commit, ``"wait"`` blocks training until then, so that snapshots
+        when_busy: what to do when a snapshot is due before the last one is committed; ``"delay"``
+            starts it after that commit; ``"wait"`` blocks training until then, so that snapshots
             are taken at the same steps whatever the disk's speed.
         on_nan: ``"raise"`` aborts a snapshot rather than save NaN; ``"save"`` saves it.
         staging: memory, threads and file access of a snapshot: :class:`cpr_ext.StagingOptions`.

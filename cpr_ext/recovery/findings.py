@@ -74,7 +74,7 @@ class Findings:
             self.missing_rows[table] = torch.cat([known, row_ids])
 
     def not_newest(self, table: str) -> torch.Tensor:
-        """(n,) int64: the rows of a table that are older or missing."""
+        """Return (n,) int64, the rows of a table that are older or missing."""
         found = [self.missing_rows[table]] if table in self.missing_rows else []
         found += [self.older_rows[table].row_ids] if table in self.older_rows else []
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)

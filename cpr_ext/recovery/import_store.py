@@ -36,7 +36,7 @@ class StoreAt:
 def newest_of_all(
     readers: Sequence[StoreReader], *, full: bool, findings: Findings
 ) -> tuple[list[StoreAt], SegmentRecord, DensePart]:
-    """Of each store the newest snapshot, and of these the newest dense part.
+    """Return each store's newest snapshot, and the newest dense part of all.
 
     Args:
         full: the newest step at which every store has a full-recovery point.
@@ -61,7 +61,7 @@ def newest_of_all(
 
 
 def newest_records(readers: Sequence[StoreReader], *, full: bool) -> list[SegmentRecord]:
-    """Of each store its newest snapshot; ``full``: the newest full-recovery point of one step.
+    """Return each store's newest snapshot; ``full``: its newest point of one common step.
 
     Raises:
         StoreError: a store holds no such snapshot, or there is no such step.
@@ -73,7 +73,7 @@ def newest_records(readers: Sequence[StoreReader], *, full: bool) -> list[Segmen
 
 
 def _common_points(readers: Sequence[StoreReader]) -> list[dict[int, SegmentRecord]]:
-    """The full-recovery points of each store, by step, of the steps that all have one for."""
+    """Return each store's full-recovery points by step, of steps that all stores have."""
     points = [
         {r.last_step: r for r in reader.dense.segments if r.is_complete} for reader in readers
     ]
@@ -85,7 +85,7 @@ def _common_points(readers: Sequence[StoreReader]) -> list[dict[int, SegmentReco
 
 
 def stored_arrays(store: StoreAt) -> dict[str, dict[str, ArraySpec]]:
-    """The weight and per-row states that a store's readable segments hold, by table and name."""
+    """Return the weight and per-row states of a store's readable segments, by table and name."""
     found: dict[str, dict[str, ArraySpec]] = {}
     for number in range(store.reader.num_shards):
         for usable in _open(store, number, Findings(), False).usable:

@@ -2,8 +2,8 @@
 
 Weights, and state of the weight's shape, are cut and joined bit for bit. State of one value per row
 belongs to all columns of a part. Where the columns are split differently, no value has its bits. It
-then becomes the mean over the columns, which is what row-wise Adagrad would have accumulated for
-the whole row; that is a difference, which ``strict`` refuses.
+then becomes the mean over the columns, which row-wise Adagrad would have accumulated for the whole
+row. ``strict=True`` refuses that difference.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PartCopy:
         return self.common.shape[1] / self.wanted.shape[1]
 
     def misfit(self, array: ArraySpec) -> str | None:
-        """Why an array of the store has no place in the live table; None if it has one."""
+        """Return why an array of the store does not fit the live table; None if it fits."""
         what = f"'{self.wanted.table}/{array.name}'"
         live, row_shape = self.table.arrays().get(array.name), self._live_row_shape(array)
         if live is None and self.table.optimizer is None:
@@ -85,7 +85,7 @@ class PartCopy:
             live[rows] += self.share * values
 
     def _live_row_shape(self, array: ArraySpec) -> tuple[int, ...] | None:
-        """The shape of a live row of such an array; None if its rows cannot be cut."""
+        """Return the shape of a live row of such an array; None if its rows cannot be cut."""
         if self.has_same_columns or array.row_shape == ():
             return array.row_shape
         return self.wanted.shape[1:] if array.row_shape == self.held.shape[1:] else None
@@ -96,7 +96,7 @@ class PartCopy:
 
 
 def part_of(table: Table | StoredTable, *, as_whole: bool = False) -> TablePart:
-    """The part that a table is; without one, or ``as_whole``, it is a whole table."""
+    """Return the part that a table is; without one, or ``as_whole``, the whole table."""
     num_rows, dim = table.num_embeddings, table.embedding_dim
     whole = TablePart(table.name, (0, num_rows), (0, dim), num_rows, dim)
     return whole if as_whole or table.part is None else table.part

@@ -1,6 +1,6 @@
 """Recovery of a model in training: of lost shards, or of everything from any source.
 
-A recovery finds a usable dense part, refuses another model, and only then changes the live one: it
+A recovery finds a usable dense part, refuses another model, and only then changes the live one. It
 restores the dense part, copies and accounts for the rows, and rolls the store back.
 """
 
@@ -139,7 +139,7 @@ class Recoverer:
         return self._recover(source, on_damage=on_damage, strict=strict)
 
     def _recover(self, source: ModelSource, *, strict: bool, on_damage: OnDamage) -> Findings:
-        """The path of every recovery of a whole model."""
+        """Recover a whole model: the path of every source."""
         if on_damage == "raise":
             source.refuse_damage()
         live, findings = self._live, Findings(shards=tuple(range(self._store.num_shards)))
@@ -168,7 +168,7 @@ class Recoverer:
             tracker.take_range(begin, end, weight=table.weight)
 
     def _tracked(self, shards: Sequence[int]) -> Iterator[tuple[Any, Table, int, int]]:
-        """The tracker of each table in each shard, the table, and its rows [begin, end) there."""
+        """Yield each table's tracker, the table, and its rows [begin, end), for each shard."""
         for shard, table in product(shards, self._live.tables.values()):
             rows = shard_row_range(table.num_embeddings, shard, self._store.num_shards)
             yield self._trackers[table.name], table, *rows

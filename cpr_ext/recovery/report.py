@@ -55,8 +55,8 @@ class RecoveryReport:
         shards: the shards restored.
         rows_restored: rows of these shards that have a saved state now, of any age (each counted
             once): all but ``rows_missing``.
-        rows_stale: rows that are older than the step and the dense part that training resumes
-            from, each counted once: those that had changed since they were last saved, and
+        rows_stale: rows that are older than the step from which training resumes, each counted
+            once; those that had changed since they were last saved, and
             ``older_rows``. None: not known. That is so where an optimizer changes rows without a
             gradient (momentum, weight decay, Adam); and after a process died for large tables,
             and for the stores of several processes.

@@ -82,7 +82,7 @@ def _copies_from(
     by_name: bool,
     found: dict[str, None],
 ) -> dict[str, list[PartCopy]]:
-    """What live tables take from each table of a store; differences are added to ``found``."""
+    """Return what live tables take from each stored table; add differences to ``found``."""
     copies: dict[str, list[PartCopy]] = {}
     for stored in reader.tables.values():
         part = part_of(stored, as_whole=by_name)
@@ -95,7 +95,7 @@ def _copies_from(
 def _overlaps(
     stored: StoredTable, held: TablePart, live: _Live, found: dict[str, None]
 ) -> Iterator[PartCopy]:
-    """The same of one stored table; a live one that has grown takes its old rows."""
+    """Return the same of one stored table; a live one that has grown takes its old rows."""
     for table, wanted in live:
         if (common := held.overlap(wanted)) is None:
             continue
@@ -140,7 +140,7 @@ def _joined_states(
 
 
 def _gaps(part: TablePart, copies: Sequence[PartCopy]) -> Iterator[str]:
-    """What of a part no store holds, or two stores hold."""
+    """Yield what of a part no store holds, or two stores hold."""
     for index, copy in enumerate(copies):
         if any(copy.common.overlap(other.common) for other in copies[:index]):
             yield f"{copy.common.name} is in two of the stores"

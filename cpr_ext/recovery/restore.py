@@ -128,7 +128,7 @@ def _holds_base(segment: Segment) -> bool:
 
 
 def _is_small(array: ArraySpec, table: Table) -> bool:
-    """A state that a segment of a few rows may make the optimizer have for all rows."""
+    """Refuse a state that a few rows of a segment would make the optimizer have for all rows."""
     row_bytes: int = table.embedding_dim * table.weight.dtype.itemsize
     return array.row_bytes <= _SMALL_STATES * max(row_bytes, 8)
 
@@ -220,7 +220,7 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
 def newest_undamaged(
     manifest: Manifest, candidates: Sequence[SegmentRecord], findings: Findings
 ) -> tuple[SegmentRecord, DensePart]:
-    """The newest dense part that can be used; damaged ones are added to the findings.
+    """Return the newest usable dense part; add damaged ones to the findings.
 
     Args:
         candidates: one or more of the manifest's segments, oldest first.

@@ -34,7 +34,7 @@ class Expected:
 
 
 def expect(tables: Mapping[str, StoredTable] | None, shard: int, num_shards: int) -> Expected:
-    """What a shard of a store of these tables holds."""
+    """Return what a shard of a store of these tables holds."""
     return Expected(
         tables,
         {
@@ -92,7 +92,7 @@ def _holds_less(spec: TableSpec, held: Mapping[str, tuple[int, int]]) -> bool:
 
 
 def lacks_base(manifest: Manifest, newest_snapshot: int, expected: Expected) -> bool:
-    """True if a shard has rows but no base segment of that snapshot or before."""
+    """Return whether a shard has rows but no base segment of that snapshot or before."""
     has_rows = any(begin < end for begin, end in expected.ranges.values())
     bases = [r for r in manifest.segments if r.kind == "base" and r.snapshot <= newest_snapshot]
     return has_rows and not bases

@@ -125,7 +125,7 @@ class Overlap:
 
     @staticmethod
     def obstacle(tables: Sequence[Table]) -> str | None:
-        """Why the tables cannot be captured while training runs; None if they can."""
+        """Return why tables cannot be captured while training runs; None if they can."""
         for table in tables:
             if device_of(table.weight) is not None:
                 return f"table '{table.name}' is on a GPU, which captures during training"
@@ -142,7 +142,7 @@ class Overlap:
 
     @staticmethod
     def is_wanted(choice: OverlapChoice, tables: Sequence[Table]) -> bool:
-        """Whether to capture while training runs.
+        """Return whether to capture while training runs.
 
         Raises:
             UsageError: ``"always"``, and it cannot be.
@@ -155,7 +155,7 @@ class Overlap:
         return choice != "never" and is_worth_it and obstacle is None
 
     def one_step_obstacle(self) -> str | None:
-        """Why rows cannot be copied before they change; None if they can."""
+        """Return why rows cannot be copied before they change; None if they can."""
         for table in self._tables:
             if not table.updates_only_looked_up_rows():
                 kind = type(table.optimizer).__name__
@@ -192,7 +192,7 @@ class Overlap:
         self._thread.resume(work)
 
     def pause(self) -> None:
-        """Returns once nothing is being captured; gives the snapshot up if it may be torn."""
+        """Wait until nothing is being captured; abort the snapshot if it may be torn."""
         self._thread.pause()
         snapshot = self._snapshot
         if snapshot is not None:

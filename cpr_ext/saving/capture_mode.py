@@ -10,7 +10,7 @@ class CaptureMode(Enum):
         AT_ONCE: all rows are chosen at the start; each is captured with its values at that moment.
         SHARD_BY_SHARD: the rows of a shard are chosen when its turn comes to be captured.
         CHOOSE_FIRST: the rows are chosen while training runs; after that, COPY_ON_WRITE.
-        COPY_ON_WRITE: all rows are captured with their values at one step, however long that takes:
+        COPY_ON_WRITE: all rows are captured with their values at one step, however long that takes;
             before training changes a row that waits, the row is copied.
     """
 

@@ -31,11 +31,11 @@ class BaseRule:
         self._has_failed = False
 
     def array_names(self) -> ArrayNames:
-        """The arrays that a row consists of now, by table: an optimizer may add to them."""
+        """Return the arrays of a row now, by table: an optimizer may add to them."""
         return {table.name: table.array_names() for table in self._tables}
 
     def next_kind(self) -> SnapshotKind:
-        """``base`` if partial snapshots could not be recovered, or have become too many."""
+        """Return ``base`` if partial snapshots could not be recovered, or are too many."""
         if self._store.is_empty or self._base_arrays != self.array_names():
             return "base"
         is_outgrown = (
@@ -51,7 +51,7 @@ class BaseRule:
         return self._store.is_empty and not self._has_failed
 
     def note_committed(self, kind: SnapshotKind, file_bytes: int, arrays: ArrayNames) -> None:
-        """A snapshot of these arrays is durable."""
+        """Record that a snapshot of these arrays is durable."""
         if kind == "base":
             self._base_arrays = arrays
             self._base_bytes, self._partial_bytes = file_bytes, 0
@@ -64,11 +64,11 @@ class BaseRule:
         self._has_failed = self._has_failed or (kind == "base" and not was_given_up)
 
     def forget_base(self) -> None:
-        """Rows of the model are not as the store has them: only a base snapshot saves them."""
+        """Require a base snapshot: rows of the model differ from those of the store."""
         self._base_arrays = None
 
     def note_recovered(self) -> None:
-        """The model is as the newest snapshots of its store."""
+        """Record that the model equals the newest snapshots of its store."""
         self._base_arrays = self.array_names()
         self.measure_store()
 

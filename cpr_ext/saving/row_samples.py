@@ -40,7 +40,7 @@ class WindowSample:
         self._kept: list[_Kept] = []
 
     def note(self, selection: Selection, first: int, count: int) -> None:
-        """Rows [first, first + count) of a selection, by position, have just been captured."""
+        """Record rows [first, first + count) of a selection, by position, as just captured."""
         spread = (first + count * i // _ROWS_OF_A_CHUNK for i in range(_ROWS_OF_A_CHUNK))
         positions = sorted({*spread, first + count - 1})
         if selection.row_ids is None:
@@ -83,11 +83,11 @@ class CleanSample:
         self._saved: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
 
     def forget(self) -> None:
-        """Rows were restored: nothing is known of them."""
+        """Forget all samples: rows were restored."""
         self._saved.clear()
 
     def note(self, selection: Selection, first: int, count: int) -> None:
-        """Rows [first, first + count) of a selection, by position, count as saved from here on."""
+        """Record rows [first, first + count) of a selection, by position, as saved."""
         table = selection.table
         sampled = self._row_ids.get(table.name)
         if sampled is None:

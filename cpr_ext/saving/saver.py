@@ -107,7 +107,7 @@ class Saver:
         self.restart_interval()
 
     def restart_interval(self) -> None:
-        """The schedule counts from here to the next snapshot."""
+        """Have the schedule count from here to the next snapshot."""
         self._last_start = (self._account.step, time.monotonic())
 
     def begin_if_due(self) -> Snapshot | None:
@@ -186,7 +186,7 @@ class Saver:
         return CaptureMode.CHOOSE_FIRST if is_ahead else CaptureMode.COPY_ON_WRITE
 
     def pause(self) -> None:
-        """Returns once no other thread uses tables or trackers."""
+        """Wait until no other thread uses tables or trackers."""
         if self._overlap is not None and self.in_flight is not None:
             self._overlap.pause()
 
@@ -238,11 +238,11 @@ class Saver:
             self._committer.submit(snapshot.commit)
 
     def forget_saved_rows(self) -> None:
-        """Rows were restored: what was saved of them is not what they are now."""
+        """Forget saved rows: restored rows may differ from them."""
         self._clean.forget()
 
     def _check_clean_rows(self) -> bool:
-        """Whether a row that counts as clean was found to be changed."""
+        """Return whether a row that counts as clean was found to be changed."""
         found = self._clean.find_changed()
         if found is None:
             return False
@@ -256,7 +256,7 @@ class Saver:
         return True
 
     def advance_for(self, seconds: float) -> None:
-        """As :meth:`advance`, in pieces, until all is captured or the time is over."""
+        """Call :meth:`advance` in pieces, until all is captured or the time is over."""
         deadline = time.monotonic() + seconds
         while (snapshot := self.in_flight) is not None and snapshot.state == "capturing":
             if time.monotonic() >= deadline:

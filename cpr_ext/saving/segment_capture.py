@@ -58,7 +58,7 @@ class WriteOptions:
 
 
 def dense_sources(part: DensePart) -> list[Source]:
-    """The tensors of a dense part, element by element."""
+    """Return the tensors of a dense part, element by element."""
     sources = []
     for name, tensor in part.tensors.items():
         flat = tensor.reshape(-1)
@@ -68,7 +68,7 @@ def dense_sources(part: DensePart) -> list[Source]:
 
 
 def selection_source(selection: Selection) -> Source:
-    """The rows of a selection, with every per-row state of their table."""
+    """Return the rows of a selection, with every per-row state of their table."""
     arrays = selection.table.arrays()
     begin = selection.begin if selection.row_ids is None else None
     spec = TableSpec(
@@ -195,7 +195,7 @@ class SegmentCapture:
         )
 
     def mark_committed(self) -> None:
-        """The manifest names the segment now."""
+        """Record that the manifest names the segment."""
         self._job.mark_committed()
 
     def _native_tables(self) -> list[Any]:

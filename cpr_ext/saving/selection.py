@@ -79,12 +79,12 @@ class Selector:
         return len(self._tables)
 
     def base(self, table: int, shard: int) -> Selection:
-        """All rows that a shard has of the table of this number."""
+        """Return all rows that a shard has of the table of this number."""
         chosen = self._tables[table]
         return Selection(chosen, self._trackers[chosen.name], *self._range(chosen, shard))
 
     def partial(self, table: int, shard: int, pending: Any = None) -> Selection:
-        """The rows to save first, at most the fraction if the table is prioritised.
+        """Choose the rows to save first, at most the fraction if the table is prioritised.
 
         Args:
             pending: what :meth:`begin_partial` returned; waits until it is ready.
@@ -127,7 +127,7 @@ class Selector:
         return Selection(table, tracker, begin, end, row_ids)
 
     def is_complete(self, selection: Selection) -> bool:
-        """True if, its rows being captured, every row of the range is saved as it is now."""
+        """Return whether every row of the range is saved in its present state once captured."""
         table = selection.table
         if not self._has_kept_still(table):
             return False

@@ -16,7 +16,7 @@ _ROW_ID_BYTES = 8
 
 
 def choose_slot_bytes(wanted: int | None, tables: Sequence[Table]) -> int:
-    """``wanted``, or with None the default, and as much more as the tables' rows need.
+    """Return ``wanted``, or with None the default, or more if the tables' rows need it.
 
     Raises:
         UsageError: ``wanted`` does not hold the fewest rows of a table that can be written at once.
@@ -45,7 +45,7 @@ def _needed_bytes(table: Table) -> int:
 
 
 def _num_arrays(table: Table) -> int:
-    """The weight, and the arrays of its size that the optimizer has or is known to make."""
+    """Return the weight, and arrays of its size that the optimizer has or will make."""
     optimizer = table.optimizer
     num_arrays = 1 + len(table.row_states())
     if isinstance(optimizer, torch.optim.SGD):

@@ -1,7 +1,7 @@
 """One snapshot of all shards of this process and of the dense part.
 
 The training thread drives :meth:`Snapshot.capture_rows` between steps, or a capturing thread does
-while training reads the tables; when all is captured, a committer thread runs
+while training reads the tables. When all is captured, a committer thread runs
 :meth:`Snapshot.commit`. Only one of them works on a snapshot at a time.
 """
 
@@ -260,7 +260,7 @@ class Snapshot:
             self._fail(error)
 
     def copy_before_change(self, table: str, row_ids: torch.Tensor) -> None:
-        """Rows of ``table`` are about to change: copy those that are not yet captured.
+        """Copy rows of ``table`` that are about to change and not yet captured.
 
         Where the memory for it is full, rows are captured until there is room.
         """

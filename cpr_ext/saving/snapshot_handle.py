@@ -17,8 +17,8 @@ _OLD = ("first_step", "last_step", "num_samples", "bytes_captured", "is_captured
 class SnapshotHandle:
     """A snapshot on its way to the store; ``Checkpointer.save()`` and ``step()`` return it.
 
-    Between an optimizer's step and ``Checkpointer.step()`` the model is past the step that the
-    Checkpointer knows, so nothing that is saved there could name its step. A handle from there
+    After an optimizer's step and before ``step()``, the model is past the step that the
+    Checkpointer knows. So a snapshot taken there could not name its step. A handle from there
     stands for a snapshot that the next ``step()`` takes.
     """
 

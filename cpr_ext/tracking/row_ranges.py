@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def complement(ranges: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    """The ranges of the rows [0, end) that none of these holds.
+    """Return the ranges of the rows [0, end) that none of these holds.
 
     Args:
         ranges: ascending.

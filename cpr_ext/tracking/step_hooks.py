@@ -10,7 +10,7 @@ import torch
 
 
 def hook_of(watch: Any, name: str) -> Callable[..., Any]:
-    """A hook that calls this method of the watch for as long as the watch exists."""
+    """Make a hook that calls this method of the watch for as long as the watch exists."""
     known = weakref.ref(watch)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -23,7 +23,7 @@ def hook_of(watch: Any, name: str) -> Callable[..., Any]:
 
 
 def identity_of(optimizer: torch.optim.Optimizer) -> int:
-    """The same for an optimizer and a wrapper that shares its attributes (Lightning's)."""
+    """Return the same for an optimizer and a wrapper that shares its attributes (Lightning's)."""
     return id(optimizer._optimizer_step_pre_hooks)
 
 
@@ -34,7 +34,7 @@ def place_hook(hooks: Any, key: int, *, last: bool) -> None:
 
 
 def with_closure(closure: Callable[[], Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments of step() with another closure."""
+    """Return the arguments of step() with another closure."""
     if "closure" in kwargs:
         return args, {**kwargs, "closure": closure}
     return (args[0], closure, *args[2:]), kwargs  # the first is the optimizer

@@ -63,7 +63,7 @@ class TableVersions:
                 self._are_replaced |= any(map(_are_others, before, after))
 
     def are_same(self) -> bool:
-        """Whether nothing seems to have changed.
+        """Return whether nothing seems to have changed.
 
         A tensor of state that was replaced by another is seen by :meth:`differences` only, unless
         optimizers do so themselves.
@@ -73,7 +73,7 @@ class TableVersions:
         return not self._has_other_states() and bool(self._versions.are_same())
 
     def differences(self) -> dict[int, str]:
-        """What changed since last accepted, for messages, by the table's position."""
+        """Return changes since last accepted, for messages, by the table's position."""
         found: dict[int, str] = {}
         for index, table in enumerate(self._tables):
             then, versions = self._tensors[index], self._versions.values(index)

@@ -154,7 +154,7 @@ class TableWatch:
         return bool(self._running)
 
     def begin_step(self) -> None:
-        """The model stands at a step: everything that changed it so far belongs to that."""
+        """Begin a step: all changes of the model so far belong to the last one."""
         self._running.clear()  # an optimizer's step may have ended by an exception
         self._expected.clear()
         self.has_stepped = False
@@ -164,20 +164,20 @@ class TableWatch:
         self._versions.read()
 
     def forget(self) -> None:
-        """The tables are as they were saved: nothing has changed since."""
+        """Accept the tables as saved: nothing has changed since."""
         self._changed.clear()
         self._drifted.clear()
         self.begin_step()
         self._versions.read()
 
     def is_proven(self, table: Table) -> bool:
-        """Whether a row that no tracker calls dirty is as it was when it was last saved."""
+        """Return whether rows that no tracker calls dirty equal their saved state."""
         index = self._by_weight[id(table.weight)]
         unproven = index in self._changed or index in self._unseen or index in self._drifted
         return not unproven and self.problem is None
 
     def has_kept_still(self, table: Table) -> bool:
-        """Whether nothing but known optimizers has changed the table since :meth:`settle`."""
+        """Return whether only known optimizers have changed the table since :meth:`settle`."""
         index = self._by_weight[id(table.weight)]
         return index not in self._changed and index not in self._expected and self.problem is None
 
@@ -187,19 +187,19 @@ class TableWatch:
             self._note_outside(self._versions.differences())
 
     def check_all(self) -> None:
-        """As :meth:`check`, and find replaced tensors, too; for moments at which it matters."""
+        """Do the same as :meth:`check`, and find replaced tensors, too."""
         if not self._running:
             self._note_outside(self._versions.differences())
 
     def expect(self, table: Table) -> None:
-        """The user reports the changes of a table that no optimizer has, until the next step."""
+        """Expect changes of a table that no optimizer has, until the next step."""
         if table.optimizer is None:
             index = self._by_weight[id(table.weight)]
             self._expected.add(index)
             self._unseen.add(index)
 
     def check_loss(self, lost: Callable[[Table], Sequence[tuple[int, int]]]) -> None:
-        """As :meth:`check`, but rows that are about to be restored may have changed in any way.
+        """Do the same as :meth:`check`, but rows that are about to be restored may change freely.
 
         Args:
             lost: the ranges [begin, end) of a table that are restored, ascending.
@@ -212,14 +212,14 @@ class TableWatch:
         self._versions.read()
 
     def accept_changes(self) -> None:
-        """As :meth:`check_all`, but the user reports the changes: rows count, nothing is warned."""
+        """Do the same as :meth:`check_all` for reported changes: rows count, without a warning."""
         self.check_loss(lambda table: [])
 
     def settle(self) -> None:
         """Make the rows of tables that changed outside dirty, in their trackers.
 
-        So are those of tables whose optimizer moved rows without a gradient, but does so no more:
-        it was set to, or the table was frozen.
+        So are those of tables whose optimizer used to move rows without a gradient: its settings
+        changed, or the table was frozen.
         """
         for index in sorted(self._drifted):
             if self._tables[index].updates_only_looked_up_rows():
@@ -234,7 +234,7 @@ class TableWatch:
         self._changed.clear()
 
     def take_held_seconds(self) -> float:
-        """How long the hooks held training since last asked."""
+        """Return how long the hooks blocked training since the last call."""
         held_seconds, self._held_seconds = self._held_seconds, 0.0
         return held_seconds
 
