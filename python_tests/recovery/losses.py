@@ -1,0 +1,39 @@
+"""What losing shards of a run does, in memory and on disk."""
+
+from pathlib import Path
+
+import torch
+
+import cpr_ext
+from cpr_ext.state.table import shard_row_range
+
+NUM_SHARDS = 4
+OPTIONS = {
+    "num_shards": NUM_SHARDS,
+    "consistency": "step",
+    "when_busy": "wait",
+    "schedule": cpr_ext.EverySteps(3),
+}
+
+
+def shard_range(table, shard):
+    return slice(*shard_row_range(table.num_embeddings, shard, NUM_SHARDS))
+
+
+def wipe(run, shards):
+    """What losing a shard's memory does."""
+    with torch.no_grad():
+        for table in run.checkpointer.tables:
+            for shard in shards:
+                for array in table.arrays().values():
+                    array[shard_range(table, shard)] = 7
+
+
+def make_garbage_of_all_but(directory: Path, shard: int) -> int:
+    """Ruin every data file outside one shard's directory; returns how many."""
+    ruined = 0
+    for path in directory.rglob("*"):
+        if path.is_file() and path.name != "LOCK" and path.parent.name != f"shard-{shard:05d}":
+            path.write_bytes(b"garbage")
+            ruined += 1
+    return ruined

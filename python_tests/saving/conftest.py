@@ -1,0 +1,34 @@
+"""Runs that train in halves of a step."""
+
+import pytest
+
+import cpr_ext
+import cpr_ext.tracking.unwatched
+from python_tests.saving.halves import LARGE, Steps
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Steps(tmp_path / "store")
+    run.train(1)
+    run.checkpointer.wait()
+    run.train(2)
+    yield run
+    if not run.checkpointer._guard.is_closed:
+        run.checkpointer._release()
+
+
+@pytest.fixture
+def slow_run(tmp_path):
+    """A base is captured over several steps; the first of them is done."""
+    run = Steps(
+        tmp_path / "store",
+        tables=LARGE,
+        overlap="never",
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+    )
+    run.train(1)
+    assert run.checkpointer._saver.in_flight.state == "capturing"
+    yield run
+    if not run.checkpointer._guard.is_closed:
+        run.checkpointer._release()

@@ -1,0 +1,189 @@
+"""Calls by handlers of signals, and while an exception ends training."""
+
+import signal
+import sys
+import time
+import warnings
+
+import pytest
+import torch
+
+import cpr_ext
+import cpr_ext.tracking.unwatched
+from cpr_ext.errors import (
+    SnapshotError,
+    SnapshotFailedWarning,
+    StorageError,
+    UsageError,
+)
+from cpr_ext.storage.manifest import Manifest
+from python_tests.saving.halves import Steps
+
+
+def test_a_handler_may_save_wherever_the_library_calls_the_users_code(tmp_path):
+    class Writer:
+        def add_scalar(self, *_):
+            save()
+
+    snapshots = []
+
+    def save(*_):
+        if len(snapshots) < 200:
+            snapshots.append(run.checkpointer.save())
+
+    def extra_state():
+        save()
+        return {"epoch": 3}
+
+    run = Steps(
+        tmp_path, schedule=cpr_ext.EverySteps(2), scalar_writer=Writer(), extra_state=extra_state
+    )
+    for optimizer in run.optimizers:
+        optimizer.register_step_pre_hook(save)
+        optimizer.register_step_post_hook(save)
+    run.model.register_forward_hook(save)
+    run.train(12)
+    run.checkpointer.close()
+    assert len(snapshots) > 20
+    assert run.checkpointer.metrics.failed_snapshots == 0
+    assert {snapshot.state for snapshot in snapshots} <= {"committed", "failed"}
+    assert all(record.is_complete for record in run.store.dense.segments)
+
+
+@pytest.mark.parametrize("overlap", ["never", "always"])
+@pytest.mark.parametrize("first", [13, 63])
+def test_a_signal_at_any_moment_leaves_a_complete_and_exact_snapshot(tmp_path, overlap, first):
+    """It is raised within every 97th Python call that step() makes."""
+    run = Steps(tmp_path, overlap=overlap, schedule=cpr_ext.EverySteps(2))
+    snapshots, states, num_calls = [], {}, 0
+    step = run.checkpointer.step
+
+    def raise_it(frame, event, _):
+        nonlocal num_calls
+        if event == "call" and "cpr_ext" in frame.f_code.co_filename:
+            num_calls += 1
+            if num_calls % 97 == first:
+                signal.raise_signal(signal.SIGUSR1)
+
+    def step_and_copy(num_samples):
+        states[run.checkpointer.step_count + 1] = run.state()
+        sys.setprofile(raise_it)
+        try:
+            return step(num_samples)
+        finally:
+            sys.setprofile(None)
+
+    run.checkpointer.step = step_and_copy
+    old = signal.signal(signal.SIGUSR1, lambda *_: snapshots.append(run.checkpointer.save()))
+    try:
+        run.train(30)
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+    assert len(snapshots) > 5
+    run.checkpointer.close()
+    newest = run.newest()
+    assert newest.is_complete
+    run.assert_recovers(states[newest.last_step], step=newest.last_step)
+
+
+def test_calls_other_than_save_are_refused_within_another_call(tmp_path):
+    refused = []
+
+    def extra_state():
+        for call in (run.checkpointer.step, run.checkpointer.wait, run.checkpointer.close):
+            with pytest.raises(UsageError, match=r"from a signal's handler|in the middle of"):
+                call()
+            refused.append(call)
+        return None
+
+    run = Steps(tmp_path, extra_state=extra_state)
+    run.train(1)
+    run.checkpointer.wait()
+    run.checkpointer.close()
+    assert len(refused) == 3
+
+
+def test_the_users_exception_comes_through_where_warnings_are_errors(tmp_path):
+    run = Steps(tmp_path)
+
+    def loop():
+        with run.checkpointer, pytest.MonkeyPatch.context() as patch:
+            run.train(1)
+            run.checkpointer.wait()
+            patch.setattr(Manifest, "commit", refuse)
+            run.checkpointer.save()
+            run.checkpointer._saver.in_flight.wait_until_done()
+            raise ZeroDivisionError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ZeroDivisionError):
+            loop()
+    for optimizer in run.optimizers:
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+    with Steps(tmp_path).checkpointer as again:  # the lock is free
+        assert again.recover().step == 1
+
+
+def refuse(*_, **__):
+    raise StorageError(28, "no space left")
+
+
+@pytest.mark.filterwarnings("ignore::cpr_ext.errors.SnapshotFailedWarning")
+def test_close_does_not_raise_again_what_wait_raised(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "commit", refuse)
+        run.checkpointer.save()
+        with pytest.raises(SnapshotError):
+            run.checkpointer.wait()
+    run.checkpointer.close()
+
+
+def test_close_is_silent_about_a_failure_before_later_good_snapshots(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "commit", refuse)
+        run.checkpointer.save()
+        run.checkpointer._saver.in_flight.wait_until_done()
+        with pytest.warns(SnapshotFailedWarning):
+            run.train(1)
+    run.checkpointer.save()
+    run.checkpointer.close()
+    assert run.checkpointer.metrics.failed_snapshots == 1
+
+
+def test_wait_keeps_its_time(tmp_path, monkeypatch):
+    run = Steps(
+        tmp_path,
+        tables={"a": (200_000, 8)},
+        overlap="never",
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+    )
+    run.train(1)
+    advance = cpr_ext.saving.saver.Saver.advance
+
+    def slowly(self, **options):
+        time.sleep(0.2)  # times a hundred slots
+        advance(self, **options)
+
+    monkeypatch.setattr(cpr_ext.saving.saver.Saver, "advance", slowly)
+    started = time.monotonic()
+    assert run.checkpointer.wait(0.05) is False
+    assert time.monotonic() - started < 10
+    monkeypatch.undo()
+    assert run.checkpointer.wait(60) is True
+    run.checkpointer.close()
+
+
+@pytest.mark.filterwarnings("ignore::cpr_ext.errors.SnapshotFailedWarning")
+@pytest.mark.filterwarnings("ignore::cpr_ext.errors.UntrackedChangeWarning")
+def test_the_first_base_lost_to_a_write_in_the_window_is_taken_again_at_once(tmp_path):
+    run = Steps(tmp_path, overlap="always")
+    run.train(1)
+    assert run.checkpointer._saver.in_flight.state == "capturing"
+    with torch.no_grad():
+        run.model.tables["big"].weight[5] = 1.0
+    run.train(2)
+    run.checkpointer.wait()
+    assert run.newest().last_step <= 3
+    run.checkpointer.close()
