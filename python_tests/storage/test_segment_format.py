@@ -21,6 +21,7 @@ from cpr_ext.saving.segment_capture import SegmentCapture, Source, WriteOptions
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
+    Chunk,
     Committed,
     SegmentLayout,
     TableSpec,
@@ -234,7 +235,7 @@ def test_the_planned_header_holds_the_longest_possible_steps_and_checksums():
         (TableSpec("a", 5000, None, array_specs("a", arrays)),), {"kind": "partial"}
     )
     layout.place([1000])
-    widest = [(0, first, 1000, 2**63 - 1, [2**32 - 1] * 2) for first in range(0, 5000, 1000)]
+    widest = [Chunk(0, first, 1000, 2**63 - 1, [2**32 - 1] * 2) for first in range(0, 5000, 1000)]
     assert len(layout.header(widest, Committed())) == layout.header_bytes
     assert ALIGNMENT == BLOCK
 
