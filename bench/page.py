@@ -23,6 +23,12 @@ HEAD = (
     "All measurements run in rounds; each round runs each contender once. A ratio is the median of "
     "the rounds' ratios. Ratios apply to machines like this one, absolute times to this one only. "
     "`python bench/compare.py` lists what got slower since earlier results.",
+    "The targets are judged by these rounds. `python -m pytest bench/micro --benchmark-only` "
+    "times each stage by itself, with pytest-benchmark. Use it to see what a change does to one "
+    "stage: `--benchmark-autosave` keeps a run, and `--benchmark-compare` compares with it. "
+    "Both share their workloads. `--tiny` takes seconds, and `--folder` names the disk to "
+    "measure. Each result states its rows, bytes and GB/s. Times of an emulated device show "
+    "nothing but that its kernels run.",
 )
 TAIL = (
     "For a kill or a flipped bit, see [reliability.md](reliability.md); for the accuracy of the "

@@ -52,7 +52,8 @@ class TableVersions:
         Args:
             written: those tables. Any other that differs was written by something else.
         """
-        if not self._is_exact and not self._has_other_states() and self._versions.accept(written):
+        can_be_read = not self._is_exact and not self._has_other_states()
+        if can_be_read and self._versions.accept(list(written)):
             return
         before = [self._tensors[index] for index in written]
         self.accept_tables(written)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/attributes.h"
+#include "bindings/dlpack.h"
 #include "bindings/register.h"
 #include "core/error.h"
 #include "core/process.h"
@@ -67,20 +68,19 @@ class GradientCounter {
       if (gradient.is_none()) continue;
       stepped.push_back(index);
       py::object indices;
-      if (is_sparse_coo(gradient) && is_on_host(gradient, table)) {
+      Rows rows;
+      if (is_sparse_coo(gradient) && are_on_host(table.trackers)) {
         indices = call(gradient, names().indices);
+        rows = rows_of(gradient, indices);
       }
-      if (!indices || call(indices, names().is_contiguous).ptr() != Py_True) {
+      if (rows.size < 0) {
         left.push_back(index);
         continue;
       }
-      // (sparse dimensions, entries): the first row of them holds the rows of the table.
-      const int64_t num_entries = to_int64(call(gradient, names().nnz));
-      const auto* first = reinterpret_cast<void*>(to_int64(call(indices, names().data_ptr)));
-      num_rows += num_entries;
+      num_rows += rows.size;
       for (RowTracker* tracker : table.trackers) {
         trackers.push_back(tracker);
-        lookups.push_back({first, DType::kInt64, num_entries, kHostMemory});
+        lookups.push_back({rows.first, DType::kInt64, rows.size, kHostMemory});
       }
       kept_alive.push_back(std::move(indices));
     }
@@ -103,11 +103,31 @@ class GradientCounter {
     std::vector<RowTracker*> trackers;
   };
 
-  static bool is_on_host(const py::object& gradient, const Table& table) {
-    for (const RowTracker* tracker : table.trackers) {
+  // Row ids on the host, one after the other; a negative size: they are not so.
+  struct Rows {
+    const void* first = nullptr;
+    int64_t size = -1;
+  };
+
+  // `indices` are (sparse dimensions, entries): the first row of them holds the rows of the table.
+  static Rows rows_of(const py::object& gradient, const py::object& indices) {
+    DlpackView view;
+    if (view_dlpack(indices, &view) && view.memory == kHostMemory && view.ndim == 2 &&
+        view.dtype == DType::kInt64) {
+      if (!view.is_contiguous()) return {};
+      return {view.data, view.shape[1]};
+    }
+    if (attribute(gradient, names().is_cpu).ptr() != Py_True) return {};
+    if (call(indices, names().is_contiguous).ptr() != Py_True) return {};
+    return {reinterpret_cast<void*>(to_int64(call(indices, names().data_ptr))),
+            to_int64(call(gradient, names().nnz))};
+  }
+
+  static bool are_on_host(const std::vector<RowTracker*>& trackers) {
+    for (const RowTracker* tracker : trackers) {
       if (tracker->device() != kHostMemory) return false;
     }
-    return attribute(gradient, names().is_cpu).ptr() == Py_True;
+    return true;
   }
 
   std::vector<Table> tables_;
@@ -237,6 +257,9 @@ void register_gradients(py::module_& module) {
            "Returns once all is counted. Raises the error that ended counting, each time.")
       .def_property_readonly("error", &GradientCounter::error,
                              "The message of the error that ended counting, or None.");
+  module.def("use_dlpack", &use_dlpack, py::arg("use"),
+             "For tests and measurements: whether torch's DLPack exchange API may read tensors.\n"
+             "Returns whether it does: torch 2.10 and later have it.");
   py::class_<TensorVersions>(module, "TensorVersions",
                              "PyTorch's version counters of the tensors of tables.")
       .def(py::init<size_t>(), py::arg("num_tables"))

@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 
 #include "bindings/attributes.h"
+#include "bindings/dlpack.h"
 #include "bindings/tensor_view.h"
 #include "core/error.h"
 
@@ -89,6 +90,11 @@ Lookup view_torch(py::handle object, const std::string& table, int device) {
 
 Lookup view_indices(py::handle object, const std::string& table, int device) {
   Lookup lookup;
+  DlpackView view;
+  if (view_dlpack(object, &view) && view.dtype != DType::kOther && lies_on(view.memory, device) &&
+      view.is_contiguous()) {
+    return {view.data, view.dtype, view.numel(), device};
+  }
   if (py::isinstance<py::array>(object) && lies_on(kHostMemory, device)) {
     lookup = view_numpy(object, table);
     lookup.device = device;
