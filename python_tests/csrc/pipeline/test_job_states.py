@@ -6,12 +6,11 @@ import shutil
 import threading
 import time
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext.errors import NanError, StorageError, UsageError
+from cpr_ext.errors import StorageError, UsageError
 from python_tests.csrc import segments
 from python_tests.csrc.segments import HEADER, Layout, random_table
 from python_tests.csrc.storage import faulty_io
@@ -241,47 +240,6 @@ def test_a_directory_removed_on_the_way_fails_nothing_but_its_job(tmp_path):
     assert pipe.num_free_slots == 2
     good = segments.write_segment(tmp_path / "s", [random_table()], pipe=pipe)
     assert good.path.read_bytes() == good.layout.expected_file()
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("by_id", [True, False])
-def test_nan_is_refused_and_the_table_row_and_array_are_named(tmp_path, dtype, by_id):
-    table = random_table("users", 9000, 4, **({"row_ids": np.arange(1, 9000, 2)} if by_id else {}))
-    table.arrays = {name: array.astype(dtype) for name, array in table.arrays.items()}
-    table.arrays["sum"][7123] = np.nan
-    pipe = segments.pipeline()
-    job = segments.start(pipe, tmp_path / "s", Layout([table]))
-    segments.capture_all(job)
-    with pytest.raises(NanError, match="table 'users', row 7123: sum is NaN"):
-        job.wait("written")
-    assert list(tmp_path.iterdir()) == []
-    assert pipe.num_free_slots == 2
-    segments.write_segment(tmp_path / "s", [table], refuse_nan=False)
-
-
-def test_nan_in_rows_that_are_not_saved_does_not_matter(tmp_path):
-    table = random_table("users", 100, 4, row_ids=np.arange(0, 100, 2))
-    table.arrays["weight"][1::2] = np.nan
-    segments.write_segment(tmp_path / "s", [table])
-
-
-def test_nan_in_a_dense_tensor_is_named_by_its_element(tmp_path):
-    from cpr_ext._native import native
-
-    dense = np.zeros(5000, np.float32)
-    dense[4321] = np.nan
-    for check_nan in (True, False):
-        spec = native.SegmentTable(name="dense", num_rows=dense.nbytes)
-        spec.add_bytes("bias", dense, 4096, check_nan=check_nan)
-        job = segments.pipeline().start(
-            path=str(tmp_path / "s"), header_bytes=4096, file_bytes=4096 + 20480, tables=[spec]
-        )
-        segments.capture_all(job)
-        if check_nan:
-            with pytest.raises(NanError, match="table 'dense', element 4321: bias is NaN"):
-                job.wait("written")
-        else:
-            job.wait("written")
 
 
 def test_a_capture_without_a_free_slot_stops_instead_of_waiting(tmp_path, faulty):

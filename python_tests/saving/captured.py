@@ -1,0 +1,106 @@
+"""Runs whose large tables are captured while training goes on, and their captured rows."""
+
+import time
+from types import SimpleNamespace
+
+import torch
+
+import cpr_ext
+from cpr_ext.saving.saver import Saver
+from python_tests.helpers import (
+    assert_same,
+    copy_rows,
+    read_chunks,
+    shard_records,
+)
+
+TABLES = {"a": (20_000, 8), "b": (700, 4)}
+OPTIONS = {
+    "overlap": "always",
+    "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10),
+    "num_shards": 2,
+    "schedule": cpr_ext.EverySteps(1000),
+    "lookups": 200,
+}
+
+
+def captured_rows(checkpointer):
+    """The rows of all live segments: {table: {row id: (step, {array: row})}}."""
+    rows = {}
+    for _, _, path in shard_records(checkpointer.store):
+        for chunk in read_chunks(path):
+            for position, row_id in enumerate(chunk.row_ids.tolist()):
+                values = {name: array[position] for name, array in chunk.arrays.items()}
+                rows.setdefault(chunk.table, {})[row_id] = (chunk.step, values)
+    return rows
+
+
+def assert_captured(checkpointer, rows_of_step):
+    captured = captured_rows(checkpointer)
+    assert captured
+    for table, rows in captured.items():
+        for row_id, (step, values) in rows.items():
+            then = rows_of_step[step][table]
+            assert_same(values, {name: array[row_id] for name, array in then.items()})
+
+
+def num_dirty(checkpointer):
+    return sum(tracker.num_dirty() for tracker in checkpointer._trackers.values())
+
+
+def train_until_captured(run, limit=200):
+    """Steps until the snapshot in flight is captured; returns the rows after each step."""
+    rows = {}
+    checkpointer = run.checkpointer
+    step = checkpointer.step
+
+    def step_and_copy(num_samples=1):
+        rows[checkpointer.step_count + 1] = copy_rows(checkpointer.tables)
+        return step(num_samples)
+
+    checkpointer.step = step_and_copy
+    for count in range(limit):
+        run.train(1)
+        if count and (
+            checkpointer._saver.in_flight is None or checkpointer._saver.in_flight.is_captured
+        ):
+            break
+    else:
+        raise AssertionError(f"not captured in {limit} steps")
+    checkpointer.step = step
+    return rows
+
+
+def assert_of_one_step(store, dense, rows_of_step):
+    """Each row of a snapshot, named by its dense part, is as it was at one step."""
+    assert dense.first_step == dense.last_step
+    checked = 0
+    for _, record, path in shard_records(store):
+        if record.snapshot == dense.snapshot:
+            for chunk in read_chunks(path):
+                assert chunk.step == dense.last_step
+                for name, array in chunk.arrays.items():
+                    if name in rows_of_step[chunk.step][chunk.table]:
+                        then = rows_of_step[chunk.step][chunk.table][name][chunk.row_ids]
+                        assert torch.equal(array, then)
+                        checked += 1
+    assert checked
+
+
+def wait_for_one_chunk(checkpointer, monkeypatch):
+    """wait() with a limit that ends when a chunk is captured, however slow the machine is."""
+    now = [0.0]
+    advance = Saver.advance
+
+    def advance_and_end(self, **options):
+        before = self.in_flight.bytes_captured
+        advance(self, **options)
+        if self.in_flight.bytes_captured != before:
+            now[0] += 10.0
+
+    with monkeypatch.context() as patch:
+        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+        patch.setattr("cpr_ext.saving.saver.time", clock)
+        patch.setattr("cpr_ext.saving.saver._CHUNK_BYTES", 1)
+        patch.setattr(Saver, "advance", advance_and_end)
+        return checkpointer.wait(0.01)

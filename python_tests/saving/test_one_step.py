@@ -1,0 +1,160 @@
+"""A snapshot of one step: captured over many steps, exact for its own."""
+
+import pytest
+import torch
+
+import cpr_ext
+from cpr_ext.saving.capture_mode import CaptureMode
+from python_tests.helpers import (
+    STILL_OPTIMIZERS,
+    Trained,
+    assert_same,
+    copy_rows,
+    differences,
+    read_chunks,
+    shard_records,
+    short_windows,
+)
+from python_tests.saving.captured import (
+    OPTIONS,
+    TABLES,
+    assert_captured,
+    assert_of_one_step,
+    num_dirty,
+    train_until_captured,
+    wait_for_one_chunk,
+)
+
+
+@pytest.mark.parametrize("optimizer", STILL_OPTIMIZERS)
+@pytest.mark.parametrize("kept_bytes", [2048, 1 << 20])
+def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimizer, kept_bytes):
+    staging = cpr_ext.StagingOptions(slot_bytes=64 << 10, copy_on_write_bytes=kept_bytes)
+    options = {**OPTIONS, "staging": staging}
+    run = Trained(tmp_path, TABLES, optimizer=optimizer, consistency="step", **options)
+    with short_windows():
+        rows = train_until_captured(run)
+    num_steps = run.checkpointer.step_count
+    run.checkpointer.wait()
+    assert_captured(run.checkpointer, rows)
+    (point,) = run.store.dense.segments
+    assert point.is_complete
+    base_step = point.last_step
+    assert (point.first_step, point.num_samples) == (base_step, 10 * base_step)
+    if kept_bytes > 2048:  # else rows are captured to make room
+        assert num_steps > base_step + 2
+    assert differences(rows[base_step], rows[num_steps])
+    assert run.checkpointer._saver._pipeline.kept_bytes == 0
+    run.checkpointer.close()
+
+
+def test_rows_that_changed_while_a_snapshot_of_an_earlier_step_was_captured_stay_dirty(tmp_path):
+    run = Trained(
+        tmp_path, TABLES, consistency="step", priority=cpr_ext.AllRows(), num_shards=1,
+        **{k: v for k, v in OPTIONS.items() if k != "num_shards"},
+    )  # fmt: skip
+    with short_windows():
+        train_until_captured(run)
+    run.checkpointer.wait()
+    (base,) = run.store.dense.segments
+    last = run.checkpointer.step_count
+    run.checkpointer.save("partial")
+    run.checkpointer.wait()
+    expected = run.rows()
+    run.die()
+    fresh = Trained(tmp_path, TABLES, seed=5, consistency="step", priority=cpr_ext.AllRows(),
+                    overlap="never", staging=OPTIONS["staging"])  # fmt: skip
+    report = fresh.checkpointer.recover()
+    assert report.step == last > base.last_step
+    assert_same(fresh.rows(), expected)
+    fresh.checkpointer.close()
+
+
+def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp_path):
+    """No step() reads all counts: the rows are chosen while training runs, and held after that."""
+    run = Trained(
+        tmp_path, TABLES, consistency="step", priority=cpr_ext.MostFrequentlyUsed(0.01), **OPTIONS
+    )
+    checkpointer = run.checkpointer
+    rows = {}
+    with short_windows():
+        train_until_captured(run)
+        checkpointer.wait()
+        checkpointer.schedule = cpr_ext.EverySteps(1)
+        run.train(1)
+        checkpointer.schedule = cpr_ext.EverySteps(1000)
+        snapshot = checkpointer._saver.in_flight
+        assert snapshot.kind == "partial"
+        began = checkpointer.step_count
+        while snapshot.mode is CaptureMode.CHOOSE_FIRST:
+            # A table of a shard is chosen in every window.
+            assert snapshot.state == "capturing", snapshot.error
+            dirty = num_dirty(checkpointer)
+            run.train(1)
+            rows[checkpointer.step_count] = copy_rows(checkpointer.tables)
+        held = checkpointer.step_count
+        assert held == began + 2 * len(TABLES)
+        assert num_dirty(checkpointer) < dirty  # saved rows are clean at once
+        run.train(1)
+    checkpointer.wait()
+    assert (snapshot.first_step, snapshot.last_step, snapshot.num_samples) == (
+        held,
+        held,
+        10 * held,
+    )
+    partial = [path for _, record, path in shard_records(run.store) if record.kind == "partial"]
+    assert len(partial) == 2
+    for path in partial:
+        for chunk in read_chunks(path):
+            assert chunk.step == held
+            for name, array in chunk.arrays.items():
+                assert torch.equal(
+                    torch.as_tensor(array), rows[held][chunk.table][name][chunk.row_ids]
+                )
+    checkpointer.close()
+
+
+def test_a_snapshot_waited_for_before_its_rows_are_chosen_is_of_the_step_it_is_waited_for(tmp_path):
+    run = Trained(
+        tmp_path, TABLES, consistency="step", priority=cpr_ext.MostFrequentlyUsed(0.01), **OPTIONS
+    )
+    with short_windows():
+        train_until_captured(run)
+        run.checkpointer.wait()
+        run.checkpointer.schedule = cpr_ext.EverySteps(1)
+        run.train(2)
+        snapshot = run.checkpointer._saver.in_flight
+        assert snapshot.mode is CaptureMode.CHOOSE_FIRST
+        run.checkpointer.wait()
+    assert snapshot.first_step == snapshot.last_step == run.checkpointer.step_count
+    assert snapshot.state == "committed"
+    run.checkpointer.close()
+
+
+@pytest.mark.parametrize("num_waits", [1, 3])
+def test_a_wait_that_runs_out_leaves_all_rows_of_a_snapshot_of_one_step(
+    tmp_path, monkeypatch, num_waits
+):
+    """The rows that the wait captured, and those that later steps capture, are of one step."""
+    run = Trained(
+        tmp_path, TABLES, consistency="step", priority=cpr_ext.MostFrequentlyUsed(0.5), **OPTIONS
+    )
+    checkpointer = run.checkpointer
+    with short_windows():
+        train_until_captured(run)
+        checkpointer.wait()
+        checkpointer.schedule = cpr_ext.EverySteps(1)
+        run.train(1)
+        checkpointer.schedule = cpr_ext.EverySteps(1000)
+        snapshot = checkpointer._saver.in_flight
+        assert (snapshot.kind, snapshot.state) == ("partial", "capturing")
+        rows = {checkpointer.step_count: run.rows()}
+        for _ in range(num_waits):
+            assert wait_for_one_chunk(checkpointer, monkeypatch) is False
+        assert snapshot.bytes_captured > 0
+        assert snapshot.state == "capturing"
+        rows.update(train_until_captured(run))
+    assert checkpointer.wait()
+    _, partial = run.store.dense.segments
+    assert_of_one_step(run.store, partial, rows)
+    checkpointer.close()
