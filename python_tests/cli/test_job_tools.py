@@ -166,7 +166,7 @@ def test_a_store_beside_those_of_the_workers_is_left_alone_and_named(cpr, job):
     for command in ("inspect", "verify"):
         code, out, _ = cpr(command, job)
         assert code == 0
-        assert "note: backup is a store beside those of workers" in out
+        assert "note: backup is a store, but not of a worker" in out
     assert cpr("compact", job)[0] == 0
     assert sorted(path.name for path in (job / "backup").rglob("*")) == before
 
@@ -270,7 +270,7 @@ def test_export_tells_the_steps_and_where_the_dense_part_is_from(cpr, job, tmp_p
     assert "of step 9: export.json, model.safetensors, optimizer_rows.safetensors" in out
     assert "worker 0: snapshot of step 6\n" in out
     assert "worker 2: snapshot of step 9, the dense part is its\n" in out
-    assert "rows: each as it was saved last, perhaps before that step" in out
+    assert "rows: the newest saved state of each, perhaps of older steps" in out
     assert "note: the newest snapshots are of different steps" in out
     code, out, _ = cpr("export", job, tmp_path / "full", "--full")
     assert code == 0

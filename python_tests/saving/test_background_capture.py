@@ -1,4 +1,4 @@
-"""Capture on a thread of its own: exact while training goes on, and given up where it cannot be."""
+"""Capture on a thread of its own: exact while training goes on, and aborted where it cannot be."""
 
 import threading
 import time
