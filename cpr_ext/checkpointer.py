@@ -222,7 +222,7 @@ class Checkpointer:
         pipeline = native.SnapshotPipeline(
             num_slots=num_slots,
             slot_bytes=slot_bytes,
-            keep_bytes=keep_bytes,
+            copy_on_write_bytes=keep_bytes,
             pool=threads,
             stagers=self._stagers,
         )

@@ -3,7 +3,7 @@
 
 #include "bindings/register.h"
 #include "testing/broken_kernels.h"
-#include "testing/emulated_cuda.h"
+#include "testing/emulated_device.h"
 
 namespace py = pybind11;
 

@@ -1,5 +1,5 @@
-// What an optimizer's step costs to watch: one call reads the gradients of all tables, one the
-// version counters of all tensors. A batch of 26 tables must cost microseconds here.
+// Watches an optimizer's step: one call reads the gradients of all tables, one the version counters
+// of all tensors. A batch of 26 tables must cost microseconds here.
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/annotations.h"
 #include "bindings/attributes.h"
 #include "bindings/register.h"
 #include "core/error.h"
@@ -33,7 +34,8 @@ bool is_sparse_coo(py::handle tensor) {
 // Counts the rows of sparse gradients, table by table.
 class GradientCounter {
  public:
-  GradientCounter(const py::sequence& weights, const py::sequence& trackers,
+  GradientCounter(const SequenceOf<Tensor>& weights,
+                  const SequenceOf<SequenceOf<RowTracker>>& trackers,
                   std::shared_ptr<ThreadPool> pool)
       : counter_(new BackgroundCounter(std::move(pool)), DeleteInCreator()) {
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -115,7 +117,7 @@ class GradientCounter {
 // same number of times in every step. Once a tensor has shown that, steps are not read but counted.
 class TensorVersions {
  public:
-  TensorVersions(const py::list& tensors, const std::vector<size_t>& tables,
+  TensorVersions(const TensorList& tensors, const std::vector<size_t>& tables,
                  const std::vector<int64_t>& versions) {
     if (tensors.size() != tables.size() || tensors.size() != versions.size()) {
       throw UsageError("there are " + std::to_string(tensors.size()) + " tensors, " +
@@ -128,7 +130,7 @@ class TensorVersions {
   }
 
   void accept() {
-    for (Entry& entry : entries_) entry.version = read(entry.tensor);
+    for (TensorVersion& entry : entries_) entry.version = read(entry.tensor);
   }
 
   void accept_step(const std::vector<size_t>& stepped) {
@@ -137,7 +139,7 @@ class TensorVersions {
       if (table >= has_stepped.size()) has_stepped.resize(table + 1);
       has_stepped[table] = true;
     }
-    for (Entry& entry : entries_) {
+    for (TensorVersion& entry : entries_) {
       const bool is_changed = entry.table < has_stepped.size() && has_stepped[entry.table];
       if (!is_changed) continue;
       if (entry.is_steady()) {
@@ -153,7 +155,7 @@ class TensorVersions {
   }
 
   bool are_same(bool unsteady_only) const {
-    for (const Entry& entry : entries_) {
+    for (const TensorVersion& entry : entries_) {
       if (unsteady_only && entry.is_steady()) continue;
       if (read(entry.tensor) != entry.version) return false;
     }
@@ -162,14 +164,14 @@ class TensorVersions {
 
   std::vector<int64_t> values() const {
     std::vector<int64_t> versions;
-    for (const Entry& entry : entries_) versions.push_back(entry.version);
+    for (const TensorVersion& entry : entries_) versions.push_back(entry.version);
     return versions;
   }
 
  private:
   static constexpr int kSteadySteps = 4;
 
-  struct Entry {
+  struct TensorVersion {
     py::object tensor;
     size_t table;
     int64_t version;     // as it should be now
@@ -183,13 +185,13 @@ class TensorVersions {
     return to_int64(attribute(tensor, names().version));
   }
 
-  std::vector<Entry> entries_;
+  std::vector<TensorVersion> entries_;
 };
 
 // The parameters of an optimizer's groups, as they were.
 class ParameterLists {
  public:
-  explicit ParameterLists(const py::list& groups) {
+  explicit ParameterLists(const ParameterGroups& groups) {
     for (const py::handle group : groups) {
       lists_.emplace_back();
       for (const py::handle parameter : group["params"]) {
@@ -198,7 +200,7 @@ class ParameterLists {
     }
   }
 
-  bool are_same(const py::list& groups) const {
+  bool are_same(const ParameterGroups& groups) const {
     if (groups.size() != lists_.size()) return false;
     for (size_t i = 0; i < lists_.size(); ++i) {
       const py::object now = groups[i]["params"];
@@ -224,32 +226,35 @@ void register_gradients(py::module_& module) {
       module, "GradientCounter",
       "Counts the rows of the tables' sparse gradients on a thread of its own. A tracker's calls\n"
       "wait for the rows that it was given.")
-      .def(py::init<const py::sequence&, const py::sequence&, std::shared_ptr<ThreadPool>>(),
+      .def(py::init<const SequenceOf<Tensor>&, const SequenceOf<SequenceOf<RowTracker>>&,
+                    std::shared_ptr<ThreadPool>>(),
            py::arg("weights"), py::arg("trackers"), py::arg("pool") = nullptr,
            "weights: the tables' tensors; trackers: of each table, those that count its rows.")
       .def(
           "count", &GradientCounter::count, py::arg("tables"),
-          "Reads the gradients of the tables at these positions. Returns how many row ids they\n"
-          "have; the positions of tables that have one; and of those whose it cannot read: dense,\n"
-          "on a GPU, not contiguous. Raises RowIndexError, with nothing counted.")
-      .def("wait", &GradientCounter::wait, "Returns once all is counted.");
+          "Read the gradients of the tables at these positions.\n\n"
+          "Returns the number of their row ids, the positions of tables that have a gradient, and\n"
+          "the positions of those whose gradient it cannot read: dense, on a GPU, not contiguous.\n"
+          "Raises RowIndexError, with nothing counted.")
+      .def("wait", &GradientCounter::wait, "Wait until all rows are counted.");
   py::class_<TensorVersions>(module, "TensorVersions",
-                             "PyTorch's version counters of tensors, as they should be.")
-      .def(py::init<const py::list&, const std::vector<size_t>&, const std::vector<int64_t>&>(),
+                             "PyTorch's version counters of tensors, as they are expected.")
+      .def(py::init<const TensorList&, const std::vector<size_t>&, const std::vector<int64_t>&>(),
            py::arg("tensors"), py::arg("tables"), py::arg("versions"),
            "Each tensor with its table's position and its version.")
-      .def("accept", &TensorVersions::accept, "Reads them all.")
+      .def("accept", &TensorVersions::accept, "Read them all.")
       .def("accept_step", &TensorVersions::accept_step, py::arg("stepped"),
-           "An optimizer has written the tables at these positions: reads their tensors' versions\n"
-           "or, of a tensor that four steps have written as many times, adds that number.")
+           "Accept the writes of an optimizer to the tables at these positions.\n\n"
+           "Reads their tensors' versions or, of a tensor that four steps have written equally\n"
+           "often, adds that number.")
       .def("are_same", &TensorVersions::are_same, py::arg("unsteady_only") = false,
-           "Whether all are as they should be, or those that accept_step() reads.")
-      .def("values", &TensorVersions::values, "As they should be: a list of int.");
+           "Compare with PyTorch's counters, of all or of those that accept_step() reads.")
+      .def("values", &TensorVersions::values, "Return the expected versions.");
   py::class_<ParameterLists>(module, "ParameterLists",
                              "The parameters of an optimizer's groups, as they were.")
-      .def(py::init<const py::list&>(), py::arg("groups"))
+      .def(py::init<const ParameterGroups&>(), py::arg("groups"))
       .def("are_same", &ParameterLists::are_same, py::arg("groups"),
-           "Whether the groups hold the same parameters in the same order.");
+           "Check that the groups hold the same parameters in the same order.");
 }
 
 }  // namespace cpr_ext

@@ -190,8 +190,8 @@ class RowSampler(Tracker):
         if len(row_ids) <= k:
             return row_ids
         salt = mix_bits(self.seed ^ mix_bits(self.num_observed))
-        lots = [(mix_bits((salt + row_id) & MASK) >> 32) | 1 for row_id in row_ids]
-        return [row_ids[position] for position in top_rows(lots, k)]
+        random_scores = [(mix_bits((salt + row_id) & MASK) >> 32) | 1 for row_id in row_ids]
+        return [row_ids[position] for position in top_rows(random_scores, k)]
 
     def take(self, row_ids, weight=None):
         taken = super().take(row_ids)
