@@ -25,17 +25,21 @@ ROOT = Path(__file__).resolve().parents[1]
 STUB = ROOT / "cpr_ext" / "_C.pyi"
 HEAD = "# Written by tools/native_stub.py from csrc/bindings/; do not edit.\n"
 BUILD = "CPR_EXT_EMULATED=1 python setup.py build_ext --inplace"
-#: What pybind11 calls a type, and what it accepts.
+#: Types as pybind11 writes them, and the types that it accepts.
 TYPES = [
     (r"typing\.SupportsInt \| typing\.SupportsIndex", "typing.SupportsIndex"),
     (r"typing\.SupportsFloat \| typing\.SupportsIndex", "float"),
     (r"os\.PathLike\b(?!\[)", "os.PathLike[str]"),
-    (r"collections\.abc\.Buffer", "typing_extensions.Buffer"),  # since Python 3.12
+    # Its name depends on the version of Python; arrays of numpy are buffers since Python 3.12.
+    (
+        r"(?:collections\.abc|typing_extensions)\.Buffer(?! \|)",
+        "typing_extensions.Buffer | numpy.typing.NDArray[typing.Any]",
+    ),
 ]
 
 
 def raw_stub() -> str:
-    """What pybind11-stubgen makes of the module, without what tests alone have."""
+    """Run pybind11-stubgen on the module, without its submodule for tests."""
     import pybind11_stubgen
 
     module = importlib.import_module("cpr_ext._emulated")
@@ -52,7 +56,7 @@ def raw_stub() -> str:
 
 
 def tidy(text: str) -> str:
-    """The stub with types that mypy's strict mode accepts, short docstrings, and a format."""
+    """Make the types such that mypy's strict mode accepts them, shorten docstrings, format."""
     for pattern, instead in TYPES:
         text = re.sub(pattern, instead, text)
     tree = ast.parse(text)
@@ -70,7 +74,7 @@ def _is_future(node: ast.stmt) -> bool:
 
 
 def _allow_none(arguments: ast.arguments) -> None:
-    """Where None is the default, None is allowed; pybind11 does not write it."""
+    """Allow None where it is the default; pybind11 does not write that."""
     positional = [*arguments.posonlyargs, *arguments.args]
     pairs = [
         *zip(reversed(positional), reversed(arguments.defaults), strict=False),
@@ -128,12 +132,16 @@ def main() -> int:
     if not options.check:
         STUB.write_text(stub)
         return 0
-    old = STUB.read_text()
-    if old == stub:
+    return compare(STUB.read_text(), stub)
+
+
+def compare(old: str, new: str) -> int:
+    """Print how two stubs differ; the exit status."""
+    if old == new:
         return 0
-    lines = (old.splitlines(True), stub.splitlines(True))
+    lines = (old.splitlines(True), new.splitlines(True))
     sys.stdout.writelines(difflib.unified_diff(*lines, "cpr_ext/_C.pyi", "the bindings"))
-    print("cpr_ext/_C.pyi is not up to date: run python tools/native_stub.py", file=sys.stderr)
+    print("cpr_ext/_C.pyi is not up to date: run make stub", file=sys.stderr)
     return 1
 
 

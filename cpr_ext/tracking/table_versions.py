@@ -78,7 +78,7 @@ class TableVersions:
         else:
             self._versions.accept()
 
-    def accept_step(self, owned: Collection[int], stepped: Collection[int]) -> None:
+    def accept_step(self, owned: Collection[int], stepped: Sequence[int]) -> None:
         """Take the tables of an optimizer as they are after its step.
 
         Args:
