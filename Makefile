@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability power-cut-test sanitize clean
+.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint stub fmt build bench bench-tiny reliability power-cut-test sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
@@ -25,7 +25,7 @@ help:
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
 	@echo "make gpu       all that needs a GPU, with the Python and torch found there (25 minutes); docs/gpu.md"
 	@echo "make test-gpu, make bench-gpu, make profile-gpu  parts of it"
-	@echo "make lint      check format, style and types;  make fmt: format"
+	@echo "make lint      check format, style and types;  make fmt: format;  make stub: types of the native module"
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -76,6 +76,11 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX)
 	$(BIN)/mypy
+	$(BIN)/python tools/native_stub.py --check
+
+# After a change of a binding.
+stub: build
+	$(BIN)/python tools/native_stub.py
 
 fmt: $(VENV)/ready
 	$(BIN)/ruff check --fix --exit-zero .

@@ -2,11 +2,7 @@
 // by gpu_bounds.py for the machine it runs on; the library uses none of it. Every function submits
 // one kernel and returns CUDA's error code.
 
-#ifdef CPR_EXT_EMULATED_DEVICE
-#include "testing/emulated_cuda.h"
-#else
 #include <cuda_runtime.h>
-#endif
 
 #include <cstdint>
 

@@ -1,3 +1,715 @@
-from typing import Any
+# Written by tools/native_stub.py from csrc/bindings/; do not edit.
+"""Native core of cpr_ext. Private: import it through cpr_ext._native only."""
 
-def __getattr__(name: str) -> Any: ...
+import collections.abc
+import os
+import typing
+
+import numpy
+import numpy.typing
+import torch
+import typing_extensions
+
+__all__: list[str] = [
+    "ALIGNMENT",
+    "AccessCounter",
+    "ChangeMeter",
+    "DeviceAccessCounter",
+    "DeviceChangeMeter",
+    "DeviceDirtyRows",
+    "DeviceRowSampler",
+    "DeviceStager",
+    "DirtyRows",
+    "GradientCounter",
+    "ParameterLists",
+    "PendingRows",
+    "RestoreSource",
+    "RowSampler",
+    "RowTracker",
+    "SegmentJob",
+    "SegmentTable",
+    "SlotLease",
+    "SlotPool",
+    "SnapshotPipeline",
+    "StopFlag",
+    "TakenRows",
+    "TensorVersions",
+    "ThreadPool",
+    "count_lookups",
+    "crc32c",
+    "device_top_rows",
+    "find_nan",
+    "gather_rows",
+    "has_cuda",
+    "instruction_set",
+    "instruction_sets",
+    "nonzero_rows",
+    "num_devices",
+    "restore_segment",
+    "restore_segments",
+    "scatter_rows",
+    "top_rows",
+    "use_instruction_set",
+    "use_stream",
+]
+
+class ThreadPool:
+    """Threads shared by the native operations; the caller counts as one."""
+
+    def __init__(self, *, num_threads: typing.SupportsIndex) -> None: ...
+    @property
+    def num_threads(self) -> int:
+        """With the caller."""
+
+class SlotLease:
+    """A leased staging slot."""
+
+    def release(self) -> None:
+        """Return the slot to its pool."""
+
+    @property
+    def address(self) -> int:
+        """Address of its memory."""
+
+    @property
+    def is_held(self) -> bool:
+        """False after release()."""
+
+class SlotPool:
+    """A fixed number of page-aligned buffers."""
+
+    def __init__(
+        self, *, num_slots: typing.SupportsIndex, slot_bytes: typing.SupportsIndex
+    ) -> None: ...
+    def acquire(self) -> SlotLease:
+        """Lease a slot; waits until one is free."""
+
+    def try_acquire(self) -> SlotLease | None:
+        """Lease a slot, or None if none is free."""
+
+    @property
+    def num_free(self) -> int:
+        """Slots that are not leased."""
+
+    @property
+    def num_slots(self) -> int:
+        """All slots."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+
+class TakenRows:
+    """The state that a tracker cleared when rows were captured; for put_back."""
+
+    def __repr__(self) -> str: ...
+    @property
+    def num_rows(self) -> int:
+        """Number of them that were dirty."""
+
+    @property
+    def row_ids(self) -> numpy.typing.NDArray[numpy.int64]:
+        """(num_rows) int64, ascending, a copy."""
+
+class PendingRows:
+    """Rows that a device is selecting."""
+
+    def is_ready(self) -> bool:
+        """Return True if read() need not wait."""
+
+    def read(self) -> numpy.typing.NDArray[numpy.int64]:
+        """Return the row ids: int64, ascending. Waits for the device."""
+
+class RowTracker:
+    """Which rows of one table are dirty (looked up since last taken), and how
+    much each matters. Used by one thread at a time.
+    """
+
+    def __repr__(self) -> str: ...
+    def begin_select(
+        self,
+        begin: typing.SupportsIndex,
+        end: typing.SupportsIndex,
+        k: typing.SupportsIndex,
+        *,
+        weight: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
+    ) -> PendingRows | None:
+        """Begin what select does, of a tracker on a device, without waiting for it. Returns None
+        for a tracker on the CPU.
+        """
+
+    def check(self, indices: torch.Tensor | numpy.typing.NDArray[typing.Any]) -> None:
+        """Raise RowIndexError for the first index outside the table."""
+
+    def dirty_rows(
+        self, begin: typing.SupportsIndex = 0, end: typing.SupportsIndex | None = None
+    ) -> numpy.typing.NDArray[numpy.int64]:
+        """List the dirty rows in [begin, end): int64, ascending."""
+
+    def is_clean(
+        self, begin: typing.SupportsIndex = 0, end: typing.SupportsIndex | None = None
+    ) -> bool:
+        """Return True if no row of [begin, end) is dirty; stops at the first that is."""
+
+    def memory_bytes(self) -> int:
+        """Return the bytes held for this table."""
+
+    def num_dirty(
+        self, begin: typing.SupportsIndex = 0, end: typing.SupportsIndex | None = None
+    ) -> int:
+        """Count the dirty rows in [begin, end); by default in the whole table."""
+
+    def observe(self, indices: torch.Tensor | numpy.typing.NDArray[typing.Any]) -> None:
+        """Mark the rows dirty and add to their score.
+
+        indices: int32 or int64, any shape, contiguous; torch (CPU) or numpy. Raises
+        RowIndexError, with nothing changed, for an index outside the table.
+        """
+
+    def put_back(self, taken: TakenRows) -> None:
+        """Mark the rows of a failed save dirty again, and add their scores to those gathered
+        since. Leaves `taken` empty.
+        """
+
+    def report_faults(self) -> None:
+        """Raise RowIndexError, once, if a device has found an index outside the table since
+        the last call. Does not wait for the device.
+        """
+
+    def select(
+        self,
+        begin: typing.SupportsIndex,
+        end: typing.SupportsIndex,
+        k: typing.SupportsIndex,
+        *,
+        weight: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
+        pool: ThreadPool | None = None,
+    ) -> numpy.typing.NDArray[numpy.int64]:
+        """Select at most k dirty rows in [begin, end), highest score first, ties by lowest row id.
+
+        weight: (num_rows, embedding_dim), as it is now; ChangeMeter needs it, others ignore
+        it. Returns int64 row ids, ascending; the same for any number of threads.
+        """
+
+    def take(
+        self,
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        *,
+        weight: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
+        pool: ThreadPool | None = None,
+    ) -> TakenRows:
+        """Clear the score and dirtiness of rows that have just been captured.
+
+        row_ids: (n) int64, strictly ascending. Returns TakenRows for put_back.
+        """
+
+    def take_range(
+        self,
+        begin: typing.SupportsIndex,
+        end: typing.SupportsIndex,
+        *,
+        weight: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
+        pool: ThreadPool | None = None,
+    ) -> TakenRows:
+        """Take every row in [begin, end)."""
+
+    @property
+    def device(self) -> int | None:
+        """Number of the CUDA device that its lookups must lie on; None: the CPU."""
+
+    @property
+    def name(self) -> str:
+        """Name of its table."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of its table."""
+
+class DirtyRows(RowTracker):
+    """One bit per row; every dirty row scores the same."""
+
+    def __init__(self, *, name: str, num_rows: typing.SupportsIndex) -> None: ...
+
+class AccessCounter(RowTracker):
+    """MFU: how often each row was looked up; four bytes per row, saturating at 2**32 - 1."""
+
+    def __init__(self, *, name: str, num_rows: typing.SupportsIndex) -> None: ...
+    def counts(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """Return a read-only view (num_rows) uint32 of the live counts, keeping the counter alive.
+        Those of later batches appear in it once a call has waited for them.
+        """
+
+class RowSampler(RowTracker):
+    """SSU: a bounded sample of the lookups; two bits per row and eight bytes per sampled row."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        num_rows: typing.SupportsIndex,
+        capacity: typing.SupportsIndex,
+        period: typing.SupportsIndex = 2,
+        seed: typing.SupportsIndex = 0,
+    ) -> None: ...
+    @property
+    def capacity(self) -> int:
+        """Most rows that the sample holds."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Rows in the sample."""
+
+class ChangeMeter(RowTracker):
+    """SCAR: L2 change of each dirty row since last taken; holds one more copy of the weight."""
+
+    def __init__(
+        self, *, name: str, weight: torch.Tensor | numpy.typing.NDArray[typing.Any]
+    ) -> None: ...
+
+class GradientCounter:
+    """Counts the rows of the tables' sparse gradients on a thread of its own. A tracker's calls
+    wait for the rows that it was given.
+    """
+
+    def __init__(
+        self,
+        weights: collections.abc.Sequence[torch.Tensor],
+        trackers: collections.abc.Sequence[collections.abc.Sequence[RowTracker]],
+        pool: ThreadPool | None = None,
+    ) -> None:
+        """weights: the tables' tensors; trackers: of each table, those that count its rows."""
+
+    def count(
+        self, tables: collections.abc.Sequence[typing.SupportsIndex]
+    ) -> tuple[int, list[int], list[int]]:
+        """Read the gradients of the tables at these positions.
+
+        Returns the number of their row ids, the positions of tables that have a gradient, and
+        the positions of those whose gradient it cannot read: dense, on a GPU, not contiguous.
+        Raises RowIndexError, with nothing counted.
+        """
+
+    def wait(self) -> None:
+        """Wait until all rows are counted."""
+
+class TensorVersions:
+    """PyTorch's version counters of tensors, as they are expected."""
+
+    def __init__(
+        self,
+        tensors: list[torch.Tensor],
+        tables: collections.abc.Sequence[typing.SupportsIndex],
+        versions: collections.abc.Sequence[typing.SupportsIndex],
+    ) -> None:
+        """Each tensor with its table's position and its version."""
+
+    def accept(self) -> None:
+        """Read them all."""
+
+    def accept_step(self, stepped: collections.abc.Sequence[typing.SupportsIndex]) -> None:
+        """Accept the writes of an optimizer to the tables at these positions.
+
+        Reads their tensors' versions or, of a tensor that four steps have written equally
+        often, adds that number.
+        """
+
+    def are_same(self, unsteady_only: bool = False) -> bool:
+        """Compare with PyTorch's counters, of all or of those that accept_step() reads."""
+
+    def values(self) -> list[int]:
+        """Return the expected versions."""
+
+class ParameterLists:
+    """The parameters of an optimizer's groups, as they were."""
+
+    def __init__(self, groups: list[dict[str, typing.Any]]) -> None: ...
+    def are_same(self, groups: list[dict[str, typing.Any]]) -> bool:
+        """Check that the groups hold the same parameters in the same order."""
+
+class DeviceStager:
+    """Rows of tables on a CUDA device into staging slots and back, in the order of its stream."""
+
+    def __init__(
+        self,
+        *,
+        device: typing.SupportsIndex,
+        slot_bytes: typing.SupportsIndex,
+        num_slots: typing.SupportsIndex,
+    ) -> None: ...
+    def gather_rows(
+        self,
+        table: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        out: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    ) -> None:
+        """Pack the rows row_ids (n,) int64 of table, on the device, into out (n, ...) in host
+        memory; waits until they are there.
+        """
+
+    def scatter_rows(
+        self,
+        packed: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        table: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    ) -> None:
+        """Write packed rows (n, ...) to the rows row_ids (n,) int64, distinct, of table; waits."""
+
+    @property
+    def device(self) -> int:
+        """Number of its CUDA device."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a buffer: the requested number, or fewer if the device was short of memory."""
+
+class DeviceAccessCounter(RowTracker):
+    """MFU of a table on a CUDA device: AccessCounter with its counts there. A call that asks for
+    a result waits for the device's stream, the others do not.
+    """
+
+    def __init__(
+        self, *, name: str, num_rows: typing.SupportsIndex, device: typing.SupportsIndex
+    ) -> None: ...
+    def counts(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """Return a copy of the counts: (num_rows) uint32."""
+
+class DeviceDirtyRows(RowTracker):
+    """DirtyRows of a table on a CUDA device. Calls wait as those of DeviceAccessCounter."""
+
+    def __init__(
+        self, *, name: str, num_rows: typing.SupportsIndex, device: typing.SupportsIndex
+    ) -> None: ...
+
+class DeviceRowSampler(RowTracker):
+    """SSU of a table on a CUDA device: RowSampler with its sample there; two bits per row and
+    twelve bytes per sampled row. Calls wait as those of DeviceAccessCounter.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        num_rows: typing.SupportsIndex,
+        capacity: typing.SupportsIndex,
+        period: typing.SupportsIndex = 2,
+        seed: typing.SupportsIndex = 0,
+        device: typing.SupportsIndex,
+    ) -> None: ...
+    @property
+    def capacity(self) -> int:
+        """Most rows that the sample holds."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Rows in the sample."""
+
+class DeviceChangeMeter(RowTracker):
+    """SCAR of a table on a CUDA device: ChangeMeter with its copy of the weight there. Calls wait
+    as those of DeviceAccessCounter; a selection raises NanError when it is read.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        weight: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        device: typing.SupportsIndex,
+    ) -> None: ...
+
+class SegmentTable:
+    """The rows of one table in a segment file."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        num_rows: typing.SupportsIndex,
+        row_ids_offset: typing.SupportsIndex = -1,
+        range_begin: typing.SupportsIndex = 0,
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
+    ) -> None: ...
+    def add_bytes(
+        self,
+        name: str,
+        tensor: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        file_offset: typing.SupportsIndex,
+        check_nan: bool = True,
+    ) -> None:
+        """Add a tensor that is not made of rows: one row per byte."""
+
+    def add_rows(
+        self,
+        name: str,
+        tensor: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        file_offset: typing.SupportsIndex,
+        first_row_id: typing.SupportsIndex = 0,
+        stager: DeviceStager | None = None,
+    ) -> None:
+        """Add an array of rows.
+
+        first_row_id: of the tensor's first row. stager: of the tensor's CUDA device; None: the
+        tensor is on the CPU.
+        """
+
+    def chunk_bytes(self, count: typing.SupportsIndex) -> int:
+        """Return the bytes of a chunk of `count` rows in a slot."""
+
+    def rows_per_chunk(
+        self, slot_bytes: typing.SupportsIndex, max_chunk_bytes: typing.SupportsIndex = 0
+    ) -> int:
+        """Return the most rows of a chunk that keep every chunk aligned in the file."""
+
+class StopFlag:
+    """Asks a capture on another thread to return early."""
+
+    def __init__(self) -> None: ...
+    def clear(self) -> None:
+        """Withdraw the request."""
+
+    def is_set(self) -> bool:
+        """Return True from set() until clear()."""
+
+    def set(self) -> None:
+        """Ask."""
+
+class SegmentJob:
+    """One segment on its way to disk."""
+
+    def cancel(self, reason: str) -> None:
+        """Abort the job, from any thread; wait() returns when nothing of it is left."""
+
+    def capture(
+        self,
+        *,
+        step: typing.SupportsIndex,
+        max_bytes: typing.SupportsIndex = 0,
+        wait_for_slot: bool = False,
+        stop: StopFlag | None = None,
+    ) -> list[tuple[int, int, int, int, list[int]]]:
+        """Copy whole chunks into slots, about max_bytes of them (0: all), while slots are free.
+
+        At least one chunk; then `stop` ends the call. Returns the captured chunks (table, first,
+        count, step, checksums), their checksums not yet known.
+        """
+
+    def chunks(self) -> list[tuple[int, int, int, int, list[int]]]:
+        """Return the captured chunks with their checksums; UsageError before all are written."""
+
+    def copy_before_write(
+        self,
+        table: typing.SupportsIndex,
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        first: typing.SupportsIndex = 0,
+    ) -> int:
+        """Copy those of row_ids[first:] that wait to be captured, before they change.
+
+        Returns how many of all row_ids are done; fewer than there are if memory is full.
+        """
+
+    def finish(self, header: bytes) -> None:
+        """Write the header and sync the file."""
+
+    def mark_committed(self) -> None:
+        """Record that a manifest names the segment; UsageError before finish()."""
+
+    def wait(self, state: str, timeout_seconds: float | None = None) -> bool:
+        """Return True once `state` is reached, False at the time-out. Raises the job's first
+        error.
+        """
+
+    @property
+    def state(self) -> str:
+        """capturing, captured, written, committed or failed."""
+
+class SnapshotPipeline:
+    """Double-buffered writing of segments on a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        num_slots: typing.SupportsIndex,
+        slot_bytes: typing.SupportsIndex,
+        copy_on_write_bytes: typing.SupportsIndex = 0,
+        pool: ThreadPool | None = None,
+        stagers: collections.abc.Sequence[DeviceStager] = [],
+    ) -> None: ...
+    def start(
+        self,
+        *,
+        path: os.PathLike[str] | str | bytes,
+        header_bytes: typing.SupportsIndex,
+        file_bytes: typing.SupportsIndex,
+        tables: collections.abc.Sequence[SegmentTable],
+        direct_io: bool = True,
+        refuse_nan: bool = True,
+        max_chunk_bytes: typing.SupportsIndex = 0,
+        copy_on_write: bool = False,
+    ) -> SegmentJob:
+        """Start a segment. Raises UsageError if the tables do not fit the slots or the file."""
+
+    def start_log(self) -> None:
+        """Start to record when the checker and the writer work on a slot."""
+
+    def stop_log(self) -> list[tuple[str, int, int]]:
+        """Return the record: ("check" or "write", begin, end) in nanoseconds of
+        time.perf_counter_ns(), in the order of their ends.
+        """
+
+    @property
+    def copied_bytes(self) -> int:
+        """Memory that rows copied before they changed take now."""
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that hold no rows."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+
+class RestoreSource:
+    """Chunks of a segment file, and their tables."""
+
+    def __init__(
+        self,
+        *,
+        path: os.PathLike[str] | str | bytes,
+        tables: collections.abc.Sequence[SegmentTable],
+        wanted: collections.abc.Sequence[tuple[typing.SupportsIndex, typing.SupportsIndex]],
+        chunks: collections.abc.Sequence[
+            tuple[
+                typing.SupportsIndex,
+                typing.SupportsIndex,
+                typing.SupportsIndex,
+                typing.SupportsIndex,
+                collections.abc.Sequence[typing.SupportsIndex],
+            ]
+        ],
+    ) -> None: ...
+    @property
+    def path(self) -> str:
+        """Path of the file."""
+
+def count_lookups(
+    trackers: collections.abc.Sequence[RowTracker],
+    indices: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+    pool: ThreadPool | None = None,
+) -> None:
+    """Count a whole batch in one call: trackers[i] observes indices[i]; a tracker may occur
+    more than once. All is checked before anything changes (RowIndexError, UsageError).
+
+    indices: int32 or int64 each, any shape, contiguous; torch (CPU) or numpy.
+    """
+
+def crc32c(
+    data: typing_extensions.Buffer | numpy.typing.NDArray[typing.Any],
+    crc: typing.SupportsIndex = 0,
+    backend: str = "best",
+) -> int:
+    """Compute the CRC32C of a bytes-like object, continuing from crc."""
+
+def device_top_rows(
+    scores: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    k: typing.SupportsIndex,
+    *,
+    device: typing.SupportsIndex,
+) -> numpy.typing.NDArray[numpy.int64]:
+    """Select as top_rows, of scores (num_rows) uint32 on a CUDA device."""
+
+def find_nan(array: torch.Tensor | numpy.typing.NDArray[typing.Any]) -> int:
+    """Find the flat position of the first NaN of a contiguous float array, or -1."""
+
+def gather_rows(
+    table: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    out: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> None:
+    """Pack the rows row_ids (n,) int64 of table (num_rows, ...) into out (n, ...)."""
+
+def instruction_set() -> str:
+    """Return the one in use."""
+
+def instruction_sets() -> list[str]:
+    """List the instruction sets that this CPU has kernels for, the best one last."""
+
+def nonzero_rows(
+    rows: torch.Tensor | numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
+) -> numpy.typing.NDArray[numpy.int64]:
+    """Return the rows of (num_rows, dim) in which any bit is set, such as those that a dense
+    gradient changes.
+
+    rows: any dtype, contiguous; torch (CPU) or numpy. Returns int64 row ids, ascending.
+    """
+
+def num_devices() -> int:
+    """Count the usable CUDA devices; 0 without a driver."""
+
+def restore_segment(
+    *,
+    path: os.PathLike[str] | str | bytes,
+    tables: collections.abc.Sequence[SegmentTable],
+    wanted: collections.abc.Sequence[tuple[typing.SupportsIndex, typing.SupportsIndex]],
+    chunks: collections.abc.Sequence[
+        tuple[
+            typing.SupportsIndex,
+            typing.SupportsIndex,
+            typing.SupportsIndex,
+            typing.SupportsIndex,
+            collections.abc.Sequence[typing.SupportsIndex],
+        ]
+    ],
+    slots: SlotPool,
+    pool: ThreadPool | None = None,
+    direct_io: bool = True,
+    pauses_seconds: collections.abc.Sequence[float] = [],
+    unreadable_is_damage: bool = False,
+) -> dict[str, typing.Any]:
+    """Restore one source; see restore_segments."""
+
+def restore_segments(
+    sources: collections.abc.Sequence[RestoreSource],
+    *,
+    slots: SlotPool,
+    pool: ThreadPool | None = None,
+    direct_io: bool = True,
+    pauses_seconds: collections.abc.Sequence[float] = [],
+    unreadable_is_damage: bool = False,
+) -> list[dict[str, typing.Any]]:
+    """Read, verify and scatter chunks, of a row the last.
+
+    Returns per source rows_restored, damaged, chunks_unreadable and bytes_read. Raises
+    StorageError for chunks that could not be read, after the pauses.
+    """
+
+def scatter_rows(
+    packed: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    table: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> None:
+    """Write packed rows (n, ...) to the rows row_ids (n,) int64, ascending, of table."""
+
+def top_rows(
+    scores: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    k: typing.SupportsIndex,
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.int64]:
+    """Return the k rows with the highest non-zero scores, ties by lowest row id; fewer if fewer
+    are non-zero.
+
+    scores: (num_rows) uint32 or float32, contiguous; torch (CPU) or numpy.
+    Returns (<= k) int64 row ids, ascending. Linear in num_rows. Raises UsageError for
+    a score that is NaN or negative.
+    """
+
+def use_instruction_set(name: str) -> None:
+    """Choose one, for tests and measurements. Raises UsageError where this CPU lacks it."""
+
+def use_stream(device: typing.SupportsIndex, stream: typing.SupportsIndex) -> None:
+    """Submit this thread's later work on the device to this stream (a cudaStream_t as a
+    number), the one that it trains on.
+    """
+
+ALIGNMENT: int = 4096
+has_cuda: bool = True

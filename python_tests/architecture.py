@@ -24,9 +24,11 @@ CPP_ROOMS: dict[str, set[str]] = {
     "testing": set(),
 }
 CUDA_HEADER = "core/cuda/device.h"  # the one that knows CUDA
-# CUDA's stand-in in tests, and who may know it.
-EMULATOR = ("testing/emulated_cuda.h", "testing/broken_kernels.h")
-EMULATOR_USERS = (CUDA_HEADER, "bindings/bind_emulator.cpp")
+# The only file outside testing/ that includes testing/. The others get its cuda_runtime.h from the
+# include path of their build.
+EMULATOR_USER = "bindings/bind_emulator.cpp"
+EMULATOR_MACRO = "CPR_EXT_EMULATED_DEVICE"  # known to these rooms only
+ROOMS_WITH_MACRO = ("bindings", "testing")
 
 # A room may import those of any line above its own.
 PYTHON_ROOMS: list[set[str]] = [
@@ -55,6 +57,11 @@ HOW_TO_ADD = (
 
 _NAME_OF_A_TYPE = re.compile(r"_?[A-Z](?:[a-z0-9]\w*|$)")  # no constant is written like this
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+_DEFINITION = re.compile(
+    r"^\s*(?:class|struct|enum|enum class)\s+(?:alignas\(\d+\)\s+)?([A-Z][\w:]*)\s*"
+    r"(?:final\s*)?(?::[^:;{][^;{]*)?\{",
+    re.MULTILINE,
+)
 
 
 def _includes(text: str) -> list[str]:
@@ -87,17 +94,25 @@ def cpp_faults(path: str, text: str) -> Iterator[str]:
         if header.startswith(("torch/", "ATen/", "c10/")):
             yield f"csrc/{path} includes {header}; the core links no torch"
         if header.startswith(("cuda", "cub/", "thrust/")) and not (
-            path == CUDA_HEADER or path.endswith(".cu")
+            path == CUDA_HEADER or path.endswith(".cu") or room == "testing"
         ):
             yield f"csrc/{path} includes {header}; CUDA belongs in *.cu and {CUDA_HEADER}"
         if bracket == '"' and not is_cuda and knows_cuda(header):
             yield f"csrc/{path} includes {header}, which knows CUDA; only files in cuda/ may"
-        if header in EMULATOR and path in EMULATOR_USERS:
-            continue
         target = header.split("/")[0]
-        if bracket == '"' and target != room and target not in CPP_ROOMS[room]:
+        if target == "testing" and path == EMULATOR_USER:
+            continue
+        is_ours = bracket == '"' or target in CPP_ROOMS
+        if is_ours and target != room and target not in CPP_ROOMS[room]:
             allowed = ", ".join(sorted(CPP_ROOMS[room])) or "nothing else"
             yield f"csrc/{path} includes {header}; {room}/ may include {allowed}"
+    if EMULATOR_MACRO in text and room not in ROOMS_WITH_MACRO:
+        yield f"csrc/{path} names {EMULATOR_MACRO}; only {', '.join(ROOMS_WITH_MACRO)} may"
+
+
+def defined_classes(text: str) -> list[str]:
+    """The classes, structs and enums that a C++ file defines, as written: ``A``, ``A::B``."""
+    return _DEFINITION.findall(text)
 
 
 def python_rooms() -> set[str]:

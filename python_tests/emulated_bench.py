@@ -38,11 +38,17 @@ def compiled_bounds() -> Any:
     import gpu_bounds
 
     testing = ROOT / "csrc" / "testing"
-    emulator = [str(testing / f"emulated_{name}.cpp") for name in ("cuda", "block")]
-    flags = ["-O1", "-std=c++17", "-shared", "-fPIC", "-DCPR_EXT_EMULATED_DEVICE"]
-    return gpu_bounds.compile_with(
-        ["g++", *flags, f"-I{ROOT / 'csrc'}", *emulator, "-x", "c++", str(gpu_bounds.SOURCE)]
-    )
+    names = ("cuda_runtime", "emulated_block", "emulated_device")
+    emulator = [str(testing / f"{name}.cpp") for name in names]
+    flags = [
+        "-O1",
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        f"-I{testing / 'include'}",
+        f"-I{ROOT / 'csrc'}",
+    ]
+    return gpu_bounds.compile_with(["g++", *flags, *emulator, "-x", "c++", str(gpu_bounds.SOURCE)])
 
 
 def use_emulated_device() -> None:

@@ -109,6 +109,31 @@ def test_every_native_source_is_listed_one_by_one_in_the_build():
     assert [source for source in sources if source not in listed] == []
 
 
+def test_no_class_name_is_used_twice_in_the_native_core():
+    where: dict[str, list[str]] = {}
+    for path in CPP:
+        for name in architecture.defined_classes(path.read_text()):
+            where.setdefault(name, []).append(str(path.relative_to(ROOT / "csrc")))
+    assert len(where) > 80
+    assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}
+
+
+def test_classes_are_found_however_they_are_written():
+    text = """
+struct A {
+class B : public C<D> {
+  enum class E { kOne };
+struct alignas(16) F {
+struct B::G {
+class H;
+// class I { in words
+struct J final : K {
+template <class L>
+struct M {
+"""
+    assert architecture.defined_classes(text) == ["A", "B", "E", "F", "B::G", "J", "M"]
+
+
 @pytest.mark.parametrize(
     ("path", "line", "why"),
     [
@@ -124,7 +149,12 @@ def test_every_native_source_is_listed_one_by_one_in_the_build():
         ("staging/a.cpp", '#include "core/cuda/device.h"', "which knows CUDA"),
         ("tracking/a.h", '#include "selection/cuda/rows.h"', "which knows CUDA"),
         ("staging/a.cu", "", "CUDA sources belong in staging/cuda/"),
-        ("core/a.h", '#include "testing/emulated_cuda.h"', "core/ may include nothing else"),
+        ("core/a.h", '#include "testing/emulated_device.h"', "core/ may include nothing else"),
+        ("core/cuda/device.h", '#include "testing/include/cuda_runtime.h"', "core/ may include"),
+        ("core/cuda/device.h", "#include <testing/include/cuda_runtime.h>", "core/ may include"),
+        ("core/cuda/device.cu", '#include "../testing/emulated_device.h"', "core/ may include"),
+        ("core/cuda/device.h", "#ifdef CPR_EXT_EMULATED_DEVICE", "only bindings, testing may"),
+        ("bindings/a.cpp", '#include "testing/emulated_device.h"', "bindings/ may include"),
         ("bindings/a.cpp", "#include <torch/extension.h>", "links no torch"),
         ("attic/a.cpp", "", "not in CPP_ROOMS"),
     ],
@@ -140,7 +170,10 @@ def test_a_forbidden_include_is_caught(path, line, why):
         ("tracking/a.cpp", '#include "selection/top_rows.h"'),
         ("pipeline/a.cpp", '#include "storage/file.h"\n#include "pipeline/segment_plan.h"'),
         ("staging/cuda/a.cu", "#include <cuda_runtime.h>"),
-        ("core/cuda/device.h", '#include <cuda_runtime.h>\n#include "testing/emulated_cuda.h"'),
+        ("core/cuda/device.h", "#include <cuda_runtime.h>"),
+        ("testing/a.cpp", '#include <cuda_runtime.h>\n#include "testing/emulated_block.h"'),
+        ("bindings/bind_emulator.cpp", '#include "testing/emulated_device.h"'),
+        ("bindings/a.cpp", "#ifdef CPR_EXT_EMULATED_DEVICE"),
         ("staging/cuda/a.cu", '#include "core/cuda/device.h"'),
         ("bindings/a.cpp", '#include "tracking/cuda/access_counter.h"'),
         ("bindings/a.cpp", "#include <pybind11/numpy.h>"),

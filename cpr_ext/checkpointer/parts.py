@@ -118,7 +118,7 @@ def build_parts(
     pipeline = native.SnapshotPipeline(
         num_slots=staging.num_slots,
         slot_bytes=slot_bytes,
-        keep_bytes=staging.copy_on_write_bytes,
+        copy_on_write_bytes=staging.copy_on_write_bytes,
         pool=threads,
         stagers=stagers,
     )

@@ -134,7 +134,7 @@ class SegmentCapture:
     def capture(
         self, step: int, *, max_bytes: int, wait_for_slot: bool, stop: Any = None
     ) -> list[Chunk]:
-        """Copy rows as they are now, at ``step``; see ``csrc/pipeline/snapshot_pipeline.h``.
+        """Copy rows as they are now, at ``step``; see ``csrc/pipeline/segment_job.h``.
 
         Raises:
             SnapshotError: a table's memory was replaced since the snapshot began.
@@ -165,7 +165,7 @@ class SegmentCapture:
             How many of ``row_ids`` are done: fewer than n if the memory for it is full, which
             ``capture`` frees.
         """
-        return int(self._job.keep(table, row_ids, first))
+        return int(self._job.copy_before_write(table, row_ids, first))
 
     def chunk_bytes(self, table: int, count: int) -> int:
         """Bytes that ``count`` rows of a table take in a slot and in the file."""

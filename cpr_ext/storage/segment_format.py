@@ -68,8 +68,13 @@ class ArraySpec:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Bytes of one row in memory."""
         return self.dtype.itemsize * math.prod(self.row_shape)
+
+    @property
+    def file_row_bytes(self) -> int:
+        """Bytes of one row in the file."""
+        return self.row_bytes
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ class SegmentLayout:
         for index, table in enumerate(self.tables):
             for array in self.stored(table):
                 self.offsets[index, array.name] = offset
-                offset += align_up(table.num_rows * array.row_bytes)
+                offset += align_up(table.num_rows * array.file_row_bytes)
         self.file_bytes = offset
 
     @staticmethod
@@ -151,7 +156,9 @@ class SegmentLayout:
 
     def rows_bytes(self, index: int, count: int) -> int:
         """Return the file bytes of ``count`` rows of table ``index``, captured as one chunk."""
-        return sum(align_up(count * array.row_bytes) for array in self.stored(self.tables[index]))
+        return sum(
+            align_up(count * array.file_row_bytes) for array in self.stored(self.tables[index])
+        )
 
     def offset(self, index: int, array: str) -> int:
         """Return file offset of an array of table ``index``; 0 while nothing is placed."""
@@ -172,7 +179,7 @@ class SegmentLayout:
         for index, table in enumerate(self.tables):
             for array in self.stored(table):
                 begin = self.offsets[index, array.name] - start
-                end = begin + table.num_rows * array.row_bytes
+                end = begin + table.num_rows * array.file_row_bytes
                 name = f"{table.name}/{array.name}" if array.name else table.name
                 shape = (table.num_rows, *array.row_shape) if table.shape is None else table.shape
                 entries[name] = {

@@ -164,7 +164,9 @@ def _table(table: dict[str, Any]) -> TableSpec:
     names = {array.name for array in spec.arrays}
     _require(len(names) == len(spec.arrays) and ROW_IDS not in names, "an array appears twice")
     # Rows without bytes would be as many as one likes in a file of any size.
-    _require(bool(names) and all(array.row_bytes for array in spec.arrays), "rows have no bytes")
+    _require(
+        bool(names) and all(array.file_row_bytes for array in spec.arrays), "rows have no bytes"
+    )
     if spec.shape is not None:
         is_flat = spec.range_begin == 0 and [(a.name, a.row_shape) for a in spec.arrays] == [
             ("", ())
@@ -190,7 +192,7 @@ def _check_chunks(layout: SegmentLayout, chunks: Sequence[Chunk]) -> None:
         stored = layout.stored(layout.tables[table])
         _require(
             len(crcs) == len(stored)
-            and not any(first * array.row_bytes % ALIGNMENT for array in stored),
+            and not any(first * array.file_row_bytes % ALIGNMENT for array in stored),
             f"a chunk of '{layout.tables[table].name}' is misplaced",
         )
     for spec, rows in zip(layout.tables, next_row, strict=True):

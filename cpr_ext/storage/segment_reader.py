@@ -164,4 +164,4 @@ class SegmentRows:
         return arrays
 
     def _offset(self, table: int, array: ArraySpec, first: int) -> int:
-        return self.segment.layout.offset(table, array.name) + first * array.row_bytes
+        return self.segment.layout.offset(table, array.name) + first * array.file_row_bytes

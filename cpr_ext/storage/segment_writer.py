@@ -71,7 +71,7 @@ def rows_per_chunk(table: TableSpec, chunk_bytes: int) -> int:
 
     The same rule as ``rows_per_chunk`` in ``csrc/pipeline/segment_plan.h``, but never none.
     """
-    sizes = [array.row_bytes for array in table.arrays]
+    sizes = [array.file_row_bytes for array in table.arrays]
     if table.range_begin is None:
         sizes.append(torch.int64.itemsize)
     unit = max(ALIGNMENT // gcd(ALIGNMENT, size) for size in sizes)
@@ -131,12 +131,12 @@ class SegmentStream:
         stored: list[tuple[str, torch.Tensor, int]] = []
         if spec.range_begin is None:
             stored.append((ROW_IDS, row_ids, torch.int64.itemsize))
-        stored += [(array.name, arrays[array.name], array.row_bytes) for array in spec.arrays]
+        stored += [(array.name, arrays[array.name], array.file_row_bytes) for array in spec.arrays]
         checksums = []
-        for name, values, row_bytes in stored:
+        for name, values, file_row_bytes in stored:
             piece = _padded_bytes(values)
             checksums.append(int(native.crc32c(piece)))
-            self._write_at(piece, self._layout.offset(table, name) + first * row_bytes)
+            self._write_at(piece, self._layout.offset(table, name) + first * file_row_bytes)
             self._pace.spend(len(piece))
         self._chunks.append(Chunk(table, first, len(row_ids), step, checksums))
 

@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include "bindings/annotations.h"
 #include "bindings/register.h"
 #include "bindings/row_array_view.h"
 #include "bindings/tensor_view.h"
@@ -22,7 +23,7 @@ namespace {
 
 using Stager = std::shared_ptr<DeviceStager>;
 
-// What gather and scatter are given: one array, its rows, and the host memory they lie packed in.
+// The arguments of gather and scatter: one array, its rows, and packed rows in host memory.
 struct DeviceCopy {
   StagedArray array;
   StagedRows rows;
@@ -50,22 +51,23 @@ struct DeviceCopy {
   }
 };
 
-void gather_to_host(DeviceStager& stager, py::handle table, py::handle row_ids, py::handle out) {
+void gather_to_host(DeviceStager& stager, const ArrayLike& table, const ArrayLike& row_ids,
+                    const ArrayLike& out) {
   if (!view_tensor(out, "out").writable) throw UsageError("out is read-only");
   const DeviceCopy copy(stager, table, row_ids, out);
   py::gil_scoped_release release;
   stager.gather({copy.array}, copy.rows, copy.packed)->wait();
 }
 
-void scatter_from_host(DeviceStager& stager, py::handle packed, py::handle row_ids,
-                       py::handle table) {
+void scatter_from_host(DeviceStager& stager, const ArrayLike& packed, const ArrayLike& row_ids,
+                       const ArrayLike& table) {
   const DeviceCopy copy(stager, table, row_ids, packed);
   py::gil_scoped_release release;
   stager.scatter({copy.array}, copy.rows, copy.packed);
   stager.finish();
 }
 
-py::array_t<int64_t> device_top_rows_of(const py::object& scores, int64_t k, int device) {
+py::array_t<int64_t> device_top_rows_of(const ArrayLike& scores, int64_t k, int device) {
   const TensorView view = view_contiguous(scores, "scores", 1, {DType::kUInt32}, device);
   RowIdVector row_ids;
   {
@@ -83,9 +85,10 @@ void register_stager(py::module_& module) {
              return make_device_stager(device, slot_bytes, num_slots);
            }),
            py::kw_only(), py::arg("device"), py::arg("slot_bytes"), py::arg("num_slots"))
-      .def_property_readonly("device", &DeviceStager::device)
-      .def_property_readonly("slot_bytes", &DeviceStager::buffer_bytes,
-                             "As asked for, or less where the device's memory was short.")
+      .def_property_readonly("device", &DeviceStager::device, "Number of its CUDA device.")
+      .def_property_readonly(
+          "slot_bytes", &DeviceStager::buffer_bytes,
+          "Bytes of a buffer: the requested number, or fewer if the device was short of memory.")
       .def("gather_rows", &gather_to_host, py::arg("table"), py::arg("row_ids"), py::arg("out"),
            "Pack the rows row_ids (n,) int64 of table, on the device, into out (n, ...) in host\n"
            "memory; waits until they are there.")
@@ -98,26 +101,29 @@ void register_stager(py::module_& module) {
 
 void register_device(py::module_& module) {
   module.attr("has_cuda") = true;
-  module.def("num_devices", &num_devices, "CUDA devices that can be used; 0 without a driver.");
+  module.def("num_devices", &num_devices, "Count the usable CUDA devices; 0 without a driver.");
   module.def(
       "use_stream",
       [](int device, uintptr_t stream) {
         set_current_stream(device, reinterpret_cast<void*>(stream));
       },
       py::arg("device"), py::arg("stream"),
-      "All work on the device that this thread submits from here on goes to this stream (a\n"
-      "cudaStream_t as a number), the one that it trains on.");
+      "Submit this thread's later work on the device to this stream (a cudaStream_t as a\n"
+      "number), the one that it trains on.");
   register_stager(module);
   register_device_tracking(module);
   module.def("device_top_rows", &device_top_rows_of, py::arg("scores"), py::arg("k"), py::kw_only(),
-             py::arg("device"), "As top_rows, of scores (num_rows) uint32 on a CUDA device.");
+             py::arg("device"),
+             "Select as top_rows, of scores (num_rows) uint32 on a CUDA device.");
 }
 
 #else
 
 void register_device(py::module_& module) {
   module.attr("has_cuda") = false;
-  module.def("num_devices", [] { return 0; }, "This build has no CUDA.");
+  module.def(
+      "num_devices", [] { return 0; },
+      "Count the usable CUDA devices: none, as this build has no CUDA.");
   py::class_<DeviceStager, std::shared_ptr<DeviceStager> >(module, "DeviceStager",
                                                            "Of a build with CUDA.");
 }

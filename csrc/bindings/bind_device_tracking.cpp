@@ -1,6 +1,7 @@
 #include "bindings/register.h"
 
 #if CPR_EXT_HAS_CUDA
+#include "bindings/annotations.h"
 #include "bindings/vector_array.h"
 #include "bindings/weight_view.h"
 #include "tracking/cuda/access_counter.h"
@@ -29,7 +30,7 @@ void register_device_tracking(py::module_& module) {
             }
             return to_numpy(std::move(counts));
           },
-          "(num_rows) uint32: a copy of the counts.");
+          "Return a copy of the counts: (num_rows) uint32.");
   py::class_<DeviceDirtyRows, RowTracker>(
       module, "DeviceDirtyRows",
       "DirtyRows of a table on a CUDA device. Calls wait as those of DeviceAccessCounter.")
@@ -48,17 +49,21 @@ void register_device_tracking(py::module_& module) {
            py::arg("period") = SamplerOptions{}.period, py::arg("seed") = SamplerOptions{}.seed,
            py::arg("device"))
       .def_property_readonly(
-          "capacity", [](const DeviceRowSampler& sampler) { return sampler.options().capacity; })
-      .def_property_readonly("num_sampled", [](const DeviceRowSampler& sampler) {
-        py::gil_scoped_release release;
-        return sampler.num_sampled();
-      });
+          "capacity", [](const DeviceRowSampler& sampler) { return sampler.options().capacity; },
+          "Most rows that the sample holds.")
+      .def_property_readonly(
+          "num_sampled",
+          [](const DeviceRowSampler& sampler) {
+            py::gil_scoped_release release;
+            return sampler.num_sampled();
+          },
+          "Rows in the sample.");
   py::class_<DeviceChangeMeter, RowTracker>(
       module, "DeviceChangeMeter",
       "SCAR of a table on a CUDA device: ChangeMeter with its copy of the weight there. Calls "
       "wait\n"
       "as those of DeviceAccessCounter; a selection raises NanError when it is read.")
-      .def(py::init([](std::string name, const py::object& weight, int device) {
+      .def(py::init([](std::string name, const ArrayLike& weight, int device) {
              const WeightView view = view_weight(weight, name, device);
              return std::make_unique<DeviceChangeMeter>(std::move(name), view, device);
            }),

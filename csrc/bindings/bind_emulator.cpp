@@ -7,7 +7,7 @@
 
 #include "bindings/register.h"
 #include "testing/broken_kernels.h"
-#include "testing/emulated_cuda.h"
+#include "testing/emulated_device.h"
 #include "tracking/row_tracker.h"
 
 namespace py = pybind11;

@@ -1,5 +1,5 @@
-// What an optimizer's step costs to watch: one call reads the gradients of all tables, one the
-// version counters of all tensors. A batch of 26 tables must cost microseconds here.
+// Watches an optimizer's step: one call reads the gradients of all tables, one the version counters
+// of all tensors. A batch of 26 tables must cost microseconds here.
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/annotations.h"
 #include "bindings/attributes.h"
 #include "bindings/dlpack.h"
 #include "bindings/register.h"
@@ -35,7 +36,8 @@ bool is_sparse_coo(py::handle tensor) {
 // Counts the rows of sparse gradients, table by table.
 class GradientCounter {
  public:
-  GradientCounter(const py::sequence& weights, const py::sequence& trackers,
+  GradientCounter(const SequenceOf<Tensor>& weights,
+                  const SequenceOf<SequenceOf<RowTracker>>& trackers,
                   std::shared_ptr<ThreadPool> pool)
       : counter_(new BackgroundCounter(std::move(pool)), DeleteInCreator()) {
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -140,7 +142,7 @@ class TensorVersions {
  public:
   explicit TensorVersions(size_t num_tables) : tables_(num_tables) {}
 
-  void set(size_t table, const py::list& tensors, const py::object& state) {
+  void set(size_t table, const TensorList& tensors, const py::object& state) {
     Table now{{}, state, size_of(state)};
     for (const py::handle tensor : tensors) {
       auto object = py::reinterpret_borrow<py::object>(tensor);
@@ -208,7 +210,7 @@ class TensorVersions {
 // The parameters of an optimizer's groups, as they were.
 class ParameterLists {
  public:
-  explicit ParameterLists(const py::list& groups) {
+  explicit ParameterLists(const ParameterGroups& groups) {
     for (const py::handle group : groups) {
       lists_.emplace_back();
       for (const py::handle parameter : group["params"]) {
@@ -217,7 +219,7 @@ class ParameterLists {
     }
   }
 
-  bool are_same(const py::list& groups) const {
+  bool are_same(const ParameterGroups& groups) const {
     if (groups.size() != lists_.size()) return false;
     for (size_t i = 0; i < lists_.size(); ++i) {
       const py::object now = groups[i]["params"];
@@ -243,7 +245,8 @@ void register_gradients(py::module_& module) {
       module, "GradientCounter",
       "Counts the rows of the tables' sparse gradients on a thread of its own. A tracker's calls\n"
       "wait for the rows that it was given.")
-      .def(py::init<const py::sequence&, const py::sequence&, std::shared_ptr<ThreadPool>>(),
+      .def(py::init<const SequenceOf<Tensor>&, const SequenceOf<SequenceOf<RowTracker>>&,
+                    std::shared_ptr<ThreadPool>>(),
            py::arg("weights"), py::arg("trackers"), py::arg("pool") = nullptr,
            "weights: the tables' tensors; trackers: of each table, those that count its rows.")
       .def(
@@ -276,9 +279,9 @@ void register_gradients(py::module_& module) {
            "The versions of a table's tensors, as last read: a list of int.");
   py::class_<ParameterLists>(module, "ParameterLists",
                              "The parameters of an optimizer's groups, as they were.")
-      .def(py::init<const py::list&>(), py::arg("groups"))
+      .def(py::init<const ParameterGroups&>(), py::arg("groups"))
       .def("are_same", &ParameterLists::are_same, py::arg("groups"),
-           "Whether the groups hold the same parameters in the same order.");
+           "Check that the groups hold the same parameters in the same order.");
 }
 
 }  // namespace cpr_ext

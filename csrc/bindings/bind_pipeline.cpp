@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings/annotations.h"
 #include "bindings/index_view.h"
 #include "bindings/path_view.h"
 #include "bindings/register.h"
@@ -53,8 +54,7 @@ std::vector<ChunkTuple> to_tuples(const std::vector<Chunk>& chunks) {
   return tuples;
 }
 
-// A job together with what it needs: its pipeline, which goes last, and the tensors it captures
-// from.
+// A job together with its pipeline, which goes last, and the tensors it captures from.
 struct Job {
   std::shared_ptr<SnapshotPipeline> pipeline;
   std::shared_ptr<SegmentJob> job;
@@ -65,7 +65,7 @@ struct StopFlag {
   std::atomic<bool> value{false};
 };
 
-int64_t keep(Job& job, int table, const py::object& row_ids, int64_t first) {
+int64_t copy_before_write(Job& job, int table, const ArrayLike& row_ids, int64_t first) {
   const int num_tables = static_cast<int>(job.owners.size());
   if (table < 0 || table >= num_tables) {
     throw UsageError("table is " + std::to_string(table) + "; there are " +
@@ -78,7 +78,7 @@ int64_t keep(Job& job, int table, const py::object& row_ids, int64_t first) {
   }
   py::gil_scoped_release release;
   return first + visit_indices(rows, [&](const auto* indices, int64_t count) {
-           return job.job->keep(table, indices + first, count - first);
+           return job.job->copy_before_write(table, indices + first, count - first);
          });
 }
 
@@ -130,11 +130,15 @@ bool wait_for(const Job& job, const std::string& state, std::optional<double> ti
 }  // namespace
 
 void register_pipeline(py::module_& module) {
-  py::class_<StopFlag>(module, "StopFlag", "Asks a capture on another thread to come back.")
+  py::class_<StopFlag>(module, "StopFlag", "Asks a capture on another thread to return early.")
       .def(py::init<>())
-      .def("set", [](StopFlag& flag) { flag.value = true; })
-      .def("clear", [](StopFlag& flag) { flag.value = false; })
-      .def("is_set", [](const StopFlag& flag) { return flag.value.load(); });
+      .def(
+          "set", [](StopFlag& flag) { flag.value = true; }, "Ask.")
+      .def(
+          "clear", [](StopFlag& flag) { flag.value = false; }, "Withdraw the request.")
+      .def(
+          "is_set", [](const StopFlag& flag) { return flag.value.load(); },
+          "Return True from set() until clear().");
   py::class_<Job>(module, "SegmentJob", "One segment on its way to disk.")
       .def(
           "capture",
@@ -148,22 +152,36 @@ void register_pipeline(py::module_& module) {
             return to_tuples(chunks);
           },
           py::kw_only(), py::arg("step"), py::arg("max_bytes") = 0,
-          py::arg("wait_for_slot") = false, py::arg("stop") = nullptr)
-      .def("keep", &keep, py::arg("table"), py::arg("row_ids"), py::arg("first") = 0,
-           "Copy aside those of row_ids[first:] that wait to be captured, before they change.\n\n"
+          py::arg("wait_for_slot") = false, py::arg("stop") = nullptr,
+          "Copy whole chunks into slots, about max_bytes of them (0: all), while slots are "
+          "free.\n\n"
+          "At least one chunk; then `stop` ends the call. Returns the captured chunks (table, "
+          "first,\n"
+          "count, step, checksums), their checksums not yet known.")
+      .def("copy_before_write", &copy_before_write, py::arg("table"), py::arg("row_ids"),
+           py::arg("first") = 0,
+           "Copy those of row_ids[first:] that wait to be captured, before they change.\n\n"
            "Returns how many of all row_ids are done; fewer than there are if memory is full.")
-      .def_property_readonly("state", [](const Job& job) { return state_name(job.job->state()); })
+      .def_property_readonly(
+          "state", [](const Job& job) { return state_name(job.job->state()); },
+          "capturing, captured, written, committed or failed.")
       .def("wait", &wait_for, py::arg("state"), py::arg("timeout_seconds") = py::none(),
-           "True once `state` is reached, False at the time-out; raises the job's first error.")
-      .def("chunks", [](const Job& job) { return to_tuples(job.job->chunks()); })
+           "Return True once `state` is reached, False at the time-out. Raises the job's first\n"
+           "error.")
+      .def(
+          "chunks", [](const Job& job) { return to_tuples(job.job->chunks()); },
+          "Return the captured chunks with their checksums; UsageError before all are written.")
       .def(
           "finish",
-          [](Job& job, const std::string& header) {
+          [](Job& job, const py::bytes& header) {
+            const std::string bytes = header;
             py::gil_scoped_release release;
-            job.job->finish(header);
+            job.job->finish(bytes);
           },
-          py::arg("header"), "Write the header (bytes) and sync the file.")
-      .def("mark_committed", [](Job& job) { job.job->mark_committed(); })
+          py::arg("header"), "Write the header and sync the file.")
+      .def(
+          "mark_committed", [](Job& job) { job.job->mark_committed(); },
+          "Record that a manifest names the segment; UsageError before finish().")
       .def(
           "cancel",
           [](Job& job, const py::str& reason) {
@@ -172,46 +190,49 @@ void register_pipeline(py::module_& module) {
             job.job->cancel(text);
           },
           py::arg("reason"),
-          "Give the job up, from any thread; wait() tells when nothing is left.");
+          "Abort the job, from any thread; wait() returns when nothing of it is left.");
   py::class_<SnapshotPipeline, std::shared_ptr<SnapshotPipeline>>(
       module, "SnapshotPipeline", "Double-buffered writing of segments on a thread of its own.")
-      .def(py::init([](int num_slots, int64_t slot_bytes, int64_t keep_bytes,
+      .def(py::init([](int num_slots, int64_t slot_bytes, int64_t copy_on_write_bytes,
                        std::shared_ptr<ThreadPool> pool,
                        std::vector<std::shared_ptr<DeviceStager>> stagers) {
              return std::shared_ptr<SnapshotPipeline>(
-                 new SnapshotPipeline(num_slots, slot_bytes, keep_bytes, std::move(pool),
+                 new SnapshotPipeline(num_slots, slot_bytes, copy_on_write_bytes, std::move(pool),
                                       std::move(stagers)),
                  DeleteInCreator());
            }),
-           py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"), py::arg("keep_bytes") = 0,
-           py::arg("pool") = nullptr,
+           py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"),
+           py::arg("copy_on_write_bytes") = 0, py::arg("pool") = nullptr,
            py::arg("stagers") = std::vector<std::shared_ptr<DeviceStager>>())
       .def("start", &start, py::kw_only(), py::arg("path"), py::arg("header_bytes"),
            py::arg("file_bytes"), py::arg("tables"), py::arg("direct_io") = true,
            py::arg("refuse_nan") = true, py::arg("max_chunk_bytes") = 0,
-           py::arg("copy_on_write") = false)
+           py::arg("copy_on_write") = false,
+           "Start a segment. Raises UsageError if the tables do not fit the slots or the file.")
       .def_property_readonly(
-          "kept_bytes",
-          [](SnapshotPipeline& pipeline) { return pipeline.keep_arena().used_bytes(); },
-          "Memory that rows copied aside take now.")
+          "copied_bytes",
+          [](SnapshotPipeline& pipeline) { return pipeline.copy_arena().used_bytes(); },
+          "Memory that rows copied before they changed take now.")
       .def(
           "start_log", [](SnapshotPipeline& pipeline) { pipeline.log().start(); },
-          "From here on note when the checker and the writer work on a slot.")
+          "Start to record when the checker and the writer work on a slot.")
       .def(
           "stop_log",
           [](SnapshotPipeline& pipeline) {
-            std::vector<std::tuple<std::string, int64_t, int64_t>> told;
-            for (const WorkLog::Entry& entry : pipeline.log().stop()) {
-              told.emplace_back(entry.what, entry.begin_ns, entry.end_ns);
+            std::vector<std::tuple<std::string, int64_t, int64_t>> spans;
+            for (const WorkLog::WorkSpan& entry : pipeline.log().stop()) {
+              spans.emplace_back(entry.what, entry.begin_ns, entry.end_ns);
             }
-            return told;
+            return spans;
           },
-          "What was noted: (\"check\" or \"write\", begin, end) in nanoseconds of\n"
+          "Return the record: (\"check\" or \"write\", begin, end) in nanoseconds of\n"
           "time.perf_counter_ns(), in the order of their ends.")
-      .def_property_readonly("num_free_slots",
-                             [](SnapshotPipeline& pipeline) { return pipeline.slots().num_free(); })
       .def_property_readonly(
-          "slot_bytes", [](SnapshotPipeline& pipeline) { return pipeline.slots().slot_bytes(); });
+          "num_free_slots", [](SnapshotPipeline& pipeline) { return pipeline.slots().num_free(); },
+          "Slots that hold no rows.")
+      .def_property_readonly(
+          "slot_bytes", [](SnapshotPipeline& pipeline) { return pipeline.slots().slot_bytes(); },
+          "Bytes of a slot.");
 }
 
 }  // namespace cpr_ext

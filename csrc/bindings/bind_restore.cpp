@@ -4,6 +4,7 @@
 #include <chrono>
 #include <vector>
 
+#include "bindings/annotations.h"
 #include "bindings/path_view.h"
 #include "bindings/register.h"
 #include "bindings/segment_table.h"
@@ -15,7 +16,9 @@ namespace py = pybind11;
 namespace cpr_ext {
 namespace {
 
-// What must live as long as a source: the tensors of its tables.
+using Report = py::typing::Dict<py::str, py::object>;
+
+// A source with the tensors of its tables, which it needs.
 struct BoundSource {
   RestoreSource source;
   py::list owners;
@@ -47,7 +50,7 @@ BoundSource make_source(const std::filesystem::path& path, const std::vector<Tab
   return bound;
 }
 
-py::dict report_of(const RestoreResult& result) {
+Report report_of(const RestoreResult& result) {
   py::list damaged;
   for (const DamagedChunk& chunk : result.damaged) {
     py::object row_ids = py::none();
@@ -57,7 +60,7 @@ py::dict report_of(const RestoreResult& result) {
     damaged.append(
         py::make_tuple(chunk.table, chunk.first, chunk.count, text_of(chunk.reason), row_ids));
   }
-  py::dict report;
+  Report report;
   report["rows_restored"] = result.rows_restored;
   report["damaged"] = damaged;
   report["chunks_unreadable"] = result.chunks_unreadable;
@@ -80,9 +83,10 @@ class SignalPoll {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-py::list restore_all(const std::vector<BoundSource*>& bound, SlotPool& slots, ThreadPool* pool,
-                     bool direct_io, const std::vector<double>& pauses_seconds,
-                     bool unreadable_is_damage) {
+py::typing::List<Report> restore_all(const std::vector<BoundSource*>& bound, SlotPool& slots,
+                                     ThreadPool* pool, bool direct_io,
+                                     const std::vector<double>& pauses_seconds,
+                                     bool unreadable_is_damage) {
   std::vector<RestoreSource> sources;
   for (const BoundSource* each : bound) {
     if (each == nullptr) throw UsageError("a source is None");
@@ -97,16 +101,16 @@ py::list restore_all(const std::vector<BoundSource*>& bound, SlotPool& slots, Th
     results = restore_segments(sources, direct_io, slots, pool, SignalPoll(),
                                {pauses_seconds, unreadable_is_damage});
   }
-  py::list reports;
+  py::typing::List<Report> reports;
   for (const RestoreResult& result : results) reports.append(report_of(result));
   return reports;
 }
 
-py::object restore_one(const std::filesystem::path& path, const std::vector<TableSpec*>& tables,
-                       const std::vector<std::pair<int64_t, int64_t>>& wanted,
-                       const std::vector<ChunkTuple>& chunks, SlotPool& slots, ThreadPool* pool,
-                       bool direct_io, const std::vector<double>& pauses_seconds,
-                       bool unreadable_is_damage) {
+Report restore_one(const std::filesystem::path& path, const std::vector<TableSpec*>& tables,
+                   const std::vector<std::pair<int64_t, int64_t>>& wanted,
+                   const std::vector<ChunkTuple>& chunks, SlotPool& slots, ThreadPool* pool,
+                   bool direct_io, const std::vector<double>& pauses_seconds,
+                   bool unreadable_is_damage) {
   BoundSource source = make_source(path, tables, wanted, chunks);
   return restore_all({&source}, slots, pool, direct_io, pauses_seconds, unreadable_is_damage)[0];
 }
@@ -117,19 +121,20 @@ void register_restore(py::module_& module) {
   py::class_<BoundSource>(module, "RestoreSource", "Chunks of a segment file, and their tables.")
       .def(py::init(&make_source), py::kw_only(), py::arg("path"), py::arg("tables"),
            py::arg("wanted"), py::arg("chunks"))
-      .def_property_readonly("path",
-                             [](const BoundSource& bound) { return text_of(bound.source.path); });
+      .def_property_readonly(
+          "path", [](const BoundSource& bound) { return text_of(bound.source.path); },
+          "Path of the file.");
   module.def("restore_segments", &restore_all, py::arg("sources"), py::kw_only(), py::arg("slots"),
              py::arg("pool") = nullptr, py::arg("direct_io") = true,
              py::arg("pauses_seconds") = std::vector<double>{},
              py::arg("unreadable_is_damage") = false,
-             "Read, verify and scatter chunks, of a row the last; per source rows_restored, "
-             "damaged, chunks_unreadable, bytes_read. Raises StorageError for what could not be "
-             "read, after the pauses.");
+             "Read, verify and scatter chunks, of a row the last.\n\n"
+             "Returns per source rows_restored, damaged, chunks_unreadable and bytes_read. Raises\n"
+             "StorageError for chunks that could not be read, after the pauses.");
   module.def("restore_segment", &restore_one, py::kw_only(), py::arg("path"), py::arg("tables"),
              py::arg("wanted"), py::arg("chunks"), py::arg("slots"), py::arg("pool") = nullptr,
              py::arg("direct_io") = true, py::arg("pauses_seconds") = std::vector<double>{},
-             py::arg("unreadable_is_damage") = false, "As restore_segments, of one source.");
+             py::arg("unreadable_is_damage") = false, "Restore one source; see restore_segments.");
 }
 
 }  // namespace cpr_ext

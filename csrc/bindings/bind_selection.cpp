@@ -1,3 +1,4 @@
+#include "bindings/annotations.h"
 #include "bindings/register.h"
 #include "bindings/tensor_view.h"
 #include "bindings/vector_array.h"
@@ -10,7 +11,7 @@ namespace cpr_ext {
 
 namespace {
 
-py::array_t<int64_t> top_rows_of(const py::object& scores, int64_t k,
+py::array_t<int64_t> top_rows_of(const ArrayLike& scores, int64_t k,
                                  const std::shared_ptr<ThreadPool>& pool) {
   const TensorView view = view_contiguous(scores, "scores", 1, {DType::kUInt32, DType::kFloat32});
   RowIdVector row_ids;
@@ -23,7 +24,7 @@ py::array_t<int64_t> top_rows_of(const py::object& scores, int64_t k,
   return to_numpy(std::move(row_ids));
 }
 
-py::array_t<int64_t> nonzero_rows_of(const py::object& rows,
+py::array_t<int64_t> nonzero_rows_of(const ArrayLike& rows,
                                      const std::shared_ptr<ThreadPool>& pool) {
   const TensorView view = view_contiguous(rows, "rows", 2, {});
   RowIdVector row_ids;
@@ -40,15 +41,16 @@ py::array_t<int64_t> nonzero_rows_of(const py::object& rows,
 void register_selection(py::module_& module) {
   module.def(
       "nonzero_rows", &nonzero_rows_of, py::arg("rows"), py::arg("pool") = nullptr,
-      "The rows of (num_rows, dim) in which any bit is set, such as those that a dense\n"
+      "Return the rows of (num_rows, dim) in which any bit is set, such as those that a dense\n"
       "gradient changes.\n\n"
       "rows: any dtype, contiguous; torch (CPU) or numpy. Returns int64 row ids, ascending.");
-  module.def("top_rows", &top_rows_of, py::arg("scores"), py::arg("k"), py::arg("pool") = nullptr,
-             "The k rows with the highest non-zero scores, ties by lowest row id; fewer if fewer\n"
-             "are non-zero.\n\n"
-             "scores: (num_rows) uint32 or float32, contiguous; torch (CPU) or numpy.\n"
-             "Returns (<= k) int64 row ids, ascending. Linear in num_rows. Raises UsageError for\n"
-             "a score that is NaN or negative.");
+  module.def(
+      "top_rows", &top_rows_of, py::arg("scores"), py::arg("k"), py::arg("pool") = nullptr,
+      "Return the k rows with the highest non-zero scores, ties by lowest row id; fewer if fewer\n"
+      "are non-zero.\n\n"
+      "scores: (num_rows) uint32 or float32, contiguous; torch (CPU) or numpy.\n"
+      "Returns (<= k) int64 row ids, ascending. Linear in num_rows. Raises UsageError for\n"
+      "a score that is NaN or negative.");
 }
 
 }  // namespace cpr_ext

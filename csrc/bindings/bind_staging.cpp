@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "bindings/annotations.h"
 #include "bindings/register.h"
 #include "bindings/row_array_view.h"
 #include "bindings/tensor_view.h"
@@ -89,14 +90,16 @@ void require_writable(py::handle tensor, const char* name) {
   if (!view_tensor(tensor, name).writable) throw UsageError(std::string(name) + " is read-only");
 }
 
-void gather(py::handle table, py::handle row_ids, py::handle out, ThreadPool* pool) {
+void gather(const ArrayLike& table, const ArrayLike& row_ids, const ArrayLike& out,
+            ThreadPool* pool) {
   require_writable(out, "out");
   const RowCopy copy = check_row_copy(table, row_ids, out);
   py::gil_scoped_release release;
   gather_rows(copy.table, copy.row_ids, copy.count, copy.packed, pool);
 }
 
-void scatter(py::handle packed, py::handle row_ids, py::handle table, ThreadPool* pool) {
+void scatter(const ArrayLike& packed, const ArrayLike& row_ids, const ArrayLike& table,
+             ThreadPool* pool) {
   require_writable(table, "table");
   const RowCopy copy = check_row_copy(table, row_ids, packed);
   for (int64_t i = 1; i < copy.count; ++i) {
@@ -128,7 +131,7 @@ uint32_t checksum(const py::buffer& data, uint32_t crc, const std::string& backe
   return function(crc, bytes, size);
 }
 
-int64_t nan_position(py::handle array) {
+int64_t nan_position(const ArrayLike& array) {
   const TensorView view = view_tensor(array, "array");
   if (!view.is_contiguous()) throw UsageError("array is not contiguous");
   py::gil_scoped_release release;
@@ -151,16 +154,20 @@ void register_staging(py::module_& module) {
              py::arg("pool") = nullptr,
              "Write packed rows (n, ...) to the rows row_ids (n,) int64, ascending, of table.");
   module.def("find_nan", &nan_position, py::arg("array"),
-             "Flat position of the first NaN of a contiguous float array, or -1.");
+             "Find the flat position of the first NaN of a contiguous float array, or -1.");
   module.def("crc32c", &checksum, py::arg("data"), py::arg("crc") = 0, py::arg("backend") = "best",
-             "CRC32C of a bytes-like object, continuing from crc.");
+             "Compute the CRC32C of a bytes-like object, continuing from crc.");
   py::class_<BoundLease>(module, "SlotLease", "A leased staging slot.")
       .def(
-          "release", [](BoundLease& lease) { lease.slot = SlotLease(); }, "Give the slot back.")
-      .def_property_readonly("is_held", [](const BoundLease& lease) { return bool(lease.slot); })
-      .def_property_readonly("address", [](const BoundLease& lease) {
-        return reinterpret_cast<uintptr_t>(lease.slot.data());
-      });
+          "release", [](BoundLease& lease) { lease.slot = SlotLease(); },
+          "Return the slot to its pool.")
+      .def_property_readonly(
+          "is_held", [](const BoundLease& lease) { return bool(lease.slot); },
+          "False after release().")
+      .def_property_readonly(
+          "address",
+          [](const BoundLease& lease) { return reinterpret_cast<uintptr_t>(lease.slot.data()); },
+          "Address of its memory.");
   py::class_<SlotPool, std::shared_ptr<SlotPool>>(module, "SlotPool",
                                                   "A fixed number of page-aligned buffers.")
       .def(py::init<int, int64_t>(), py::kw_only(), py::arg("num_slots"), py::arg("slot_bytes"))
@@ -180,9 +187,9 @@ void register_staging(py::module_& module) {
             return BoundLease{std::move(pool), std::move(slot)};
           },
           "Lease a slot, or None if none is free.")
-      .def_property_readonly("num_slots", &SlotPool::num_slots)
-      .def_property_readonly("num_free", &SlotPool::num_free)
-      .def_property_readonly("slot_bytes", &SlotPool::slot_bytes);
+      .def_property_readonly("num_slots", &SlotPool::num_slots, "All slots.")
+      .def_property_readonly("num_free", &SlotPool::num_free, "Slots that are not leased.")
+      .def_property_readonly("slot_bytes", &SlotPool::slot_bytes, "Bytes of a slot.");
 }
 
 }  // namespace cpr_ext

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "bindings/annotations.h"
 #include "bindings/index_view.h"
 #include "bindings/register.h"
 #include "bindings/tensor_view.h"
@@ -27,7 +28,7 @@ RowRange range_of(const RowTracker& tracker, int64_t begin, std::optional<int64_
   return {begin, end.value_or(tracker.num_rows())};
 }
 
-void observe(RowTracker& tracker, const py::object& indices) {
+void observe(RowTracker& tracker, const ArrayLike& indices) {
   const Lookup lookup = view_indices(indices, tracker.name(), tracker.device());
   py::gil_scoped_release release;
   tracker.check(lookup);
@@ -35,7 +36,7 @@ void observe(RowTracker& tracker, const py::object& indices) {
   tracker.observe(lookup);
 }
 
-void check(const RowTracker& tracker, const py::object& indices) {
+void check(const RowTracker& tracker, const ArrayLike& indices) {
   const Lookup lookup = view_indices(indices, tracker.name(), tracker.device());
   py::gil_scoped_release release;
   tracker.check(lookup);
@@ -62,7 +63,7 @@ py::array_t<int64_t> dirty_rows(const RowTracker& tracker, int64_t begin,
 }
 
 py::array_t<int64_t> select(const RowTracker& tracker, int64_t begin, int64_t end, int64_t k,
-                            const py::object& weight, const Pool& pool) {
+                            const ArrayLike& weight, const Pool& pool) {
   const OptionalWeight now(weight, tracker);
   RowIdVector row_ids;
   {
@@ -72,7 +73,7 @@ py::array_t<int64_t> select(const RowTracker& tracker, int64_t begin, int64_t en
   return to_numpy(std::move(row_ids));
 }
 
-TakenRows take(RowTracker& tracker, const py::object& row_ids, const py::object& weight,
+TakenRows take(RowTracker& tracker, const ArrayLike& row_ids, const ArrayLike& weight,
                const Pool& pool) {
   const TensorView view = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
   const OptionalWeight now(weight, tracker);
@@ -81,7 +82,7 @@ TakenRows take(RowTracker& tracker, const py::object& row_ids, const py::object&
                       pool.get());
 }
 
-TakenRows take_range(RowTracker& tracker, int64_t begin, int64_t end, const py::object& weight,
+TakenRows take_range(RowTracker& tracker, int64_t begin, int64_t end, const ArrayLike& weight,
                      const Pool& pool) {
   const OptionalWeight now(weight, tracker);
   py::gil_scoped_release release;
@@ -93,7 +94,8 @@ void put_back(RowTracker& tracker, TakenRows& taken) {
   tracker.put_back(taken);
 }
 
-void count_lookups_of(const py::sequence& trackers, const py::sequence& indices, const Pool& pool) {
+void count_lookups_of(const SequenceOf<RowTracker>& trackers, const SequenceOf<ArrayLike>& indices,
+                      const Pool& pool) {
   const size_t size = trackers.size();
   if (size != indices.size()) {
     throw UsageError("there are " + std::to_string(size) + " trackers but " +
@@ -140,10 +142,10 @@ std::string describe(const RowTracker& tracker) {
 
 void register_taken_rows(py::module_& module) {
   py::class_<TakenRows>(module, "TakenRows",
-                        "What a tracker forgot when rows were captured; for put_back.")
+                        "The state that a tracker cleared when rows were captured; for put_back.")
       .def_property_readonly(
           "num_rows", [](TakenRows& taken) { return settled(taken).num_rows(); },
-          "How many of them were dirty.")
+          "Number of them that were dirty.")
       .def_property_readonly(
           "row_ids", [](TakenRows& taken) { return to_numpy(RowIdVector(settled(taken).row_ids)); },
           "(num_rows) int64, ascending, a copy.")
@@ -153,11 +155,15 @@ void register_taken_rows(py::module_& module) {
       });
 }
 
-std::unique_ptr<PendingRows> begin_select(const RowTracker& tracker, int64_t begin, int64_t end,
-                                          int64_t k, const py::object& weight) {
+py::typing::Optional<PendingRows> begin_select(const RowTracker& tracker, int64_t begin,
+                                               int64_t end, int64_t k, const ArrayLike& weight) {
   const OptionalWeight now(weight, tracker);
-  py::gil_scoped_release release;
-  return tracker.begin_select({begin, end}, k, now.get());
+  std::unique_ptr<PendingRows> pending;
+  {
+    py::gil_scoped_release release;
+    pending = tracker.begin_select({begin, end}, k, now.get());
+  }
+  return py::cast(std::move(pending));
 }
 
 py::array_t<int64_t> read_pending(PendingRows& pending) {
@@ -173,8 +179,8 @@ void register_row_tracker(py::module_& module) {
   py::class_<RowTracker>(module, "RowTracker",
                          "Which rows of one table are dirty (looked up since last taken), and how\n"
                          "much each matters. Used by one thread at a time.")
-      .def_property_readonly("name", &RowTracker::name)
-      .def_property_readonly("num_rows", &RowTracker::num_rows)
+      .def_property_readonly("name", &RowTracker::name, "Name of its table.")
+      .def_property_readonly("num_rows", &RowTracker::num_rows, "Rows of its table.")
       .def_property_readonly(
           "device",
           [](const RowTracker& tracker) -> std::optional<int> {
@@ -183,40 +189,42 @@ void register_row_tracker(py::module_& module) {
           },
           "Number of the CUDA device that its lookups must lie on; None: the CPU.")
       .def("report_faults", &RowTracker::report_faults,
-           "Raises RowIndexError, once, if a device has found an index outside the table since\n"
-           "last asked. Does not wait for the device.")
-      .def("memory_bytes", &RowTracker::memory_bytes, "Bytes held for this table.")
+           "Raise RowIndexError, once, if a device has found an index outside the table since\n"
+           "the last call. Does not wait for the device.")
+      .def("memory_bytes", &RowTracker::memory_bytes, "Return the bytes held for this table.")
       .def("check", &check, py::arg("indices"),
-           "Raises RowIndexError for the first index outside the table.")
+           "Raise RowIndexError for the first index outside the table.")
       .def("observe", &observe, py::arg("indices"),
-           "Marks the rows dirty and adds to their score.\n\n"
+           "Mark the rows dirty and add to their score.\n\n"
            "indices: int32 or int64, any shape, contiguous; torch (CPU) or numpy. Raises\n"
            "RowIndexError, with nothing changed, for an index outside the table.")
       .def("num_dirty", &num_dirty, py::arg("begin") = 0, py::arg("end") = py::none(),
-           "Number of dirty rows in [begin, end); by default in the whole table.")
+           "Count the dirty rows in [begin, end); by default in the whole table.")
       .def("is_clean", &is_clean, py::arg("begin") = 0, py::arg("end") = py::none(),
-           "True if no row of [begin, end) is dirty; stops at the first that is.")
+           "Return True if no row of [begin, end) is dirty; stops at the first that is.")
       .def("dirty_rows", &dirty_rows, py::arg("begin") = 0, py::arg("end") = py::none(),
-           "The dirty rows in [begin, end): int64, ascending.")
+           "List the dirty rows in [begin, end): int64, ascending.")
       .def("select", &select, py::arg("begin"), py::arg("end"), py::arg("k"), py::kw_only(),
            py::arg("weight") = py::none(), py::arg("pool") = nullptr,
-           "At most k dirty rows in [begin, end), highest score first, ties by lowest row id.\n\n"
+           "Select at most k dirty rows in [begin, end), highest score first, ties by lowest row "
+           "id.\n\n"
            "weight: (num_rows, embedding_dim), as it is now; ChangeMeter needs it, others ignore\n"
            "it. Returns int64 row ids, ascending; the same for any number of threads.")
-      .def("begin_select", &begin_select, py::arg("begin"), py::arg("end"), py::arg("k"),
-           py::kw_only(), py::arg("weight") = py::none(),
-           "As select, of a tracker on a device, without waiting for it: PendingRows. None of a\n"
-           "tracker on the CPU.")
+      .def(
+          "begin_select", &begin_select, py::arg("begin"), py::arg("end"), py::arg("k"),
+          py::kw_only(), py::arg("weight") = py::none(),
+          "Begin what select does, of a tracker on a device, without waiting for it. Returns None\n"
+          "for a tracker on the CPU.")
       .def("take", &take, py::arg("row_ids"), py::kw_only(), py::arg("weight") = py::none(),
            py::arg("pool") = nullptr,
-           "The rows have just been captured: clears their score and dirtiness.\n\n"
+           "Clear the score and dirtiness of rows that have just been captured.\n\n"
            "row_ids: (n) int64, strictly ascending. Returns TakenRows for put_back.")
       .def("take_range", &take_range, py::arg("begin"), py::arg("end"), py::kw_only(),
            py::arg("weight") = py::none(), py::arg("pool") = nullptr,
-           "As take, of every row in [begin, end).")
+           "Take every row in [begin, end).")
       .def("put_back", &put_back, py::arg("taken"),
-           "The save failed: the rows are dirty again and their scores are added to what they\n"
-           "have gathered since. Leaves `taken` empty.")
+           "Mark the rows of a failed save dirty again, and add their scores to those gathered\n"
+           "since. Leaves `taken` empty.")
       .def("__repr__", &describe);
 }
 
@@ -224,9 +232,9 @@ void register_row_tracker(py::module_& module) {
 
 void register_tracking(py::module_& module) {
   register_taken_rows(module);
-  py::class_<PendingRows>(module, "PendingRows", "Rows that a device is choosing.")
-      .def("is_ready", &PendingRows::is_ready, "Whether read() need not wait.")
-      .def("read", &read_pending, "The row ids: int64, ascending.");
+  py::class_<PendingRows>(module, "PendingRows", "Rows that a device is selecting.")
+      .def("is_ready", &PendingRows::is_ready, "Return True if read() need not wait.")
+      .def("read", &read_pending, "Return the row ids: int64, ascending. Waits for the device.");
   register_row_tracker(module);
   py::class_<DirtyRows, RowTracker>(module, "DirtyRows",
                                     "One bit per row; every dirty row scores the same.")
@@ -244,9 +252,9 @@ void register_tracking(py::module_& module) {
             view.attr("flags").attr("writeable") = false;
             return view;
           },
-          "(num_rows) uint32: a read-only view of the live counts, keeping the counter alive. "
-          "Those\n"
-          "of later batches appear in it once a call has waited for them.");
+          "Return a read-only view (num_rows) uint32 of the live counts, keeping the counter "
+          "alive.\n"
+          "Those of later batches appear in it once a call has waited for them.");
   py::class_<RowSampler, RowTracker>(
       module, "RowSampler",
       "SSU: a bounded sample of the lookups; two bits per row and eight bytes per sampled row.")
@@ -257,16 +265,20 @@ void register_tracking(py::module_& module) {
            }),
            py::kw_only(), py::arg("name"), py::arg("num_rows"), py::arg("capacity"),
            py::arg("period") = SamplerOptions{}.period, py::arg("seed") = SamplerOptions{}.seed)
-      .def_property_readonly("capacity",
-                             [](const RowSampler& sampler) { return sampler.options().capacity; })
-      .def_property_readonly("num_sampled", [](const RowSampler& sampler) {
-        settle(sampler);
-        return sampler.num_sampled();
-      });
+      .def_property_readonly(
+          "capacity", [](const RowSampler& sampler) { return sampler.options().capacity; },
+          "Most rows that the sample holds.")
+      .def_property_readonly(
+          "num_sampled",
+          [](const RowSampler& sampler) {
+            settle(sampler);
+            return sampler.num_sampled();
+          },
+          "Rows in the sample.");
   py::class_<ChangeMeter, RowTracker>(
       module, "ChangeMeter",
       "SCAR: L2 change of each dirty row since last taken; holds one more copy of the weight.")
-      .def(py::init([](std::string name, const py::object& weight) {
+      .def(py::init([](std::string name, const ArrayLike& weight) {
              const WeightView view = view_weight(weight, name, kHostMemory);
              return std::make_unique<ChangeMeter>(std::move(name), view);
            }),
@@ -274,8 +286,8 @@ void register_tracking(py::module_& module) {
   module.def(
       "count_lookups", &count_lookups_of, py::arg("trackers"), py::arg("indices"),
       py::arg("pool") = nullptr,
-      "A whole batch in one call: trackers[i] observes indices[i]; a tracker may occur more\n"
-      "than once. All is checked before anything changes (RowIndexError, UsageError).\n\n"
+      "Count a whole batch in one call: trackers[i] observes indices[i]; a tracker may occur\n"
+      "more than once. All is checked before anything changes (RowIndexError, UsageError).\n\n"
       "indices: int32 or int64 each, any shape, contiguous; torch (CPU) or numpy.");
 }
 

@@ -49,12 +49,13 @@ void register_core(py::module_& module) {
              return std::shared_ptr<ThreadPool>(new ThreadPool(num_threads), DeleteInCreator());
            }),
            py::kw_only(), py::arg("num_threads"))
-      .def_property_readonly("num_threads", &ThreadPool::num_threads);
+      .def_property_readonly("num_threads", &ThreadPool::num_threads, "With the caller.");
   module.def("instruction_sets", &instruction_sets,
-             "Names of the instruction sets that this CPU has kernels for, the best one last.");
-  module.def("instruction_set", [] { return name_of(instruction_set()); }, "The one in use.");
+             "List the instruction sets that this CPU has kernels for, the best one last.");
+  module.def(
+      "instruction_set", [] { return name_of(instruction_set()); }, "Return the one in use.");
   module.def("use_instruction_set", &use_instruction_set, py::arg("name"),
-             "For tests and measurements. Raises UsageError where this CPU lacks it.");
+             "Choose one, for tests and measurements. Raises UsageError where this CPU lacks it.");
 }
 
 }  // namespace

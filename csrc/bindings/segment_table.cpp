@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace cpr_ext {
 
 TableSpec::TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset,
-                     int64_t range_begin, const py::object& ids) {
+                     int64_t range_begin, const ArrayLike& ids) {
   table.name = std::move(name);
   table.num_rows = num_rows;
   table.row_ids_offset = row_ids_offset;
@@ -29,7 +29,7 @@ TableSpec::TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset,
   }
 }
 
-void TableSpec::add_rows(std::string name, const py::object& tensor, int64_t file_offset,
+void TableSpec::add_rows(std::string name, const ArrayLike& tensor, int64_t file_offset,
                          int64_t first_row_id, const std::shared_ptr<DeviceStager>& stager) {
   if (first_row_id < 0) throw UsageError(name + ": first_row_id must not be negative");
   const int device = stager == nullptr ? kHostMemory : stager->device();
@@ -39,7 +39,7 @@ void TableSpec::add_rows(std::string name, const py::object& tensor, int64_t fil
   owners.append(py::cast(stager));
 }
 
-void TableSpec::add_bytes(std::string name, const py::object& tensor, int64_t file_offset,
+void TableSpec::add_bytes(std::string name, const ArrayLike& tensor, int64_t file_offset,
                           bool check_nan) {
   const TensorView view = view_tensor(tensor, name.c_str());
   if (!view.is_contiguous()) throw UsageError(name + " is not contiguous");
@@ -90,27 +90,35 @@ void TableSpec::add(SegmentArray array, const py::object& tensor) {
 void register_segment_table(py::module_& module) {
   module.attr("ALIGNMENT") = kAlignment;
   py::class_<TableSpec>(module, "SegmentTable", "The rows of one table in a segment file.")
-      .def(py::init<std::string, int64_t, int64_t, int64_t, py::object>(), py::kw_only(),
+      .def(py::init<std::string, int64_t, int64_t, int64_t, const ArrayLike&>(), py::kw_only(),
            py::arg("name"), py::arg("num_rows"), py::arg("row_ids_offset") = -1,
            py::arg("range_begin") = 0, py::arg("row_ids") = py::none())
       .def("add_rows", &TableSpec::add_rows, py::arg("name"), py::arg("tensor"),
            py::arg("file_offset"), py::arg("first_row_id") = 0, py::arg("stager") = nullptr,
-           "`stager`: of the CUDA device that the tensor lies on; None: the CPU.")
+           "Add an array of rows.\n\n"
+           "first_row_id: of the tensor's first row. stager: of the tensor's CUDA device; None: "
+           "the\n"
+           "tensor is on the CPU.")
       .def("add_bytes", &TableSpec::add_bytes, py::arg("name"), py::arg("tensor"),
-           py::arg("file_offset"), py::arg("check_nan") = true)
+           py::arg("file_offset"), py::arg("check_nan") = true,
+           "Add a tensor that is not made of rows: one row per byte.")
       .def(
           "rows_per_chunk",
           [](const TableSpec& spec, int64_t slot_bytes, int64_t max_chunk_bytes) {
             return rows_per_chunk(spec.table, slot_bytes, max_chunk_bytes);
           },
-          py::arg("slot_bytes"), py::arg("max_chunk_bytes") = 0)
-      .def("chunk_bytes", [](const TableSpec& spec, int64_t count) {
-        if (count < 0 || count > spec.table.num_rows) {
-          throw UsageError("count is " + std::to_string(count) + "; the table has " +
-                           std::to_string(spec.table.num_rows) + " rows");
-        }
-        return chunk_bytes(spec.table, count);
-      });
+          py::arg("slot_bytes"), py::arg("max_chunk_bytes") = 0,
+          "Return the most rows of a chunk that keep every chunk aligned in the file.")
+      .def(
+          "chunk_bytes",
+          [](const TableSpec& spec, int64_t count) {
+            if (count < 0 || count > spec.table.num_rows) {
+              throw UsageError("count is " + std::to_string(count) + "; the table has " +
+                               std::to_string(spec.table.num_rows) + " rows");
+            }
+            return chunk_bytes(spec.table, count);
+          },
+          py::arg("count"), "Return the bytes of a chunk of `count` rows in a slot.");
 }
 
 }  // namespace cpr_ext

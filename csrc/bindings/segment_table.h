@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings/annotations.h"
 #include "pipeline/segment_plan.h"
 #include "staging/device_stager.h"
 
@@ -25,17 +26,16 @@ struct TableSpec {
   pybind11::list owners;
 
   TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset, int64_t range_begin,
-            const pybind11::object& ids);
+            const ArrayLike& ids);
 
-  void add_rows(std::string name, const pybind11::object& tensor, int64_t file_offset,
+  void add_rows(std::string name, const ArrayLike& tensor, int64_t file_offset,
                 int64_t first_row_id, const std::shared_ptr<DeviceStager>& stager);
 
   // A tensor that is not made of rows (the dense part): one row per byte.
-  void add_bytes(std::string name, const pybind11::object& tensor, int64_t file_offset,
-                 bool check_nan);
+  void add_bytes(std::string name, const ArrayLike& tensor, int64_t file_offset, bool check_nan);
 
-  // Every row of the segment lies in memory; `restore` rows come from the file and are checked
-  // there.
+  // Checks that every row of the segment is in memory. A restore of row ids checks them when they
+  // are read from the file.
   void require_rows_in_memory() const;
 
  private:

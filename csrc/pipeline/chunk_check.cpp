@@ -17,10 +17,10 @@ constexpr int64_t kBlockBytes = 256 * 1024;
 [[noreturn]] void refuse(const SegmentTable& table, const int64_t* row_ids, const Chunk& chunk,
                          const SegmentArray& array, int64_t element) {
   const int64_t byte = element * item_size(array.rows.dtype);
-  const int64_t position = chunk.first + byte / array.rows.row_bytes;
+  const int64_t position = chunk.first + byte / array.file_row_bytes();
   const int64_t row_id = row_ids == nullptr ? table.range_begin + position : row_ids[position];
   // Else bytes of a dense tensor.
-  const bool is_row = array.rows.row_bytes >= item_size(array.rows.dtype);
+  const bool is_row = array.file_row_bytes() >= item_size(array.rows.dtype);
   throw NanError("table '" + table.name + "', " +
                  (is_row ? "row " + std::to_string(row_id)
                          : "element " + std::to_string(position / item_size(array.rows.dtype))) +
@@ -61,7 +61,7 @@ std::vector<uint32_t> check_captured(const SegmentTable& table, const int64_t* r
   for (const SegmentArray& array : table.arrays) {
     const bool look = refuse_nan && item_size(array.rows.dtype) > 0;
     int64_t nan = -1;
-    checksums.push_back(check_bytes(data, piece->size_bytes, chunk.count * array.rows.row_bytes,
+    checksums.push_back(check_bytes(data, piece->size_bytes, chunk.count * array.file_row_bytes(),
                                     array.rows.dtype, look ? &nan : nullptr));
     if (nan >= 0) refuse(table, row_ids, chunk, array, nan);
     data += piece++->size_bytes;

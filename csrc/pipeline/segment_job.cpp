@@ -1,3 +1,5 @@
+#include "pipeline/segment_job.h"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -20,7 +22,7 @@ void check_devices(const SegmentTable& table, bool copy_on_write) {
     }
     if (array.rows.stager != nullptr && copy_on_write) {
       throw UsageError("table '" + table.name +
-                       "' lies on a device: its rows are not copied aside");
+                       "' lies on a device: its rows are not copied before they change");
     }
   }
 }
@@ -37,8 +39,8 @@ SegmentJob::SegmentJob(SnapshotPipeline& pipeline, CapturePlan plan)
         cpr_ext::rows_per_chunk(table, pipeline_.slots().slot_bytes(), plan_.max_chunk_bytes));
     check_devices(table, plan_.copy_on_write);
     if (!plan_.copy_on_write) continue;
-    kept_.push_back(std::make_unique<KeptRows>(table, plan_.row_ids[i], rows_per_chunk_[i],
-                                               pipeline_.keep_arena()));
+    copies_.push_back(std::make_unique<CopyOnWrite>(table, plan_.row_ids[i], rows_per_chunk_[i],
+                                                    pipeline_.copy_arena()));
   }
 }
 
@@ -57,18 +59,18 @@ std::vector<Chunk> SegmentJob::capture(int64_t step, int64_t max_bytes, bool wai
 }
 
 template <class Index>
-int64_t SegmentJob::keep(int table, const Index* row_ids, int64_t count) {
-  if (kept_.empty()) throw UsageError("keep() of a job without copy on write");
+int64_t SegmentJob::copy_before_write(int table, const Index* row_ids, int64_t count) {
+  if (copies_.empty()) throw UsageError("copy_before_write() of a job without copy on write");
   std::lock_guard<std::mutex> no_capture(capture_mutex_);
   if (table < next_table_ || state() != JobState::kCapturing) return count;
   const int64_t rows_per_chunk = rows_per_chunk_[table];
   const int64_t captured_rows = table > next_table_ ? 0 : next_row_;
   const int64_t captured_chunks = (captured_rows + rows_per_chunk - 1) / rows_per_chunk;
-  return kept_[table]->keep(row_ids, count, captured_chunks);
+  return copies_[table]->copy_before_write(row_ids, count, captured_chunks);
 }
 
-template int64_t SegmentJob::keep(int, const int32_t*, int64_t);
-template int64_t SegmentJob::keep(int, const int64_t*, int64_t);
+template int64_t SegmentJob::copy_before_write(int, const int32_t*, int64_t);
+template int64_t SegmentJob::copy_before_write(int, const int64_t*, int64_t);
 
 void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_slot,
                                 const std::atomic<bool>* stop, std::vector<Chunk>* captured) {
@@ -139,7 +141,7 @@ void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out, FilledSlot* fi
     } else {
       gather_rows(array.rows, row_ids, chunk.count, out, threads);
     }
-    pad(chunk.count * array.rows.row_bytes);
+    pad(chunk.count * array.file_row_bytes());
   }
   if (!on_device.empty()) {
     // The row ids as they lie in the slot: its memory is pinned.
@@ -147,7 +149,7 @@ void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out, FilledSlot* fi
     const StagedRows rows{ids, table.range_begin + chunk.first, chunk.count};
     filled->arrivals.push_back(on_device.front().rows.stager->gather(on_device, rows, begin));
   }
-  if (!kept_.empty()) kept_[chunk.table]->overlay(chunk.first, chunk.count, begin);
+  if (!copies_.empty()) copies_[chunk.table]->overlay(chunk.first, chunk.count, begin);
 }
 
 // Hands over a slot (or none, if nothing was left to capture). The last slot is counted in the same
@@ -312,7 +314,7 @@ void SegmentJob::fail(std::exception_ptr error) {
     const bool is_idle = slots_in_flight_ == 0 && !finishing_;
     if (state_ == JobState::kFailed && is_idle) writer_.abandon();
     if (state_ == JobState::kFailed) {
-      for (const auto& kept : kept_) kept->release();  // no chunk of it will be read any more
+      for (const auto& kept : copies_) kept->release();  // no chunk of it will be read any more
     }
   }
   changed_.notify_all();

@@ -24,21 +24,21 @@ void check_table(const SegmentTable& table) {
                      "; neither may be negative");
   }
   int64_t bytes_left = kMaxSegmentBytes;
-  const auto take = [&](const std::string& what, int64_t offset, int64_t row_bytes) {
+  const auto take = [&](const std::string& what, int64_t offset, int64_t file_row_bytes) {
     if (offset < 0 || offset % kAlignment != 0) {
       throw UsageError(of_table(table, what) + "file offset " + std::to_string(offset) +
                        " is not a multiple of " + std::to_string(kAlignment));
     }
-    if (offset > kMaxSegmentBytes || table.num_rows > bytes_left / row_bytes) {
+    if (offset > kMaxSegmentBytes || table.num_rows > bytes_left / file_row_bytes) {
       throw UsageError(of_table(table, what) + std::to_string(table.num_rows) + " rows of " +
-                       std::to_string(row_bytes) + " bytes at " + std::to_string(offset) +
+                       std::to_string(file_row_bytes) + " bytes at " + std::to_string(offset) +
                        " are more than a segment can hold");
     }
-    bytes_left -= table.num_rows * row_bytes;
+    bytes_left -= table.num_rows * file_row_bytes;
   };
   if (table.row_ids_offset != -1) take("row_ids", table.row_ids_offset, kRowIdBytes);
   for (const SegmentArray& array : table.arrays) {
-    take(array.name, array.file_offset, array.rows.row_bytes);
+    take(array.name, array.file_offset, array.file_row_bytes());
   }
 }
 
@@ -100,8 +100,8 @@ std::vector<Piece> chunk_pieces(const SegmentTable& table, int64_t first, int64_
     pieces.push_back({table.row_ids_offset + first * kRowIdBytes, align_up(count * kRowIdBytes)});
   }
   for (const SegmentArray& array : table.arrays) {
-    pieces.push_back(
-        {array.file_offset + first * array.rows.row_bytes, align_up(count * array.rows.row_bytes)});
+    pieces.push_back({array.file_offset + first * array.file_row_bytes(),
+                      align_up(count * array.file_row_bytes())});
   }
   return pieces;
 }
@@ -116,12 +116,12 @@ int64_t rows_per_chunk(const SegmentTable& table, int64_t slot_bytes, int64_t ma
   // A run of `unit` rows is a whole number of blocks in every array.
   int64_t unit = 1;
   int64_t bytes_per_row = 0;
-  const auto add = [&](int64_t row_bytes) {
-    unit = std::max(unit, kAlignment / std::gcd(kAlignment, row_bytes));
-    bytes_per_row += row_bytes;
+  const auto add = [&](int64_t file_row_bytes) {
+    unit = std::max(unit, kAlignment / std::gcd(kAlignment, file_row_bytes));
+    bytes_per_row += file_row_bytes;
   };
   if (!table.is_range()) add(kRowIdBytes);
-  for (const SegmentArray& array : table.arrays) add(array.rows.row_bytes);
+  for (const SegmentArray& array : table.arrays) add(array.file_row_bytes());
   if (table.num_rows <= unit && chunk_bytes(table, table.num_rows) <= slot_bytes) {
     return std::max<int64_t>(1, table.num_rows);
   }

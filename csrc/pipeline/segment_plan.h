@@ -1,5 +1,5 @@
-// Where the rows of a segment lie: in memory, in a staging slot, and in the file. Made by the
-// Python layer from the segment's header (docs/snapshot_format.md); used to capture and to restore.
+// The position of a segment's rows: in memory, in a staging slot, and in the file. The Python layer
+// makes it from the segment's header (docs/snapshot_format.md); captures and restores use it.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,10 @@ struct SegmentArray {
   std::string name;
   RowArray rows;            // source of a capture, target of a restore
   int64_t file_offset = 0;  // of the packed rows, multiple of kAlignment
+
+  // Bytes of a row in the file, and in a staging slot, which holds what the file will; those in
+  // memory are rows.row_bytes.
+  int64_t file_row_bytes() const { return rows.row_bytes; }
 };
 
 // The rows of one table that a segment holds, in ascending order of row id.

@@ -1,16 +1,11 @@
 #include "pipeline/segment_restore.h"
 
-#include <algorithm>
-#include <chrono>
-#include <condition_variable>
-#include <cstring>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
-#include <thread>
+#include <utility>
 
-#include "core/error.h"
+#include "pipeline/read_ahead.h"
 #include "staging/device_stager.h"
 #include "staging/row_copy.h"
 #include "storage/segment_reader.h"
@@ -18,165 +13,6 @@
 namespace cpr_ext {
 
 namespace {
-
-// While one waits to be scheduled, or opens the next file, the disk has the other's request.
-constexpr int kReaders = 2;
-
-// One chunk as a reader hands it over, its checksums not yet compared.
-struct ReadChunk {
-  const RestoreSource* source = nullptr;
-  const Chunk* chunk = nullptr;
-  SlotLease slot;
-  std::vector<std::string> damage;  // per piece, empty if it could be read
-  int64_t bytes = 0;
-  bool is_unreadable = false;  // a piece could not be read, rather than is damaged
-};
-
-// Reads all chunks of all sources ahead, on threads of its own, and gives them out in their order.
-// Bounded by the slots.
-class ReadAhead {
- public:
-  // REQUIRES: all that is passed lives longer.
-  ReadAhead(const std::vector<RestoreSource>& sources, bool direct_io, SlotPool& slots,
-            const ReadErrors& errors)
-      : direct_io_(direct_io), slots_(slots), errors_(errors) {
-    for (const RestoreSource& source : sources) {
-      for (const Chunk& chunk : source.chunks) chunks_.push_back({&source, &chunk});
-    }
-    const size_t num_readers =
-        std::min<size_t>({kReaders, chunks_.size(), static_cast<size_t>(slots.num_slots())});
-    try {
-      while (threads_.size() < num_readers) threads_.emplace_back([this] { run(); });
-    } catch (...) {
-      if (threads_.empty()) throw;  // else fewer do it too
-    }
-  }
-
-  // Reads no more. A slot that a reader waits for comes from those that were read.
-  ~ReadAhead() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      next_to_read_ = chunks_.size();
-      read_.clear();
-      is_stopped_ = true;
-    }
-    stopped_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
-  // The next chunk; nothing after the last. Throws what a reader threw.
-  std::optional<ReadChunk> next() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (next_to_give_ == chunks_.size()) return std::nullopt;
-    changed_.wait(lock, [&] { return error_ || read_.count(next_to_give_) > 0; });
-    if (error_) std::rethrow_exception(error_);
-    return std::move(read_.extract(next_to_give_++).mapped());
-  }
-
- private:
-  struct Wanted {
-    const RestoreSource* source;
-    const Chunk* chunk;
-  };
-
-  void run() {
-    try {
-      OpenFile file;
-      for (;;) {
-        SlotLease slot = slots_.acquire();  // first, so that who reads the next to be given has one
-        size_t number;
-        {
-          std::lock_guard<std::mutex> lock(mutex_);
-          if (next_to_read_ == chunks_.size()) return;
-          number = next_to_read_++;
-        }
-        ReadChunk read = read_chunk(chunks_[number], std::move(slot), &file);
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (is_stopped_) return;
-        read_.emplace(number, std::move(read));
-        changed_.notify_one();
-      }
-    } catch (...) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!error_) error_ = std::current_exception();
-      changed_.notify_one();
-    }
-  }
-
-  // A reader's own, so that no two threads share a file.
-  struct OpenFile {
-    const RestoreSource* source = nullptr;
-    std::optional<SegmentReader> reader;
-    std::string damage;        // there is no such regular file
-    bool is_given_up = false;  // it was tried long enough: once per piece is enough from here on
-  };
-
-  ReadChunk read_chunk(const Wanted& wanted, SlotLease slot, OpenFile* file) {
-    if (file->source != wanted.source) {
-      *file = OpenFile{};
-      file->source = wanted.source;
-    }
-    const Chunk& chunk = *wanted.chunk;
-    const SegmentTable& table = wanted.source->tables[chunk.table].table;
-    ReadChunk read{wanted.source, &chunk, std::move(slot), {}, 0, false};
-    std::byte* data = read.slot.data();
-    for (const Piece& piece : chunk_pieces(table, chunk.first, chunk.count)) {
-      read.damage.push_back(read_piece(piece, data, file, &read));
-      if (file->reader) read.bytes += piece.size_bytes;
-      data += piece.size_bytes;
-    }
-    return read;
-  }
-
-  // What is damaged about the piece, or an empty string. What the system refuses is tried again,
-  // and then throws StorageError, unless that counts as damage.
-  std::string read_piece(const Piece& piece, std::byte* data, OpenFile* file, ReadChunk* read) {
-    for (size_t attempt = 0;; ++attempt) {
-      try {
-        if (!file->reader && file->damage.empty()) open(file);
-        return file->reader ? file->reader->read(piece, data) : file->damage;
-      } catch (const StorageError& error) {
-        file->reader.reset();  // a stale handle is opened again by its name
-        const bool is_last = file->is_given_up || attempt == errors_.pauses_seconds.size();
-        if (!is_last && pause(errors_.pauses_seconds[attempt])) continue;
-        if (!errors_.count_as_damage) throw;
-        file->is_given_up = true;
-        read->is_unreadable = true;
-        return error.what();
-      }
-    }
-  }
-
-  void open(OpenFile* file) const {
-    try {
-      file->reader.emplace(file->source->path, direct_io_);
-    } catch (const StorageError& error) {
-      if (!SegmentReader::is_missing(error)) throw;
-      file->damage = error.what();
-    }
-  }
-
-  // False if the reading ended meanwhile.
-  bool pause(double seconds) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    return !stopped_.wait_for(lock, std::chrono::duration<double>(seconds),
-                              [&] { return is_stopped_; });
-  }
-
-  const bool direct_io_;
-  SlotPool& slots_;
-  const ReadErrors& errors_;
-  std::vector<Wanted> chunks_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::condition_variable stopped_;
-  std::map<size_t, ReadChunk> read_;  // guarded by mutex_, as all below
-  size_t next_to_read_ = 0;
-  size_t next_to_give_ = 0;
-  bool is_stopped_ = false;
-  std::exception_ptr error_;
-  std::vector<std::thread> threads_;  // last: they use all above
-};
 
 // The wanted rows of a chunk are a run, as its row ids ascend: [begin, end) of its positions.
 struct Run {
@@ -218,7 +54,7 @@ void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t*
   const std::byte* const begin = data;
   std::map<DeviceStager*, std::vector<StagedArray>> on_devices;
   for (const SegmentArray& array : table.arrays) {
-    const std::byte* packed = data + run.begin * array.rows.row_bytes;
+    const std::byte* packed = data + run.begin * array.file_row_bytes();
     const int64_t count = run.end - run.begin;
     if (array.rows.stager != nullptr) {
       on_devices[array.rows.stager].push_back({array.rows, packed - begin});
@@ -228,7 +64,7 @@ void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t*
     } else {
       scatter_rows(packed, row_ids + run.begin, count, array.rows, threads);
     }
-    data += align_up(chunk.count * array.rows.row_bytes);
+    data += align_up(chunk.count * array.file_row_bytes());
   }
   const StagedRows rows{row_ids == nullptr ? nullptr : row_ids + run.begin,
                         table.range_begin + chunk.first + run.begin, run.end - run.begin};

@@ -1,5 +1,5 @@
-// Brings the rows of segments back: a reader's thread reads chunks ahead into slots, also across
-// files, while the caller compares their checksums and scatters them into the tables.
+// Restores the rows of segments: readers' threads read chunks ahead into slots, while the caller
+// compares their checksums and scatters them into the tables.
 #pragma once
 
 #include <functional>

@@ -5,15 +5,16 @@
 
 namespace cpr_ext {
 
-SnapshotPipeline::SnapshotPipeline(int num_slots, int64_t slot_bytes, int64_t keep_bytes,
+SnapshotPipeline::SnapshotPipeline(int num_slots, int64_t slot_bytes, int64_t copy_on_write_bytes,
                                    std::shared_ptr<ThreadPool> threads,
                                    std::vector<std::shared_ptr<DeviceStager>> stagers)
     : slots_(num_slots, slot_bytes),
       pinned_(slots_, std::move(stagers)),
-      keep_arena_(keep_bytes),
+      copy_arena_(copy_on_write_bytes),
       threads_(std::move(threads)) {
-  if (keep_bytes < 0) {
-    throw UsageError("keep_bytes is " + std::to_string(keep_bytes) + "; it must not be negative");
+  if (copy_on_write_bytes < 0) {
+    throw UsageError("copy_on_write_bytes is " + std::to_string(copy_on_write_bytes) +
+                     "; it must not be negative");
   }
   if (num_slots < 2) {
     throw UsageError("num_slots is " + std::to_string(num_slots) +

@@ -1,4 +1,4 @@
-// When the threads of a pipeline worked on what, for pictures; off until somebody asks for it.
+// A timeline of a pipeline's threads, for pictures; off until somebody starts it.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace cpr_ext {
 class WorkLog {
  public:
   // Times are nanoseconds of the steady clock.
-  struct Entry {
+  struct WorkSpan {
     const char* what;
     int64_t begin_ns;
     int64_t end_ns;
@@ -26,14 +26,14 @@ class WorkLog {
   }
 
   // What was done since start(), in the order in which it ended.
-  std::vector<Entry> stop() {
+  std::vector<WorkSpan> stop() {
     std::lock_guard<std::mutex> lock(mutex_);
     is_on_ = false;
     return std::exchange(entries_, {});
   }
 
-  // From its construction to its end; `what` outlives the log. What is not in it for want of memory
-  // is nobody's error.
+  // From its construction to its end; `what` outlives the log. Entries that cannot be allocated
+  // are dropped.
   class Span {
    public:
     Span(WorkLog& log, const char* what)
@@ -58,7 +58,7 @@ class WorkLog {
   };
 
  private:
-  void add(Entry entry) noexcept {
+  void add(WorkSpan entry) noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!is_on_) return;
     try {
@@ -69,7 +69,7 @@ class WorkLog {
 
   std::atomic<bool> is_on_{false};
   std::mutex mutex_;
-  std::vector<Entry> entries_;  // guarded by mutex_
+  std::vector<WorkSpan> entries_;  // guarded by mutex_
 };
 
 }  // namespace cpr_ext

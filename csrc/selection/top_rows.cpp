@@ -5,8 +5,8 @@
 #include <string>
 
 #include "core/error.h"
-#include "selection/radix_cut.h"
-#include "selection/sampled_cut.h"
+#include "selection/radix_threshold.h"
+#include "selection/sampled_threshold.h"
 #include "selection/score_keys.h"
 #include "selection/write_above.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kBlockRows = 1024;
 
-// Writes a part's rows: those above the cut and its first `num_ties` ties.
+// Writes a part's rows: those above the threshold and its first `num_ties` ties.
 template <class Keys>
 void write_part(const Keys& keys, int64_t begin, int64_t end, uint32_t last, int64_t num_ties,
                 int64_t* out) {
@@ -40,20 +40,20 @@ void write_part(const Keys& keys, int64_t begin, int64_t end, uint32_t last, int
 }
 
 template <class Keys>
-RowIdVector rows_of(const Keys& keys, const Parts& parts, const Cut& cut) {
+RowIdVector rows_of(const Keys& keys, const Parts& parts, const Threshold& threshold) {
   const auto num_parts = static_cast<size_t>(parts.num_parts);
   std::vector<int64_t> first(num_parts + 1);  // where each part's rows go in the result
   std::vector<int64_t> ties(num_parts);
-  int64_t ties_left = cut.num_ties;
+  int64_t ties_left = threshold.num_ties;
   for (size_t part = 0; part < num_parts; ++part) {
-    ties[part] = std::min(ties_left, cut.equal[part]);
+    ties[part] = std::min(ties_left, threshold.equal[part]);
     ties_left -= ties[part];
-    first[part + 1] = first[part] + cut.above[part] + ties[part];
+    first[part + 1] = first[part] + threshold.above[part] + ties[part];
   }
   if (first[num_parts] == 0) return {};
   RowIdVector row_ids(static_cast<size_t>(first[num_parts]));
   parts.for_each([&](int64_t part) {
-    write_part(keys, parts.begin(part), parts.end(part), cut.last, ties[part],
+    write_part(keys, parts.begin(part), parts.end(part), threshold.last, ties[part],
                row_ids.data() + first[part]);
   });
   return row_ids;
@@ -78,16 +78,16 @@ void check_scores(const FloatKeys& keys, int64_t num_rows) {
 }
 
 // Every row whose score is not zero.
-Cut nonzero_cut(const FloatKeys& keys, const Parts& parts) {
-  Cut cut(parts);
+Threshold nonzero_threshold(const FloatKeys& keys, const Parts& parts) {
+  Threshold threshold(parts);
   parts.for_each([&](int64_t part) {
     int64_t count = 0;
     for (int64_t row_id = parts.begin(part); row_id < parts.end(part); ++row_id) {
       count += keys[row_id] != 0;
     }
-    cut.above[part] = count;
+    threshold.above[part] = count;
   });
-  return cut;
+  return threshold;
 }
 
 }  // namespace
@@ -96,20 +96,21 @@ RowIdVector top_rows(const uint32_t* scores, int64_t num_rows, int64_t k, Thread
   if (k <= 0 || num_rows <= 0) return {};
   const CountKeys keys{scores};
   const Parts parts(num_rows, pool);
-  if (const auto cut = sampled_cut(keys, parts, k, kNumBins)) return rows_of(keys, parts, *cut);
+  if (const auto threshold = sampled_threshold(keys, parts, k, kNumBins))
+    return rows_of(keys, parts, *threshold);
   // Counts are mostly small: with one bin per count, this pass usually is the only one.
   const auto bins =
       count_bins(keys, parts, [](uint32_t key) { return std::min<uint32_t>(key, kNumBins - 1); });
   const int64_t num_nonzero = count_from(bins, 1);
   if (num_nonzero == 0) return {};
-  Cut cut(parts);
-  const OpenBin open = open_bin(bins, std::min(k, num_nonzero), cut);
+  Threshold threshold(parts);
+  const OpenBin open = open_bin(bins, std::min(k, num_nonzero), threshold);
   if (open.bin == kNumBins - 1 && open.wanted < open.size) {
     const auto first = count_bins(keys, parts, [](uint32_t key) { return key >> kFirstShift; });
-    return rows_of(keys, parts, radix_cut(keys, parts, k, first));
+    return rows_of(keys, parts, radix_threshold(keys, parts, k, first));
   }
-  close_bin(cut, open, open.bin);
-  return rows_of(keys, parts, cut);
+  close_bin(threshold, open, open.bin);
+  return rows_of(keys, parts, threshold);
 }
 
 RowIdVector top_rows(const float* scores, int64_t num_rows, int64_t k, ThreadPool* pool) {
@@ -126,11 +127,11 @@ RowIdVector top_rows(const float* scores, int64_t num_rows, int64_t k, ThreadPoo
     first = count_bins(keys, parts, [](uint32_t key) { return key >> kFirstShift; });
   }
   if (k >= count_from(first, 1)) {  // the lowest bin has zeros among its subnormals
-    const Cut all = nonzero_cut(keys, parts);
+    const Threshold all = nonzero_threshold(keys, parts);
     const int64_t num_nonzero = std::accumulate(all.above.begin(), all.above.end(), int64_t{0});
     if (k >= num_nonzero) return rows_of(keys, parts, all);
   }
-  return rows_of(keys, parts, radix_cut(keys, parts, k, first));
+  return rows_of(keys, parts, radix_threshold(keys, parts, k, first));
 }
 
 }  // namespace cpr_ext

@@ -11,7 +11,7 @@ namespace cpr_ext {
 // The `k` rows with the highest non-zero scores, ties by lowest row id; ascending row ids. Fewer
 // than `k` if fewer are non-zero, none if k <= 0. Linear in num_rows; the same for any number of
 // threads (pool may be nullptr). Beside the result it needs about 100 KiB per thread, and for large
-// counts 4 bytes for each row about the cut (see sampled_cut.h).
+// counts 4 bytes for each row near the threshold (see sampled_threshold.h).
 //
 // scores: (num_rows). float: UsageError for the first row whose score is NaN or negative.
 RowIdVector top_rows(const uint32_t* scores, int64_t num_rows, int64_t k, ThreadPool* pool);

@@ -36,7 +36,7 @@ CPR_EXT_AVX512 int64_t* write_avx512(const Keys& keys, int64_t begin, int64_t en
                                      int64_t* out) {
   constexpr int64_t kLanes = 16;
   int64_t block[kBlockRows + kLanes];
-  const __m512i cut = _mm512_set1_epi32(static_cast<int>(last));
+  const __m512i threshold = _mm512_set1_epi32(static_cast<int>(last));
   const __m512i positions = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   for (int64_t first = begin; first < end; first += kBlockRows) {
     const int64_t stop = std::min(end, first + kBlockRows);
@@ -44,7 +44,8 @@ CPR_EXT_AVX512 int64_t* write_avx512(const Keys& keys, int64_t begin, int64_t en
     int64_t row_id = first;
     for (; row_id + kLanes <= stop; row_id += kLanes) {
       const __m512i bits = _mm512_loadu_si512(keys.scores + row_id);
-      const __mmask16 chosen = _mm512_cmpgt_epu32_mask(_mm512_slli_epi32(bits, Keys::kShift), cut);
+      const __mmask16 chosen =
+          _mm512_cmpgt_epu32_mask(_mm512_slli_epi32(bits, Keys::kShift), threshold);
       const __m512i packed = _mm512_maskz_compress_epi32(chosen, positions);
       const __m512i base = _mm512_set1_epi64(row_id);
       const __m512i low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(packed));

@@ -1,4 +1,4 @@
-// The last pass of a selection: the rows above a cut, in order.
+// The last pass of a selection: the rows above a threshold, in order.
 #pragma once
 
 #include <cstdint>

@@ -31,7 +31,7 @@ void SlotLease::release() {
   if (data_ != nullptr) pool_->give_back(std::exchange(data_, nullptr));
 }
 
-void SlotPool::Free::operator()(std::byte* data) const {
+void SlotPool::FreeSlot::operator()(std::byte* data) const {
   free_huge(data, static_cast<size_t>(bytes));
 }
 
@@ -45,7 +45,7 @@ SlotPool::SlotPool(int num_slots, int64_t slot_bytes) : slot_bytes_(slot_bytes) 
   }
   for (int i = 0; i < num_slots; ++i) {
     auto* data = static_cast<std::byte*>(allocate_huge(slot_bytes, kPageBytes));
-    slots_.emplace_back(data, Free{slot_bytes});
+    slots_.emplace_back(data, FreeSlot{slot_bytes});
     free_.push_back(data);
   }
 }

@@ -57,12 +57,12 @@ class SlotPool {
   friend class SlotLease;
   void give_back(std::byte* slot);
 
-  struct Free {
+  struct FreeSlot {
     int64_t bytes;
     void operator()(std::byte* data) const;
   };
   const int64_t slot_bytes_;
-  std::vector<std::unique_ptr<std::byte, Free>> slots_;
+  std::vector<std::unique_ptr<std::byte, FreeSlot>> slots_;
   mutable std::mutex mutex_;
   std::condition_variable returned_;
   std::vector<std::byte*> free_;  // guarded by mutex_

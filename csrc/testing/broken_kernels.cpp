@@ -1,5 +1,7 @@
 #include "testing/broken_kernels.h"
 
+#include "testing/emulated_device.h"
+
 namespace emulated_cuda {
 namespace {
 

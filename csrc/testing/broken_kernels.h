@@ -1,9 +1,9 @@
 // Kernels with the faults that the emulated device is there to find.
 #pragma once
 
-#include <string>
+#include <cuda_runtime.h>
 
-#include "testing/emulated_cuda.h"
+#include <string>
 
 namespace emulated_cuda {
 

@@ -2,6 +2,7 @@
 
 #include "testing/emulated_block.h"
 
+#include <cuda_runtime.h>
 #include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -27,7 +28,7 @@ struct Context {
   bool has_begun = false;
 };
 
-enum class State { kReady, kAtBarrier, kInExchange, kEnded };
+enum class ThreadState { kReady, kAtBarrier, kInExchange, kEnded };
 
 struct Warp {
   unsigned mask = 0;
@@ -37,7 +38,7 @@ struct Warp {
 };
 
 struct Block {
-  std::vector<State> threads;
+  std::vector<ThreadState> threads;
   std::vector<Warp> warps;
   Context scheduler;
   int current = 0;
@@ -95,8 +96,8 @@ void place(int thread) {
 void release_barrier_if_complete() {
   if (block->num_at_barrier == 0 || block->num_at_barrier < block->num_alive) return;
   block->num_at_barrier = 0;
-  for (State& state : block->threads) {
-    if (state == State::kAtBarrier) state = State::kReady;
+  for (ThreadState& state : block->threads) {
+    if (state == ThreadState::kAtBarrier) state = ThreadState::kReady;
   }
 }
 
@@ -105,7 +106,7 @@ void leave() { change(context_of(block->current), block->scheduler); }
 void run_threads() {
   for (;;) {
     (*block->body)();
-    block->threads[block->current] = State::kEnded;
+    block->threads[block->current] = ThreadState::kEnded;
     --block->num_alive;
     release_barrier_if_complete();
     leave();
@@ -117,7 +118,7 @@ void run_threads() {
 bool run_block(const std::function<void()>& body, std::mt19937_64* random) {
   const int num_threads = static_cast<int>(blockDim.x * blockDim.y);
   Block here;
-  here.threads.resize(num_threads, State::kReady);
+  here.threads.resize(num_threads, ThreadState::kReady);
   here.warps.resize((num_threads + kWarp - 1) / kWarp);
   context_of(num_threads - 1);  // makes all of them
   here.num_alive = num_threads;
@@ -131,7 +132,7 @@ bool run_block(const std::function<void()>& body, std::mt19937_64* random) {
     if (random != nullptr) std::shuffle(order.begin(), order.end(), *random);
     progressed = false;
     for (const int thread : order) {
-      if (here.threads[thread] != State::kReady) continue;
+      if (here.threads[thread] != ThreadState::kReady) continue;
       progressed = true;
       place(thread);
       change(here.scheduler, context_of(thread));
@@ -140,7 +141,7 @@ bool run_block(const std::function<void()>& body, std::mt19937_64* random) {
   }
   block = nullptr;
   for (int i = 0; i < num_threads; ++i) {
-    if (here.threads[i] == State::kEnded) continue;
+    if (here.threads[i] == ThreadState::kEnded) continue;
     Context& stuck = context_of(i);
     prepare(stuck, stuck.begin.uc_stack.ss_sp);
   }
@@ -159,7 +160,7 @@ void reach_atomic() {
 }
 
 void barrier() {
-  block->threads[block->current] = State::kAtBarrier;
+  block->threads[block->current] = ThreadState::kAtBarrier;
   ++block->num_at_barrier;
   release_barrier_if_complete();
   leave();
@@ -177,11 +178,11 @@ const uint64_t* exchange(unsigned mask, uint64_t value) {
     std::copy(std::begin(warp.given), std::end(warp.given), warp.all);
     warp.arrived = 0;
     for (int i = 0; i < kWarp && first + i < static_cast<int>(block->threads.size()); ++i) {
-      State& state = block->threads[first + i];
-      if (state == State::kInExchange) state = State::kReady;
+      ThreadState& state = block->threads[first + i];
+      if (state == ThreadState::kInExchange) state = ThreadState::kReady;
     }
   } else {
-    block->threads[block->current] = State::kInExchange;
+    block->threads[block->current] = ThreadState::kInExchange;
     leave();
   }
   return warp.all;

@@ -4,8 +4,6 @@
 #include <functional>
 #include <random>
 
-#include "testing/emulated_cuda.h"
-
 namespace emulated_cuda {
 
 // Runs `thread` once for each thread of the block blockIdx; without `random` in their order. False

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/random.h"
-#include "selection/lots.h"
+#include "selection/random_scores.h"
 #include "selection/top_rows.h"
 
 namespace cpr_ext {
@@ -69,9 +69,10 @@ RowIdVector RowSampler::select_best(RowRange range, int64_t k, const WeightView*
   RowIdVector row_ids = sampled_.dirty_rows(range);
   if (static_cast<int64_t>(row_ids.size()) <= k) return row_ids;
   const uint64_t salt = options_.salt(num_observed_);
-  std::vector<uint32_t> lots(row_ids.size());
-  for (size_t i = 0; i < lots.size(); ++i) lots[i] = lot_of(salt, row_ids[i]);
-  RowIdVector chosen = top_rows(lots.data(), static_cast<int64_t>(lots.size()), k, pool);
+  std::vector<uint32_t> random_scores(row_ids.size());
+  for (size_t i = 0; i < row_ids.size(); ++i) random_scores[i] = random_score(salt, row_ids[i]);
+  RowIdVector chosen =
+      top_rows(random_scores.data(), static_cast<int64_t>(row_ids.size()), k, pool);
   for (int64_t& position : chosen) position = row_ids[position];
   return chosen;
 }

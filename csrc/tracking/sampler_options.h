@@ -27,7 +27,7 @@ struct SamplerOptions {
     return static_cast<int64_t>(random_below(static_cast<uint64_t>(period), ~seed, run));
   }
 
-  // Of the lots by which sampled rows are chosen: another one after every lookup.
+  // Of the random scores that choose among sampled rows: another one after every lookup.
   CPR_EXT_HOST_DEVICE uint64_t salt(uint64_t num_observed) const {
     return mix_bits(seed ^ mix_bits(num_observed));
   }

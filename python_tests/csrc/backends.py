@@ -1,7 +1,8 @@
 """Where an operation with a CUDA form runs in the tests: one suite, every backend.
 
-``emulated`` is the CUDA sources compiled as C++ (``csrc/testing/emulated_cuda.h``): their kernels
-run on the CPU, with threads in a random order. ``cuda`` is a GPU, and skips where there is none.
+``emulated`` is the CUDA sources compiled as C++ (``csrc/testing/include/cuda_runtime.h``): their
+kernels run on the CPU, with threads in a random order. ``cuda`` is a GPU, and skips where there is
+none.
 """
 
 from __future__ import annotations

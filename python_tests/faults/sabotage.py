@@ -154,8 +154,8 @@ def _believed(parsed: Segment, content: bytes, chunk: Chunk) -> Chunk:
     spec = parsed.layout.tables[table]
     checksums = []
     for array in parsed.layout.stored(spec):
-        begin = parsed.layout.offset(table, array.name) + first * array.row_bytes
-        piece = content[begin : begin + align_up(count * array.row_bytes)]
+        begin = parsed.layout.offset(table, array.name) + first * array.file_row_bytes
+        piece = content[begin : begin + align_up(count * array.file_row_bytes)]
         checksums.append(native.crc32c(piece))
     return Chunk(table, first, count, step, checksums)
 

@@ -150,18 +150,18 @@ void HostLink::upload(void* to, const void* from, int64_t bytes, cudaStream_t st
 void HostLink::download(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   ready_.record(stream);
-  ready_.hold(side_.get());
-  download_held(to, from, bytes);
+  ready_.block(side_.get());
+  download_locked(to, from, bytes);
 }
 
 void HostLink::download(void* to, const void* from, int64_t bytes, Event& event) {
   std::lock_guard<std::mutex> lock(mutex_);
-  event.hold(side_.get());
-  download_held(to, from, bytes);
+  event.block(side_.get());
+  download_locked(to, from, bytes);
 }
 
 // REQUIRES: mutex_ is held, and the side stream waits for what is in `from`.
-void HostLink::download_held(void* to, const void* from, int64_t bytes) {
+void HostLink::download_locked(void* to, const void* from, int64_t bytes) {
   for (Event& done : done_) done.wait();  // an upload may still read its block
   const int64_t num_pieces = (bytes + kBlockBytes - 1) / kBlockBytes;
   const auto size = [&](int64_t piece) {

@@ -1,16 +1,12 @@
-// The one door to CUDA, for *.cu only: checked calls and launches, and owners of what the runtime
-// hands out. In tests the same sources run on the CPU, see testing/emulated_cuda.h.
+// The only access to CUDA, for *.cu only: checked calls and launches, and owners of the runtime's
+// memory, events and streams. Tests run the same sources on the CPU: their build has a
+// cuda_runtime.h of its own.
 //
 // Every failed call becomes a CudaError with file, line and CUDA's own message, and leaves no error
-// behind that torch would report as its own. Destructors pass over errors: they come back at the
-// next call.
+// that torch would report as its own. Destructors ignore errors; the next call reports them.
 #pragma once
 
-#ifdef CPR_EXT_EMULATED_DEVICE
-#include "testing/emulated_cuda.h"
-#else
 #include <cuda_runtime.h>
-#endif
 
 #include <array>
 #include <cstddef>
@@ -138,7 +134,7 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   void record(cudaStream_t stream) { CPR_EXT_CUDA(cudaEventRecord(event_, stream)); }
-  void hold(cudaStream_t stream) { CPR_EXT_CUDA(cudaStreamWaitEvent(stream, event_, 0)); }
+  void block(cudaStream_t stream) { CPR_EXT_CUDA(cudaStreamWaitEvent(stream, event_, 0)); }
   void wait() { CPR_EXT_CUDA(cudaEventSynchronize(event_)); }  // at once if never recorded
   bool is_done();
 
@@ -180,7 +176,7 @@ class HostLink {
   static constexpr int64_t kBlockBytes = 1 << 20;
 
   HostLink() : blocks_(kNumBlocks * kBlockBytes) {}  // of the current device
-  void download_held(void* to, const void* from, int64_t bytes);
+  void download_locked(void* to, const void* from, int64_t bytes);
   std::byte* block(int i) { return blocks_.data() + i * kBlockBytes; }
 
   std::mutex mutex_;  // guards all below

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "core/cuda/bits.h"
-#include "selection/lots.h"
+#include "selection/random_scores.h"
 
 namespace cpr_ext {
 
@@ -56,15 +56,15 @@ struct BitsInTurn {
   }
 };
 
-// A lot for each row whose bit is set.
-struct BitLots {
+// A random score for each row whose bit is set.
+struct RandomScores {
   SetBits bits;
   const uint64_t* salt;  // on the device
 
   __device__ void load_keys(int64_t row, int64_t end, uint32_t* keys) const {
     bits.load_keys(row, end, keys);
     for (int i = 0; i < kRowsPerLoad; ++i) {
-      if (keys[i] != 0) keys[i] = lot_of(*salt, bits.begin + row + i);
+      if (keys[i] != 0) keys[i] = random_score(*salt, bits.begin + row + i);
     }
   }
 };

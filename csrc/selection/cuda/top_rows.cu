@@ -7,10 +7,10 @@ namespace cpr_ext {
 
 namespace {
 
-// As in top_rows.cpp: the rows are cut into parts, here one per block, and a histogram per part
-// says where the cut lies and how many rows each part gives. What the host decides there between
-// two passes, the block that ends last decides here: all passes are launched at once, and one that
-// is not needed returns at once.
+// As in top_rows.cpp: the rows are divided into parts, here one per block, and a histogram per part
+// shows where the threshold is and how many rows each part gives. What the host decides there
+// between two passes, the block that ends last decides here: all passes are launched at once, and
+// one that is not needed returns at once.
 //
 // Pass 0 has one bin per count, the last one for all above: counts are mostly small, so that it
 // usually is the only one. Else passes 1 to 3 are a radix selection with 10, 11 and 11 bits.
@@ -32,7 +32,7 @@ struct Pass {
   unsigned num_done;   // blocks
   unsigned is_needed;  // pass 0 always is
   uint32_t prefix;     // of the keys counted
-  unsigned open;       // the bin in which the cut lies
+  unsigned open;       // the bin that holds the threshold
   Count wanted;        // rows of the open bin
   unsigned is_last;
 };
@@ -40,12 +40,12 @@ struct Pass {
 // All zero before the first pass.
 struct State {
   Pass passes[kNumPasses];
-  uint32_t last;  // the cut: all keys above `last`, and the first num_ties equal to it
+  uint32_t last;  // the threshold: all keys above `last`, and the first num_ties equal to it
   Count num_ties;
   Count num_rows;  // chosen
 };
 
-// Per part; see Cut in top_rows.cpp.
+// Per part; see Threshold in radix_threshold.h.
 struct Part {
   Count above;
   Count equal;
@@ -94,7 +94,7 @@ __device__ T sum_before(T value, T* total) {
   return before + sum - value;
 }
 
-// Finds the bin in which the cut lies. Every thread of one block calls it.
+// Finds the bin that holds the threshold. Every thread of one block calls it.
 __device__ void open_bin(State* state, int number, Count k) {
   Pass& pass = state->passes[number];
   const Count sought = number == 0 ? k : pass.wanted;  // before any thread changes it
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(State* state, Part* par
   if (threadIdx.x == 0) state->num_rows = total;
 }
 
-// Writes a part's rows: those above the cut and its first ties. grid: one block per part.
+// Writes a part's rows: those above the threshold and its first ties. grid: one block per part.
 template <class Scores>
 __global__ void __launch_bounds__(kThreads)
     write_kernel(Scores scores, Rows rows, const State* state, const Part* parts,
@@ -302,7 +302,7 @@ void DeviceRows::choose(const Scores& scores, int64_t num_rows, int64_t most_row
 template DeviceRows::DeviceRows(const StoredScores&, int64_t, int64_t, int64_t, cudaStream_t);
 template DeviceRows::DeviceRows(const SetBits&, int64_t, int64_t, int64_t, cudaStream_t);
 template DeviceRows::DeviceRows(const BitsInTurn&, int64_t, int64_t, int64_t, cudaStream_t);
-template DeviceRows::DeviceRows(const BitLots&, int64_t, int64_t, int64_t, cudaStream_t);
+template DeviceRows::DeviceRows(const RandomScores&, int64_t, int64_t, int64_t, cudaStream_t);
 
 RowIdVector DeviceRows::read(int device) {
   HostLink& link = HostLink::of(device);

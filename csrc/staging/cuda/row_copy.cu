@@ -145,7 +145,7 @@ class CudaStager final : public DeviceStager {
       }
       copy<true>(staged, round.count);
       round.buffer->is_filled.record(stream());
-      round.buffer->is_filled.hold(copies_out_.get());
+      round.buffer->is_filled.block(copies_out_.get());
       for (size_t i = 0; i < arrays.size(); ++i) {
         const int64_t row_bytes = arrays[i].rows.row_bytes;
         CPR_EXT_CUDA(cudaMemcpyAsync(slot + arrays[i].offset + round.first * row_bytes,
@@ -246,7 +246,7 @@ class CudaStager final : public DeviceStager {
     for (int64_t first = 0; first < rows.count; first += most_rows) {
       Buffer& buffer = buffers_[next_];
       next_ = (next_ + 1) % buffers_.size();
-      buffer.is_free.hold(stream());
+      buffer.is_free.block(stream());
       body(Round{&buffer, first, std::min(most_rows, rows.count - first)});
     }
   }

@@ -176,8 +176,9 @@ std::unique_ptr<PendingRows> DeviceRowSampler::begin_select_best(RowRange range,
                                                                  const WeightView*) const {
   const DeviceGuard guard(device());
   const SetBits sampled{on_device_->sampled.words(), range.begin};
-  const BitLots lots{sampled, &on_device_->get()->salt};
-  return std::make_unique<DevicePendingRows>(device(), lots, range, std::min(k, options_.capacity));
+  const RandomScores random_scores{sampled, &on_device_->get()->salt};
+  return std::make_unique<DevicePendingRows>(device(), random_scores, range,
+                                             std::min(k, options_.capacity));
 }
 
 const TakenCodec& DeviceRowSampler::codec() const {

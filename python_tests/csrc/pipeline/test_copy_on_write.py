@@ -1,4 +1,4 @@
-"""csrc/pipeline/kept_rows: whatever changes after keep(), the segment is as it was at its start."""
+"""csrc/pipeline/copy_on_write: rows change once they are copied; the segment has the old ones."""
 
 import threading
 
@@ -16,17 +16,20 @@ from python_tests.csrc.segments import ALIGNMENT, Layout, Table, random_table
 ENTRY_BYTES = 64  # the smallest: a list node and the row, in whole cache lines
 
 
-def pipeline(num_slots, slot_bytes, keep_bytes, num_threads=0):
+def pipeline(num_slots, slot_bytes, copy_on_write_bytes, num_threads=0):
     pool = native.ThreadPool(num_threads=num_threads) if num_threads else None
     return native.SnapshotPipeline(
-        num_slots=num_slots, slot_bytes=slot_bytes, keep_bytes=keep_bytes, pool=pool
+        num_slots=num_slots,
+        slot_bytes=slot_bytes,
+        copy_on_write_bytes=copy_on_write_bytes,
+        pool=pool,
     )
 
 
 def keep_all(job, table, row_ids):
     """As training does it: where memory is full, the next chunks are captured first."""
     done, rounds = 0, 0
-    while (done := job.keep(table, row_ids, done)) < len(row_ids):
+    while (done := job.copy_before_write(table, row_ids, done)) < len(row_ids):
         assert job.state == "capturing"
         job.capture(step=1, max_bytes=1, wait_for_slot=True)
         rounds += 1
@@ -53,7 +56,7 @@ def live_rows(table: Table) -> np.ndarray:
     slot_units=st.integers(1, 3),
     chunk_units=st.integers(0, 2),
     num_slots=st.integers(2, 3),
-    keep_bytes=st.sampled_from([ENTRY_BYTES * 2, 2048, 1 << 20]),
+    copy_on_write_bytes=st.sampled_from([ENTRY_BYTES * 2, 2048, 1 << 20]),
     steps=st.lists(
         st.tuples(
             st.sampled_from([0, 1, 20_000]),  # captured in this step, about; 0: nothing
@@ -65,12 +68,14 @@ def live_rows(table: Table) -> np.ndarray:
     seed=st.integers(0, 2**32),
 )
 def test_the_file_holds_every_row_as_it_was_at_the_start(
-    tmp_path_factory, tables, slot_units, chunk_units, num_slots, keep_bytes, steps, seed
+    tmp_path_factory, tables, slot_units, chunk_units, num_slots, copy_on_write_bytes, steps, seed
 ):
     random = np.random.default_rng(seed)
     smallest = segments.smallest_slot(tables)
     largest_row = max(sum(array[:1].nbytes for array in table.arrays.values()) for table in tables)
-    pipe = pipeline(num_slots, slot_units * smallest, keep_bytes + 2 * (largest_row + ENTRY_BYTES))
+    pipe = pipeline(
+        num_slots, slot_units * smallest, copy_on_write_bytes + 2 * (largest_row + ENTRY_BYTES)
+    )
     layout = Layout(tables)
     expected = layout.expected_file()
     path = tmp_path_factory.mktemp("cow") / "s"
@@ -101,7 +106,7 @@ def test_the_file_holds_every_row_as_it_was_at_the_start(
     job.wait("written")
     job.finish(segments.HEADER)
     assert path.read_bytes() == expected
-    assert pipe.kept_bytes == 0
+    assert pipe.copied_bytes == 0
 
 
 def test_without_keep_the_changed_rows_would_be_in_the_file(tmp_path):
@@ -125,19 +130,19 @@ def test_a_row_is_copied_once_and_only_while_it_waits(tmp_path):
     pipe = pipeline(2, segments.smallest_slot([table]), 1 << 20)
     job = segments.start(pipe, tmp_path / "s", Layout([table]), copy_on_write=True)
     rows = np.array([0, 0, 2, 1, 3, 4094, 4094])  # odd ones are not in the segment
-    assert job.keep(0, rows) == len(rows)
-    kept = pipe.kept_bytes
-    assert kept == 3 * ENTRY_BYTES
-    assert job.keep(0, rows) == len(rows)
-    assert pipe.kept_bytes == kept
+    assert job.copy_before_write(0, rows) == len(rows)
+    copied = pipe.copied_bytes
+    assert copied == 3 * ENTRY_BYTES
+    assert job.copy_before_write(0, rows) == len(rows)
+    assert pipe.copied_bytes == copied
     job.capture(step=1, max_bytes=1, wait_for_slot=True)  # the first chunk: rows 0 and 2
-    assert pipe.kept_bytes == ENTRY_BYTES
-    job.keep(0, np.array([0, 2, 6]))  # captured: they may change as they like
-    assert pipe.kept_bytes == ENTRY_BYTES
+    assert pipe.copied_bytes == ENTRY_BYTES
+    job.copy_before_write(0, np.array([0, 2, 6]))  # captured: they may change as they like
+    assert pipe.copied_bytes == ENTRY_BYTES
     job.cancel("enough")
-    assert pipe.kept_bytes == 0
-    assert job.keep(0, rows) == len(rows)
-    assert pipe.kept_bytes == 0
+    assert pipe.copied_bytes == 0
+    assert job.copy_before_write(0, rows) == len(rows)
+    assert pipe.copied_bytes == 0
 
 
 def test_rows_of_a_last_chunk_that_is_not_full_are_not_copied_once_it_is_captured(tmp_path):
@@ -150,8 +155,8 @@ def test_rows_of_a_last_chunk_that_is_not_full_are_not_copied_once_it_is_capture
     for _ in range(2):
         job.capture(step=1, wait_for_slot=True, stop=stop)
     assert job.state == "capturing"  # it does not know yet that nothing is left
-    job.keep(0, np.arange(1500))
-    assert pipe.kept_bytes == 0
+    job.copy_before_write(0, np.arange(1500))
+    assert pipe.copied_bytes == 0
     job.cancel("done")
 
 
@@ -160,9 +165,9 @@ def test_full_memory_is_told_and_capturing_frees_it(tmp_path):
     pipe = pipeline(2, segments.smallest_slot([table]), 10 * ENTRY_BYTES)
     job = segments.start(pipe, tmp_path / "s", Layout([table]), copy_on_write=True)
     rows = np.arange(4096)
-    assert job.keep(0, rows) == 10
-    assert job.keep(0, rows, 10) == 10
-    assert job.keep(0, rows[:5]) == 5  # done already
+    assert job.copy_before_write(0, rows) == 10
+    assert job.copy_before_write(0, rows, 10) == 10
+    assert job.copy_before_write(0, rows[:5]) == 5  # done already
     assert keep_all(job, 0, rows) > 0
 
 
@@ -171,16 +176,16 @@ def test_wrong_calls_are_refused(tmp_path):
     pipe = pipeline(2, segments.smallest_slot([table]), 1 << 20)
     plain = segments.start(pipe, tmp_path / "plain", Layout([table]))
     with pytest.raises(UsageError, match="copy on write"):
-        plain.keep(0, np.arange(3))
+        plain.copy_before_write(0, np.arange(3))
     job = segments.start(pipe, tmp_path / "s", Layout([table]), copy_on_write=True)
     for wrong in (-1, 1):
         with pytest.raises(UsageError, match="table is"):
-            job.keep(wrong, np.arange(3))
+            job.copy_before_write(wrong, np.arange(3))
     with pytest.raises(UsageError, match="first is 4"):
-        job.keep(0, np.arange(3), 4)
+        job.copy_before_write(0, np.arange(3), 4)
     with pytest.raises(UsageError, match="dtype"):
-        job.keep(0, np.zeros(3))
-    with pytest.raises(UsageError, match="keep_bytes"):
+        job.copy_before_write(0, np.zeros(3))
+    with pytest.raises(UsageError, match="copy_on_write_bytes"):
         pipeline(2, ALIGNMENT, -1)
     plain.cancel("done")
     job.cancel("done")
@@ -204,14 +209,14 @@ def test_a_stopped_capture_comes_back_after_one_chunk_and_chunks_are_as_small_as
     assert (tmp_path / "s").read_bytes() == Layout([table]).expected_file()
 
 
-@pytest.mark.parametrize("keep_bytes", [ENTRY_BYTES * 50, 1 << 20])
-def test_capturing_on_another_thread_while_rows_change_in_turns(tmp_path, keep_bytes):
+@pytest.mark.parametrize("copy_on_write_bytes", [ENTRY_BYTES * 50, 1 << 20])
+def test_capturing_on_another_thread_while_rows_change_in_turns(tmp_path, copy_on_write_bytes):
     """The way of a training loop: the capturing thread has the tables whenever no step runs."""
     random = np.random.default_rng(0)
     tables = [random_table("a", 30_000), random_table("b", 9000, row_ids=np.arange(0, 9000, 3))]
     layout = Layout(tables)
     expected = layout.expected_file()
-    pipe = pipeline(2, 2 * segments.smallest_slot(tables), keep_bytes, num_threads=2)
+    pipe = pipeline(2, 2 * segments.smallest_slot(tables), copy_on_write_bytes, num_threads=2)
     job = segments.start(
         pipe, tmp_path / "s", layout, copy_on_write=True, max_chunk_bytes=64 * 1024
     )

@@ -84,7 +84,7 @@ def test_many_large_counts_give_the_same_rows(kind, share):
 
 
 def sampled_rows(num_rows):
-    """The rows that a selection draws to learn about where the cut is."""
+    """The rows that a selection draws to learn about where the threshold is."""
     bits = np.arange(1, 16385, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

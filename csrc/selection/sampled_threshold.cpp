@@ -1,4 +1,4 @@
-#include "selection/sampled_cut.h"
+#include "selection/sampled_threshold.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kSampleRows = 16384;
 constexpr int64_t kFewestRows = 32 * kSampleRows;
-constexpr double kDeviations = 5;  // of the sample's: it tells wrong less than once in a million
+constexpr double kDeviations = 5;  // of the sample's: wrong less than once in a million
 
 // Keys of rows drawn from all, the same ones each time (SplitMix64 of their numbers).
 std::vector<uint32_t> draw_sample(const CountKeys& keys, int64_t num_rows) {
@@ -29,7 +29,7 @@ std::vector<uint32_t> draw_sample(const CountKeys& keys, int64_t num_rows) {
   return sample;
 }
 
-// Keys from `low` to `high` are about the cut.
+// The threshold is a key from `low` to `high`.
 struct Bracket {
   uint32_t low;
   uint32_t high;
@@ -56,38 +56,38 @@ std::optional<Bracket> find_bracket(std::vector<uint32_t> sample, double share, 
 
 }  // namespace
 
-std::optional<Cut> sampled_cut(const CountKeys& keys, const Parts& parts, int64_t wanted,
-                               uint32_t lowest) {
+std::optional<Threshold> sampled_threshold(const CountKeys& keys, const Parts& parts,
+                                           int64_t wanted, uint32_t lowest) {
   if (parts.num_rows < kFewestRows || wanted >= parts.num_rows) return std::nullopt;
   const double share = static_cast<double>(wanted) / static_cast<double>(parts.num_rows);
   const auto bracket = find_bracket(draw_sample(keys, parts.num_rows), share, lowest);
   if (!bracket) return std::nullopt;
 
-  Cut cut(parts);
+  Threshold threshold(parts);
   std::vector<std::vector<uint32_t>> near(static_cast<size_t>(parts.num_parts));
   parts.for_each([&](int64_t part) {
-    cut.above[part] = collect_between(keys, parts.begin(part), parts.end(part), bracket->low,
-                                      bracket->high, &near[part]);
+    threshold.above[part] = collect_between(keys, parts.begin(part), parts.end(part), bracket->low,
+                                            bracket->high, &near[part]);
   });
   std::vector<uint32_t> all_near;
   for (const auto& some : near) all_near.insert(all_near.end(), some.begin(), some.end());
-  wanted -= std::accumulate(cut.above.begin(), cut.above.end(), int64_t{0});
+  wanted -= std::accumulate(threshold.above.begin(), threshold.above.end(), int64_t{0});
   if (wanted <= 0 || wanted >= static_cast<int64_t>(all_near.size())) return std::nullopt;
 
   const CountKeys near_keys{all_near.data()};
   const Parts near_parts(static_cast<int64_t>(all_near.size()), parts.pool);
   const auto first =
       count_bins(near_keys, near_parts, [](uint32_t key) { return key >> kFirstShift; });
-  const Cut near_cut = radix_cut(near_keys, near_parts, wanted, first);
-  cut.last = near_cut.last;
-  cut.num_ties = near_cut.num_ties;
+  const Threshold near_threshold = radix_threshold(near_keys, near_parts, wanted, first);
+  threshold.last = near_threshold.last;
+  threshold.num_ties = near_threshold.num_ties;
   for (size_t part = 0; part < near.size(); ++part) {
     for (const uint32_t key : near[part]) {
-      cut.above[part] += key > cut.last;
-      cut.equal[part] += key == cut.last;
+      threshold.above[part] += key > threshold.last;
+      threshold.equal[part] += key == threshold.last;
     }
   }
-  return cut;
+  return threshold;
 }
 
 }  // namespace cpr_ext

@@ -1,5 +1,5 @@
-// Copy on write, at row granularity: rows of a segment that are about to change before their turn
-// has come are copied aside, and laid over the chunk when it is captured.
+// Copy on write, at row granularity: rows of a segment that are about to change before their
+// capture are copied first. The capture of their chunk takes the copies.
 #pragma once
 
 #include <cstddef>
@@ -13,73 +13,73 @@
 
 namespace cpr_ext {
 
-// Memory for kept rows, shared by the tables and segments of a pipeline. It is taken from the
+// Memory for copied rows, shared by the tables and segments of a pipeline. It is taken from the
 // system when first used and never grows.
-class KeepArena {
+class CopyArena {
  public:
-  explicit KeepArena(int64_t size_bytes) : size_bytes_(size_bytes) {}
+  explicit CopyArena(int64_t size_bytes) : size_bytes_(size_bytes) {}
 
   int64_t size_bytes() const { return size_bytes_; }
   int64_t used_bytes() const;
 
  private:
-  friend class KeptRows;
+  friend class CopyOnWrite;
   // Both REQUIRE mutex_ held. nullptr: full.
   std::byte* allocate(int64_t entry_bytes);
   void free(std::byte* entry, int64_t entry_bytes);
 
-  struct Free {
+  struct FreePages {
     void operator()(std::byte* data) const;
   };
   const int64_t size_bytes_;
   mutable std::mutex mutex_;  // guards all below
-  std::unique_ptr<std::byte, Free> data_;
+  std::unique_ptr<std::byte, FreePages> data_;
   int64_t begun_bytes_ = 0;                           // handed out at least once
   int64_t free_bytes_ = 0;                            // of those, given back
   std::map<int64_t, std::vector<std::byte*>> freed_;  // by entry size
 };
 
-// The kept rows of one table of one segment. Its calls may come from several threads; one of them
+// The copied rows of one table of one segment. Its calls may come from several threads; one of them
 // at a time captures.
-class KeptRows {
+class CopyOnWrite {
  public:
   // `row_ids` (num_rows,) ascending, or empty for a range. Both, the table and the arena outlive
   // this object.
-  KeptRows(const SegmentTable& table, const std::vector<int64_t>& row_ids, int64_t rows_per_chunk,
-           KeepArena& arena);
-  ~KeptRows() { release(); }
-  KeptRows(const KeptRows&) = delete;
-  KeptRows& operator=(const KeptRows&) = delete;
+  CopyOnWrite(const SegmentTable& table, const std::vector<int64_t>& row_ids,
+              int64_t rows_per_chunk, CopyArena& arena);
+  ~CopyOnWrite() { release(); }
+  CopyOnWrite(const CopyOnWrite&) = delete;
+  CopyOnWrite& operator=(const CopyOnWrite&) = delete;
 
-  // Copies aside each of the `count` rows that the segment holds, that was not kept before and
-  // whose chunk is none of the first `captured_chunks`. Other row ids, those outside the table
-  // included, are passed over. Returns how many row ids were done: less than `count` if the arena
+  // Copies each of the `count` rows that the segment holds, that was not copied before and whose
+  // chunk is none of the first `captured_chunks`. Other row ids, those outside the table included,
+  // are ignored. Returns how many row ids were done: less than `count` if the arena
   // is full.
   template <class Index>
-  int64_t keep(const Index* row_ids, int64_t count, int64_t captured_chunks);
+  int64_t copy_before_write(const Index* row_ids, int64_t count, int64_t captured_chunks);
 
-  // Lays the kept rows of the chunk [first, first + count) over the arrays gathered into `out`, as
-  // they lie in a slot, and gives their memory back.
+  // Overwrites rows of the chunk [first, first + count), gathered into `out` as in a slot, with
+  // their copies, and frees these.
   void overlay(int64_t first, int64_t count, std::byte* out);
 
   // Forgets all.
   void release();
 
  private:
-  struct Entry;
+  struct CopiedRow;
   int64_t chunk_of(int64_t row_id) const;
   int64_t position_in_chunk(int64_t row_id, int64_t first, int64_t count) const;
 
   const SegmentTable& table_;
   const std::vector<int64_t>& row_ids_;
   const int64_t rows_per_chunk_;
-  KeepArena& arena_;
+  CopyArena& arena_;
   int64_t first_row_id_ = 0;  // of the bitmap
   int64_t entry_bytes_ = 0;
   std::vector<int64_t> chunk_begins_;  // (num_chunks,) first row id of each chunk
   // Guarded by the arena's mutex:
-  std::vector<uint64_t> waiting_;  // one bit per row id: in the segment and not kept
-  std::vector<Entry*> heads_;      // (num_chunks,) kept rows of each chunk, a linked list
+  std::vector<uint64_t> waiting_;  // one bit per row id: in the segment and not copied
+  std::vector<CopiedRow*> heads_;  // (num_chunks,) copied rows of each chunk, a linked list
 };
 
 }  // namespace cpr_ext

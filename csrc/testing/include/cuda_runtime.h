@@ -1,23 +1,27 @@
-// CUDA executed on the CPU, for tests of this project's kernels: what of the language and of the
-// runtime they use, under the same names. core/cuda/device.h includes this in place of the real
-// thing.
+// CUDA executed on the CPU, for tests of this project's kernels: the parts of the language and of
+// the runtime that they use, under the same names. The build of `_emulated` has this header's
+// folder on its include path, in place of CUDA's own; emulated_device.h controls the device.
 //
-// A block's threads are fibers that run one at a time, in an order that a test may shuffle, and
-// change places at barriers and warp operations, shuffled ones also before some atomic operations.
-// So what depends on the order of threads gives other answers, and a barrier that not all reach is
-// found; races that need true concurrency, and anything about speed, are not.
+// A block's threads are fibers that run one at a time, in an order that a test may shuffle. They
+// switch at barriers and warp operations, shuffled ones also before some atomic operations. So a
+// result that depends on the order of threads varies, and a barrier that not all reach is found.
+// Races that need true concurrency, and anything about speed, are not.
 //
-// Streams run what was submitted either at once or, in lazy mode, only when somebody waits for it:
-// then memory given away too early, or an order that no event asks for, shows.
+// Streams run submitted work either at once or, in lazy mode, only when somebody waits for it: then
+// memory that is freed too early, or an order that no event requires, shows.
 #pragma once
+
+#ifdef __CUDACC__
+#error "the emulated cuda_runtime.h is on the include path of a CUDA compiler"
+#endif
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <map>
-#include <string>
 #include <tuple>
+#include <type_traits>
+#include <utility>
 
 #define __global__
 #define __device__
@@ -97,16 +101,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event);  // in lazy mode it takes some as
 
 namespace emulated_cuda {
 
-// What a test sets and reads.
-void set_lazy(bool lazy);
-void set_capturing(bool capturing);   // streams say that a graph is made of them, but run
-void shuffle_threads(uint64_t seed);  // 0: in their order
-void fail_call(const std::string& name, int nth, cudaError_t error);  // of those yet to come
-std::map<std::string, int64_t> calls();                               // since the last ask, by name
-std::map<uintptr_t, int64_t> allocations();  // of device memory: address, bytes
-
-void repair();  // after a fault in a kernel, which else breaks the device for good
-
+// What the templates below are made of.
 cudaError_t submit_kernel(const cudaLaunchConfig_t& config, std::function<void()> thread);
 void barrier();
 // Every lane of `mask` gives a value; returns those of all 32 lanes, valid until the next exchange.

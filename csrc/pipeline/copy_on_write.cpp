@@ -1,4 +1,4 @@
-#include "pipeline/kept_rows.h"
+#include "pipeline/copy_on_write.h"
 
 #include <algorithm>
 #include <cassert>
@@ -15,20 +15,20 @@ constexpr int64_t kPrefetchRows = 8;
 constexpr int64_t kRowIdBytes = sizeof(int64_t);
 }  // namespace
 
-struct KeptRows::Entry {
-  Entry* next;
+struct CopyOnWrite::CopiedRow {
+  CopiedRow* next;
   int64_t row_id;
   std::byte* rows() { return reinterpret_cast<std::byte*>(this + 1); }  // each array's row, packed
 };
 
-void KeepArena::Free::operator()(std::byte* data) const { std::free(data); }
+void CopyArena::FreePages::operator()(std::byte* data) const { std::free(data); }
 
-int64_t KeepArena::used_bytes() const {
+int64_t CopyArena::used_bytes() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return begun_bytes_ - free_bytes_;
 }
 
-std::byte* KeepArena::allocate(int64_t entry_bytes) {
+std::byte* CopyArena::allocate(int64_t entry_bytes) {
   const auto freed = freed_.find(entry_bytes);
   if (freed != freed_.end() && !freed->second.empty()) {
     std::byte* entry = freed->second.back();
@@ -36,7 +36,7 @@ std::byte* KeepArena::allocate(int64_t entry_bytes) {
     free_bytes_ -= entry_bytes;
     return entry;
   }
-  if (free_bytes_ == begun_bytes_) {  // all is free: entries of other sizes may have it anew
+  if (free_bytes_ == begun_bytes_) {  // all is free: entries of other sizes may use it again
     freed_.clear();
     begun_bytes_ = free_bytes_ = 0;
   }
@@ -51,15 +51,15 @@ std::byte* KeepArena::allocate(int64_t entry_bytes) {
   return entry;
 }
 
-void KeepArena::free(std::byte* entry, int64_t entry_bytes) {
+void CopyArena::free(std::byte* entry, int64_t entry_bytes) {
   freed_[entry_bytes].push_back(entry);
   free_bytes_ += entry_bytes;
 }
 
-KeptRows::KeptRows(const SegmentTable& table, const std::vector<int64_t>& row_ids,
-                   int64_t rows_per_chunk, KeepArena& arena)
+CopyOnWrite::CopyOnWrite(const SegmentTable& table, const std::vector<int64_t>& row_ids,
+                         int64_t rows_per_chunk, CopyArena& arena)
     : table_(table), row_ids_(row_ids), rows_per_chunk_(rows_per_chunk), arena_(arena) {
-  entry_bytes_ = sizeof(Entry);
+  entry_bytes_ = sizeof(CopiedRow);
   for (const SegmentArray& array : table.arrays) entry_bytes_ += array.rows.row_bytes;
   entry_bytes_ = (entry_bytes_ + kEntryAlignment - 1) / kEntryAlignment * kEntryAlignment;
   if (table.num_rows == 0) return;
@@ -83,20 +83,21 @@ KeptRows::KeptRows(const SegmentTable& table, const std::vector<int64_t>& row_id
   }
 }
 
-int64_t KeptRows::chunk_of(int64_t row_id) const {
+int64_t CopyOnWrite::chunk_of(int64_t row_id) const {
   if (table_.is_range()) return (row_id - table_.range_begin) / rows_per_chunk_;
   return std::upper_bound(chunk_begins_.begin(), chunk_begins_.end(), row_id) -
          chunk_begins_.begin() - 1;
 }
 
-int64_t KeptRows::position_in_chunk(int64_t row_id, int64_t first, int64_t count) const {
+int64_t CopyOnWrite::position_in_chunk(int64_t row_id, int64_t first, int64_t count) const {
   if (table_.is_range()) return row_id - table_.range_begin - first;
   const auto begin = row_ids_.begin() + first;
   return std::lower_bound(begin, begin + count, row_id) - begin;
 }
 
 template <class Index>
-int64_t KeptRows::keep(const Index* row_ids, int64_t count, int64_t captured_chunks) {
+int64_t CopyOnWrite::copy_before_write(const Index* row_ids, int64_t count,
+                                       int64_t captured_chunks) {
   std::lock_guard<std::mutex> lock(arena_.mutex_);
   const uint64_t num_bits = waiting_.size() * 64;
   const auto bit_of = [&](int64_t row_id) { return static_cast<uint64_t>(row_id - first_row_id_); };
@@ -115,7 +116,7 @@ int64_t KeptRows::keep(const Index* row_ids, int64_t count, int64_t captured_chu
     if (chunk < captured_chunks) continue;
     std::byte* memory = arena_.allocate(entry_bytes_);
     if (memory == nullptr) return i;
-    auto* entry = new (memory) Entry{heads_[chunk], row_id};
+    auto* entry = new (memory) CopiedRow{heads_[chunk], row_id};
     std::byte* out = entry->rows();
     for (const SegmentArray& array : table_.arrays) {
       std::memcpy(out, array.rows.row(row_id), array.rows.row_bytes);
@@ -127,41 +128,40 @@ int64_t KeptRows::keep(const Index* row_ids, int64_t count, int64_t captured_chu
   return count;
 }
 
-template int64_t KeptRows::keep(const int32_t*, int64_t, int64_t);
-template int64_t KeptRows::keep(const int64_t*, int64_t, int64_t);
+template int64_t CopyOnWrite::copy_before_write(const int32_t*, int64_t, int64_t);
+template int64_t CopyOnWrite::copy_before_write(const int64_t*, int64_t, int64_t);
 
-void KeptRows::overlay(int64_t first, int64_t count, std::byte* out) {
+void CopyOnWrite::overlay(int64_t first, int64_t count, std::byte* out) {
   std::lock_guard<std::mutex> lock(arena_.mutex_);
   if (heads_.empty()) return;
   assert(first % rows_per_chunk_ == 0 && count <= rows_per_chunk_);
-  Entry*& head = heads_[first / rows_per_chunk_];
+  CopiedRow*& head = heads_[first / rows_per_chunk_];
   if (!table_.is_range()) out += align_up(count * kRowIdBytes);
   while (head != nullptr) {
-    Entry* entry = head;
+    CopiedRow* entry = head;
     const int64_t position = position_in_chunk(entry->row_id, first, count);
     std::byte* to = out;
     const std::byte* from = entry->rows();
     for (const SegmentArray& array : table_.arrays) {
-      const int64_t row_bytes = array.rows.row_bytes;
-      std::memcpy(to + position * row_bytes, from, row_bytes);
-      to += align_up(count * row_bytes);
-      from += row_bytes;
+      std::memcpy(to + position * array.file_row_bytes(), from, array.rows.row_bytes);
+      to += align_up(count * array.file_row_bytes());
+      from += array.rows.row_bytes;
     }
     head = entry->next;
     arena_.free(reinterpret_cast<std::byte*>(entry), entry_bytes_);
   }
 }
 
-void KeptRows::release() {
+void CopyOnWrite::release() {
   std::lock_guard<std::mutex> lock(arena_.mutex_);
-  for (Entry*& head : heads_) {
+  for (CopiedRow*& head : heads_) {
     while (head != nullptr) {
-      Entry* entry = head;
+      CopiedRow* entry = head;
       head = entry->next;
       arena_.free(reinterpret_cast<std::byte*>(entry), entry_bytes_);
     }
   }
-  waiting_.clear();  // nothing is kept any more
+  waiting_.clear();  // nothing is copied any more
 }
 
 }  // namespace cpr_ext

@@ -1,5 +1,4 @@
-// How a selection cuts: the parts that threads work on, and the lowest key that is taken, found by
-// counting keys in bins.
+// The threshold of a selection, found by counting keys in bins; and the parts that threads work on.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +17,7 @@ constexpr int64_t kMostRowsPerPart = int64_t{1} << 30;  // a bin is counted in 3
 
 using Bins = std::array<uint32_t, kNumBins>;
 
-// The rows are cut into parts of equal size, each handled by one thread.
+// The rows are divided into parts of equal size, each handled by one thread.
 struct Parts {
   int64_t num_rows;
   int64_t num_parts;
@@ -47,8 +46,8 @@ struct Parts {
 
 // Which rows are the best: all with a key above `last`, and of those equal to it the first
 // `num_ties`. `above` and `equal` count both per part.
-struct Cut {
-  explicit Cut(const Parts& parts)
+struct Threshold {
+  explicit Threshold(const Parts& parts)
       : above(static_cast<size_t>(parts.num_parts)), equal(static_cast<size_t>(parts.num_parts)) {}
 
   uint32_t last = 0;
@@ -80,39 +79,39 @@ std::vector<Bins> count_bins(const Keys& keys, const Parts& parts, const BinOf& 
   return result;
 }
 
-// Narrows a cut to one bin. `wanted` of the rows counted in `bins` are to be taken; the highest
-// bins are taken whole and counted in cut.above.
+// Narrows the threshold to one bin. `wanted` of the rows counted in `bins` are to be taken; the
+// highest bins are taken whole and counted in threshold.above.
 struct OpenBin {
   uint32_t bin;
   int64_t size;
   int64_t wanted;  // of its rows: 1 to size
 };
 
-inline OpenBin open_bin(const std::vector<Bins>& bins, int64_t wanted, Cut& cut) {
+inline OpenBin open_bin(const std::vector<Bins>& bins, int64_t wanted, Threshold& threshold) {
   for (int bin = kNumBins - 1;; --bin) {
     int64_t size = 0;
     for (const Bins& part : bins) size += part[bin];
     if (size >= wanted) {
-      for (size_t part = 0; part < bins.size(); ++part) cut.equal[part] = bins[part][bin];
+      for (size_t part = 0; part < bins.size(); ++part) threshold.equal[part] = bins[part][bin];
       return {static_cast<uint32_t>(bin), size, wanted};
     }
-    for (size_t part = 0; part < bins.size(); ++part) cut.above[part] += bins[part][bin];
+    for (size_t part = 0; part < bins.size(); ++part) threshold.above[part] += bins[part][bin];
     wanted -= size;
   }
 }
 
 // The open bin holds the keys from `lowest` on: either all of its rows are taken, or it is a single
 // key and the first `wanted` are.
-inline void close_bin(Cut& cut, const OpenBin& open, uint32_t lowest) {
+inline void close_bin(Threshold& threshold, const OpenBin& open, uint32_t lowest) {
   if (open.wanted < open.size) {
-    cut.last = lowest;
-    cut.num_ties = open.wanted;
+    threshold.last = lowest;
+    threshold.num_ties = open.wanted;
     return;
   }
-  cut.last = lowest - 1;
-  for (size_t part = 0; part < cut.above.size(); ++part) {
-    cut.above[part] += cut.equal[part];
-    cut.equal[part] = 0;
+  threshold.last = lowest - 1;
+  for (size_t part = 0; part < threshold.above.size(); ++part) {
+    threshold.above[part] += threshold.equal[part];
+    threshold.equal[part] = 0;
   }
 }
 
@@ -122,10 +121,10 @@ inline void close_bin(Cut& cut, const OpenBin& open, uint32_t lowest) {
 constexpr int kFirstShift = 22;
 
 template <class Keys>
-Cut radix_cut(const Keys& keys, const Parts& parts, int64_t wanted,
-              const std::vector<Bins>& first) {
-  Cut cut(parts);
-  OpenBin open = open_bin(first, wanted, cut);
+Threshold radix_threshold(const Keys& keys, const Parts& parts, int64_t wanted,
+                          const std::vector<Bins>& first) {
+  Threshold threshold(parts);
+  OpenBin open = open_bin(first, wanted, threshold);
   uint32_t prefix = open.bin;
   int shift = kFirstShift;
   while (open.wanted < open.size && shift > 0) {
@@ -135,11 +134,11 @@ Cut radix_cut(const Keys& keys, const Parts& parts, int64_t wanted,
       // Under another prefix the xor leaves a high bit set, and so exceeds every bin.
       return std::min<uint32_t>((key >> shift) ^ (prefix << kBits), kNumBins);
     });
-    open = open_bin(bins, open.wanted, cut);
+    open = open_bin(bins, open.wanted, threshold);
     prefix = (prefix << kBits) | open.bin;
   }
-  close_bin(cut, open, prefix << shift);
-  return cut;
+  close_bin(threshold, open, prefix << shift);
+  return threshold;
 }
 
 }  // namespace cpr_ext

@@ -1,0 +1,138 @@
+#include "pipeline/read_ahead.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/error.h"
+#include "storage/segment_reader.h"
+
+namespace cpr_ext {
+
+namespace {
+
+// While one waits to be scheduled, or opens the next file, the disk has the other's request.
+constexpr int kReaders = 2;
+
+}  // namespace
+
+// A reader's own, so that no two threads share a file.
+struct ReadAhead::OpenFile {
+  const RestoreSource* source = nullptr;
+  std::optional<SegmentReader> reader;
+  std::string damage;         // there is no such regular file
+  bool is_abandoned = false;  // all pauses are spent: from here on one attempt per piece
+};
+
+ReadAhead::ReadAhead(const std::vector<RestoreSource>& sources, bool direct_io, SlotPool& slots,
+                     const ReadErrors& errors)
+    : direct_io_(direct_io), slots_(slots), errors_(errors) {
+  for (const RestoreSource& source : sources) {
+    for (const Chunk& chunk : source.chunks) chunks_.push_back({&source, &chunk});
+  }
+  const size_t num_readers =
+      std::min<size_t>({kReaders, chunks_.size(), static_cast<size_t>(slots.num_slots())});
+  try {
+    while (threads_.size() < num_readers) threads_.emplace_back([this] { run(); });
+  } catch (...) {
+    if (threads_.empty()) throw;  // else fewer do it too
+  }
+}
+
+ReadAhead::~ReadAhead() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    next_to_read_ = chunks_.size();
+    read_.clear();
+    is_stopped_ = true;
+  }
+  stopped_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+std::optional<ReadChunk> ReadAhead::next() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (next_to_give_ == chunks_.size()) return std::nullopt;
+  changed_.wait(lock, [&] { return error_ || read_.count(next_to_give_) > 0; });
+  if (error_) std::rethrow_exception(error_);
+  return std::move(read_.extract(next_to_give_++).mapped());
+}
+
+void ReadAhead::run() {
+  try {
+    OpenFile file;
+    for (;;) {
+      SlotLease slot = slots_.acquire();  // first, so that who reads the next to be given has one
+      size_t number;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (next_to_read_ == chunks_.size()) return;
+        number = next_to_read_++;
+      }
+      ReadChunk read = read_chunk(chunks_[number], std::move(slot), &file);
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (is_stopped_) return;
+      read_.emplace(number, std::move(read));
+      changed_.notify_one();
+    }
+  } catch (...) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!error_) error_ = std::current_exception();
+    changed_.notify_one();
+  }
+}
+
+ReadChunk ReadAhead::read_chunk(const WantedChunk& wanted, SlotLease slot, OpenFile* file) {
+  if (file->source != wanted.source) {
+    *file = OpenFile{};
+    file->source = wanted.source;
+  }
+  const Chunk& chunk = *wanted.chunk;
+  const SegmentTable& table = wanted.source->tables[chunk.table].table;
+  ReadChunk read{wanted.source, &chunk, std::move(slot), {}, 0, false};
+  std::byte* data = read.slot.data();
+  for (const Piece& piece : chunk_pieces(table, chunk.first, chunk.count)) {
+    read.damage.push_back(read_piece(piece, data, file, &read));
+    if (file->reader) read.bytes += piece.size_bytes;
+    data += piece.size_bytes;
+  }
+  return read;
+}
+
+// What is damaged about the piece, or an empty string. What the system refuses is tried again, and
+// then throws StorageError, unless that counts as damage.
+std::string ReadAhead::read_piece(const Piece& piece, std::byte* data, OpenFile* file,
+                                  ReadChunk* read) {
+  for (size_t attempt = 0;; ++attempt) {
+    try {
+      if (!file->reader && file->damage.empty()) open(file);
+      return file->reader ? file->reader->read(piece, data) : file->damage;
+    } catch (const StorageError& error) {
+      file->reader.reset();  // a stale handle is opened again by its name
+      const bool is_last = file->is_abandoned || attempt == errors_.pauses_seconds.size();
+      if (!is_last && pause(errors_.pauses_seconds[attempt])) continue;
+      if (!errors_.count_as_damage) throw;
+      file->is_abandoned = true;
+      read->is_unreadable = true;
+      return error.what();
+    }
+  }
+}
+
+void ReadAhead::open(OpenFile* file) const {
+  try {
+    file->reader.emplace(file->source->path, direct_io_);
+  } catch (const StorageError& error) {
+    if (!SegmentReader::is_missing(error)) throw;
+    file->damage = error.what();
+  }
+}
+
+// False if the reading ended meanwhile.
+bool ReadAhead::pause(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return !stopped_.wait_for(lock, std::chrono::duration<double>(seconds),
+                            [&] { return is_stopped_; });
+}
+
+}  // namespace cpr_ext

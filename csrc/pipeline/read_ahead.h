@@ -1,0 +1,72 @@
+// Reads the chunks of segments ahead into slots, also across files, on threads of its own.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pipeline/segment_restore.h"
+#include "staging/slot_pool.h"
+#include "storage/segment_writer.h"
+
+namespace cpr_ext {
+
+// One chunk, its checksums not yet compared.
+struct ReadChunk {
+  const RestoreSource* source = nullptr;
+  const Chunk* chunk = nullptr;
+  SlotLease slot;
+  std::vector<std::string> damage;  // per piece, empty if it could be read
+  int64_t bytes = 0;
+  bool is_unreadable = false;  // a piece could not be read, rather than is damaged
+};
+
+// Reads all chunks of all sources, and gives them out in their order. Bounded by the slots.
+class ReadAhead {
+ public:
+  // REQUIRES: all that is passed lives longer.
+  ReadAhead(const std::vector<RestoreSource>& sources, bool direct_io, SlotPool& slots,
+            const ReadErrors& errors);
+  // Reads no more. A slot that a reader waits for comes from those that were read.
+  ~ReadAhead();
+  ReadAhead(const ReadAhead&) = delete;
+  ReadAhead& operator=(const ReadAhead&) = delete;
+
+  // The next chunk; nothing after the last. Throws what a reader threw.
+  std::optional<ReadChunk> next();
+
+ private:
+  struct WantedChunk {
+    const RestoreSource* source;
+    const Chunk* chunk;
+  };
+  struct OpenFile;
+  void run();
+  ReadChunk read_chunk(const WantedChunk& wanted, SlotLease slot, OpenFile* file);
+  std::string read_piece(const Piece& piece, std::byte* data, OpenFile* file, ReadChunk* read);
+  void open(OpenFile* file) const;
+  bool pause(double seconds);
+
+  const bool direct_io_;
+  SlotPool& slots_;
+  const ReadErrors& errors_;
+  std::vector<WantedChunk> chunks_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::condition_variable stopped_;
+  std::map<size_t, ReadChunk> read_;  // guarded by mutex_, as all below
+  size_t next_to_read_ = 0;
+  size_t next_to_give_ = 0;
+  bool is_stopped_ = false;
+  std::exception_ptr error_;
+  std::vector<std::thread> threads_;  // last: they use all above
+};
+
+}  // namespace cpr_ext
