@@ -31,10 +31,13 @@ class TableVersions:
         self._tensors: list[list[torch.Tensor]] = [[] for _ in self._tables]
         self._pointers = [0] * len(self._tables)
         self._versions = native.TensorVersions(len(self._tables))
+        self._states: list[tuple[Any, Any, int]] = []
         self.accept_tables(range(len(self._tables)))
 
     def accept_tables(self, indexes: Collection[int]) -> None:
         """Take some tables as they are now, whatever tensors they consist of."""
+        if not indexes:
+            return
         for index in indexes:
             table = self._tables[index]
             tensors = [table.weight, *_state_tensors(table)]
@@ -42,7 +45,7 @@ class TableVersions:
             self._tensors[index] = tensors
             self._pointers[index] = table.weight.data_ptr()
         optimizers = {id(t.optimizer): t.optimizer for t in self._tables if t.optimizer is not None}
-        self._states: list[tuple[Any, Any, int]] = [
+        self._states = [
             (optimizer, optimizer.state, len(optimizer.state)) for optimizer in optimizers.values()
         ]
 
