@@ -7,6 +7,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Python compiles what it imports; compiling all that is installed takes a minute.
 INSTALL := $(PIP) install --no-compile -c constraints.txt
 export MPLBACKEND := Agg
+# Without bytecode each process would compile torch again: 2.6 seconds each.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint fmt build bench bench-tiny reliability power-cut-test sanitize clean
 
@@ -62,6 +64,7 @@ crash-test: build
 	$(BIN)/python -m python_tests.faults teeth
 	$(BIN)/python -m python_tests.faults read_side
 	$(BIN)/python -m python_tests.faults read_side --teeth 30
+	$(BIN)/python -m pytest -m long --timeout 1500 python_tests/test_process_death.py
 
 # Needs root, loop devices and ext4; says why it is skipped where there are none.
 power-cut-test: build

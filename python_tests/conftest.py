@@ -2,7 +2,7 @@
 
 The checkout is appended to the path, not inserted: ``python_tests.*`` can be imported, and the
 cpr_ext under test stays the installed one or that on PYTHONPATH (such as a sanitizer build).
-Profiles are chosen by CPR_EXT_HYPOTHESIS=dev|ci|sanitize (dev if unset).
+Profiles are chosen by CPR_EXT_HYPOTHESIS=dev|ci|sanitize|threads (dev if unset).
 """
 
 import gc
@@ -22,6 +22,7 @@ _COMMON = {
 settings.register_profile("dev", max_examples=60, **_COMMON)
 settings.register_profile("ci", max_examples=300, print_blob=True, **_COMMON)
 settings.register_profile("sanitize", max_examples=15, **_COMMON)
+settings.register_profile("threads", max_examples=5, **_COMMON)
 settings.load_profile(os.environ.get("CPR_EXT_HYPOTHESIS", "dev"))
 
 

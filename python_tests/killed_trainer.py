@@ -103,9 +103,12 @@ def fork_trainer(store, kind, journal):
         os._exit(1)
 
 
-def wait_for_first_step(journal):
-    deadline = time.monotonic() + 30
-    while not journal.path.exists() and time.monotonic() < deadline:
+def wait_for(journal, event, pid):
+    """Until the trainer has written ``event``, or has ended."""
+    deadline = time.monotonic() + 120
+    while not journal.read(event) and time.monotonic() < deadline:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return
         time.sleep(0.005)
 
 
@@ -149,8 +152,11 @@ def kill_again_and_again(directory, number, kills_wanted, chance):
         if kills == kills_wanted or committed == NUM_STEPS:
             break
         pid = fork_trainer(store, kind, journal)
-        if chance.random() < 0.8:
-            wait_for_first_step(journal)
+        # However slow the machine is, every second trainer lives to see a step made durable.
+        if life % 2:
+            wait_for(journal, "durable", pid)
+        elif chance.random() < 0.8:
+            wait_for(journal, "resumed", pid)
         time.sleep(chance.uniform(0.0, 0.25))
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)

@@ -46,16 +46,18 @@ build_one() {
 # Python's own allocations at exit are no leaks of ours. C++ exceptions cross uninstrumented
 # libraries, so libstdc++ is preloaded too, that their throwing can be intercepted. A process
 # that a test forks must not wait for threads that it does not have.
+# ThreadSanitizer's reports come from threads, not from many examples.
 run_under() {
-  local kind=$1
+  local kind=$1 profile=sanitize
   shift
+  if [ "$kind" = thread ]; then profile=threads; fi
   without_aslr env \
     LD_PRELOAD="$runtime_path $(${CXX:-g++} -print-file-name=libstdc++.so.6)" \
     ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:${ASAN_MORE:-}log_path=$PWD/$build/report" \
     UBSAN_OPTIONS="print_stacktrace=1:log_path=$PWD/$build/report" \
     TSAN_OPTIONS="exitcode=66:suppressions=$PWD/tools/tsan.supp:die_after_fork=0:log_path=$PWD/$build/report" \
     PYTHONPATH="$package:$PWD" PYTHONDONTWRITEBYTECODE=1 PYTHONMALLOC=malloc \
-    CPR_EXT_SANITIZER=$kind CPR_EXT_EMULATED=${emulated:-0} CPR_EXT_HYPOTHESIS=sanitize "$@"
+    CPR_EXT_SANITIZER=$kind CPR_EXT_EMULATED=${emulated:-0} CPR_EXT_HYPOTHESIS=$profile "$@"
 }
 
 # The fibers of the emulated device make AddressSanitizer say once, in these lines, that it may be

@@ -14,10 +14,10 @@ from python_tests.distributed.sharded_job import Settings, journal_of
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {
-    "collective_seconds": 5.0,
-    "join_seconds": 30.0,
+    "collective_seconds": 8.0,
+    "join_seconds": 60.0,
     "heartbeat_seconds": 0.5,
-    "identity_seconds": 10.0,
+    "identity_seconds": 20.0,
 }
 
 
@@ -108,17 +108,17 @@ class Cluster:
         for rank in ranks:
             assert self.wait_for_exit(self.pids[rank], 30) == -signal.SIGKILL
 
-    def exit_code(self, rank, seconds=30):
+    def exit_code(self, rank, seconds=100):
         return self.wait_for_exit(self.pids[rank], seconds)
 
-    def exit_codes(self, seconds=60):
+    def exit_codes(self, seconds=150):
         deadline = time.monotonic() + seconds
         codes = {}
         for rank, pid in self.pids.items():
             codes[rank] = self.wait_for_exit(pid, max(0, deadline - time.monotonic()))
         return codes
 
-    def finish(self, seconds=60):
+    def finish(self, seconds=150):
         codes = self.exit_codes(seconds)
         assert codes == dict.fromkeys(self.ranks, 0), self.logs()
         for rank in self.ranks:
@@ -131,7 +131,7 @@ class Cluster:
     def recoveries(self, rank):
         return self.events(rank, "recovered")
 
-    def wait_until(self, condition, seconds=30):
+    def wait_until(self, condition, seconds=100):
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, self.logs()

@@ -23,7 +23,7 @@ def test_a_worker_that_is_stopped_for_less_than_the_time_out_is_waited_for(make_
 def test_a_worker_that_was_stopped_for_longer_rejoins_with_its_tables(make_cluster):
     cluster = make_cluster(
         num_steps=40, world_size=2, step_seconds=0.02,
-        time_outs={"collective_seconds": 1.0, "identity_seconds": 0.5},
+        time_outs={"collective_seconds": 3.0, "identity_seconds": 0.5},
     )  # fmt: skip
     cluster.start()
     cluster.wait_for_step(10)
@@ -118,8 +118,8 @@ def test_an_error_of_the_training_step_is_no_lost_peer(make_cluster):
 
 def test_loading_may_take_longer_than_a_collective(make_cluster):
     cluster = make_cluster(
-        num_steps=30, world_size=2, step_seconds=0.01, load_seconds=2.5,
-        time_outs={"collective_seconds": 1.0},
+        num_steps=30, world_size=2, step_seconds=0.01, load_seconds=5.0,
+        time_outs={"collective_seconds": 3.0},
     )  # fmt: skip
     cluster.start()
     cluster.wait_for_step(10)

@@ -150,7 +150,7 @@ def follow(watch, seen, nurseries):
 
     before = watch.step(0)
     pester_all()
-    watch.wait_until(lambda: watch.step(0) >= before + 20, seconds=20)
+    watch.wait_until(lambda: watch.step(0) >= before + 20, seconds=60)
     seen.steps_while_pestered = watch.step(0) - before
     seen.losses_while_pestered = sum(
         kind == "peer_lost" for rank in RANKS for _, kind, _ in watch.events(rank)
@@ -230,7 +230,7 @@ def test_strangers_on_every_port_neither_stop_training_nor_recovery(seen):
     assert seen.steps_while_pestered >= 20
     assert seen.losses_while_pestered == 0
     assert seen.pestered_while_recovering > 0
-    assert seen.seconds_to_recover < 20
+    assert seen.seconds_to_recover < 60
 
 
 def test_nothing_is_unpickled_in_a_job_that_loses_a_worker(seen, tmp_path_factory):

@@ -136,7 +136,7 @@ def test_a_reader_writes_nothing(run, tmp_path):
 def test_readers_do_not_exclude_each_other(run):
     _, checkpointer = run
     store = checkpointer.store.directory
-    inside = threading.Barrier(2, timeout=10)
+    inside = threading.Barrier(2, timeout=60)
 
     def read():
         with leases.reader_lease(store):

@@ -347,13 +347,13 @@ def test_wait_keeps_its_time(tmp_path, monkeypatch):
     advance = cpr_ext.saving.saver.Saver.advance
 
     def slowly(self, **options):
-        time.sleep(0.02)
+        time.sleep(0.2)  # times a hundred slots
         advance(self, **options)
 
     monkeypatch.setattr(cpr_ext.saving.saver.Saver, "advance", slowly)
     started = time.monotonic()
     assert run.checkpointer.wait(0.05) is False
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 10
     monkeypatch.undo()
     assert run.checkpointer.wait(60) is True
     run.checkpointer.close()

@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_opened_ends_the_restoration_after_the_pauses(segm
     with no_descriptors(), pytest.raises(StorageError) as error:
         segments.restore(segment, targets, pauses_seconds=[0.05, 0.1])
     assert error.value.errno == errno.EMFILE
-    assert 0.15 <= time.monotonic() - started < 5
+    assert 0.15 <= time.monotonic() - started < 30
 
 
 def test_a_file_that_can_be_opened_later_is_restored_whole(segment):

@@ -111,7 +111,7 @@ def test_a_wait_ends_at_its_time_out(tmp_path, seconds):
     job, _ = _start(tmp_path, segments.pipeline())
     begin = time.monotonic()
     assert job.wait("written", timeout_seconds=seconds) is False
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
 
 
 def test_a_wait_without_time_out_ends_when_another_thread_gets_there(tmp_path):
@@ -296,7 +296,7 @@ def test_a_capture_without_a_free_slot_stops_instead_of_waiting(tmp_path, faulty
     assert pipe.num_free_slots == 0
     begin = time.monotonic()
     assert job.capture(step=2) == []
-    assert time.monotonic() - begin < 0.05, "did not wait"
+    assert time.monotonic() - begin < 0.5, "did not wait"
     assert len(job.capture(step=3, max_bytes=1, wait_for_slot=True)) == 1, "waited"
     segments.capture_all(job)
     assert job.wait("written", timeout_seconds=0.01) is False

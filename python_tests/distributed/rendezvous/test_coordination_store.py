@@ -71,7 +71,7 @@ def test_a_value_is_waited_for_until_it_is_there_or_time_is_up(place):
     began = time.monotonic()
     with pytest.raises(dist.DistStoreError, match="missing: not there in time"):
         store.wait(["missing"], timedelta(seconds=0.3))
-    assert 0.2 < time.monotonic() - began < 3
+    assert 0.2 < time.monotonic() - began < 30
 
 
 def test_a_host_that_does_not_answer_is_an_error_of_torchs_kind():

@@ -24,7 +24,7 @@ from python_tests.distributed.strangers import KINDS, bother, listening
 
 SECRET = "of-the-tests-of-the-host-and-no-other"
 COMMAND = [sys.executable, "-m", "cpr_ext.distributed.rendezvous_host"]
-PROMPT_SECONDS = 3.0
+PROMPT_SECONDS = 15.0
 
 
 class Host:
