@@ -339,7 +339,7 @@ class TableWatch:
     ) -> Callable[[], Any]:
         def run_and_note() -> Any:
             started = time.perf_counter()
-            self._versions.accept_step(step.written)  # by the step, since the closure last ran
+            self._versions.accept_tables(step.written)  # by the step, since the closure last ran
             self._held_seconds += time.perf_counter() - started
             loss = closure()
             started = time.perf_counter()

@@ -137,6 +137,7 @@ def test_reading_keeps_nothing_alive_and_leaks_nothing(dlpack):
             counter.count([0])
             for indices in kinds:
                 _C.count_lookups([tracker], [indices])
+        for _ in range(times // 5):
             for indices in refused:
                 with pytest.raises(UsageError):
                     tracker.observe(indices)
@@ -147,8 +148,10 @@ def test_reading_keeps_nothing_alive_and_leaks_nothing(dlpack):
     tensors = sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
     use(1000)
     gc.collect()
-    assert sum(isinstance(each, torch.Tensor) for each in gc.get_objects()) == tensors
-    assert [sys.getrefcount(each) for each in watched] == counts
+    # A leak is one of each call; a few objects of other tests may come or go.
+    assert sum(isinstance(each, torch.Tensor) for each in gc.get_objects()) < tensors + 100
+    for each, count in zip(watched, counts, strict=True):
+        assert sys.getrefcount(each) < count + 100
 
 
 def test_memory_may_go_at_once(dlpack):
