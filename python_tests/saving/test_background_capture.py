@@ -1,8 +1,7 @@
-"""Capture on a thread of its own: exact while training goes on, and given up where it cannot be."""
+"""Capture on a thread of its own: exact while training goes on, and aborted where it cannot be."""
 
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,243 +11,18 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import SnapshotFailedWarning, UsageError
-from cpr_ext.saving.capture_mode import CaptureMode
-from cpr_ext.saving.saver import Saver
 from python_tests.helpers import (
-    STILL_OPTIMIZERS,
     Trained,
-    assert_same,
     copy_rows,
     differences,
-    read_chunks,
-    shard_records,
     short_windows,
 )
-
-TABLES = {"a": (20_000, 8), "b": (700, 4)}
-OPTIONS = {
-    "overlap": "always",
-    "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10),
-    "num_shards": 2,
-    "schedule": cpr_ext.EverySteps(1000),
-    "lookups": 200,
-}
-
-
-def captured_rows(checkpointer):
-    """The rows of all live segments: {table: {row id: (step, {array: row})}}."""
-    rows = {}
-    for _, _, path in shard_records(checkpointer.store):
-        for chunk in read_chunks(path):
-            for position, row_id in enumerate(chunk.row_ids.tolist()):
-                values = {name: array[position] for name, array in chunk.arrays.items()}
-                rows.setdefault(chunk.table, {})[row_id] = (chunk.step, values)
-    return rows
-
-
-def assert_captured(checkpointer, rows_of_step):
-    captured = captured_rows(checkpointer)
-    assert captured
-    for table, rows in captured.items():
-        for row_id, (step, values) in rows.items():
-            then = rows_of_step[step][table]
-            assert_same(values, {name: array[row_id] for name, array in then.items()})
-
-
-def num_dirty(checkpointer):
-    return sum(tracker.num_dirty() for tracker in checkpointer._trackers.values())
-
-
-def train_until_captured(run, limit=200):
-    """Steps until the snapshot in flight is captured; returns the rows after each step."""
-    rows = {}
-    checkpointer = run.checkpointer
-    step = checkpointer.step
-
-    def step_and_copy(num_samples=1):
-        rows[checkpointer.step_count + 1] = copy_rows(checkpointer.tables)
-        return step(num_samples)
-
-    checkpointer.step = step_and_copy
-    for count in range(limit):
-        run.train(1)
-        if count and (
-            checkpointer._saver.in_flight is None or checkpointer._saver.in_flight.is_captured
-        ):
-            break
-    else:
-        raise AssertionError(f"not captured in {limit} steps")
-    checkpointer.step = step
-    return rows
-
-
-@pytest.mark.parametrize("optimizer", STILL_OPTIMIZERS)
-@pytest.mark.parametrize("kept_bytes", [2048, 1 << 20])
-def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimizer, kept_bytes):
-    staging = cpr_ext.StagingOptions(slot_bytes=64 << 10, copy_on_write_bytes=kept_bytes)
-    options = {**OPTIONS, "staging": staging}
-    run = Trained(tmp_path, TABLES, optimizer=optimizer, consistency="step", **options)
-    with short_windows():
-        rows = train_until_captured(run)
-    num_steps = run.checkpointer.step_count
-    run.checkpointer.wait()
-    assert_captured(run.checkpointer, rows)
-    (point,) = run.store.dense.segments
-    assert point.is_complete
-    base_step = point.last_step
-    assert (point.first_step, point.num_samples) == (base_step, 10 * base_step)
-    if kept_bytes > 2048:  # else rows are captured to make room
-        assert num_steps > base_step + 2
-    assert differences(rows[base_step], rows[num_steps])
-    assert run.checkpointer._saver._pipeline.copied_bytes == 0
-    run.checkpointer.close()
-
-
-def test_rows_that_changed_while_a_snapshot_of_an_earlier_step_was_captured_stay_dirty(tmp_path):
-    run = Trained(
-        tmp_path, TABLES, consistency="step", priority=cpr_ext.AllRows(), num_shards=1,
-        **{k: v for k, v in OPTIONS.items() if k != "num_shards"},
-    )  # fmt: skip
-    with short_windows():
-        train_until_captured(run)
-    run.checkpointer.wait()
-    (base,) = run.store.dense.segments
-    last = run.checkpointer.step_count
-    run.checkpointer.save("partial")
-    run.checkpointer.wait()
-    expected = run.rows()
-    run.die()
-    fresh = Trained(tmp_path, TABLES, seed=5, consistency="step", priority=cpr_ext.AllRows(),
-                    overlap="never", staging=OPTIONS["staging"])  # fmt: skip
-    report = fresh.checkpointer.recover()
-    assert report.step == last > base.last_step
-    assert_same(fresh.rows(), expected)
-    fresh.checkpointer.close()
-
-
-def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp_path):
-    """No step() reads all counts: the rows are chosen while training runs, and held after that."""
-    run = Trained(
-        tmp_path, TABLES, consistency="step", priority=cpr_ext.MostFrequentlyUsed(0.01), **OPTIONS
-    )
-    checkpointer = run.checkpointer
-    rows = {}
-    with short_windows():
-        train_until_captured(run)
-        checkpointer.wait()
-        checkpointer.schedule = cpr_ext.EverySteps(1)
-        run.train(1)
-        checkpointer.schedule = cpr_ext.EverySteps(1000)
-        snapshot = checkpointer._saver.in_flight
-        assert snapshot.kind == "partial"
-        began = checkpointer.step_count
-        while snapshot.mode is CaptureMode.CHOOSE_FIRST:
-            # A table of a shard is chosen in every window.
-            assert snapshot.state == "capturing", snapshot.error
-            dirty = num_dirty(checkpointer)
-            run.train(1)
-            rows[checkpointer.step_count] = copy_rows(checkpointer.tables)
-        held = checkpointer.step_count
-        assert held == began + 2 * len(TABLES)
-        assert num_dirty(checkpointer) < dirty  # saved rows are clean at once
-        run.train(1)
-    checkpointer.wait()
-    assert (snapshot.first_step, snapshot.last_step, snapshot.num_samples) == (
-        held,
-        held,
-        10 * held,
-    )
-    partial = [path for _, record, path in shard_records(run.store) if record.kind == "partial"]
-    assert len(partial) == 2
-    for path in partial:
-        for chunk in read_chunks(path):
-            assert chunk.step == held
-            for name, array in chunk.arrays.items():
-                assert torch.equal(
-                    torch.as_tensor(array), rows[held][chunk.table][name][chunk.row_ids]
-                )
-    checkpointer.close()
-
-
-def test_a_snapshot_waited_for_before_its_rows_are_chosen_is_of_the_step_it_is_waited_for(tmp_path):
-    run = Trained(
-        tmp_path, TABLES, consistency="step", priority=cpr_ext.MostFrequentlyUsed(0.01), **OPTIONS
-    )
-    with short_windows():
-        train_until_captured(run)
-        run.checkpointer.wait()
-        run.checkpointer.schedule = cpr_ext.EverySteps(1)
-        run.train(2)
-        snapshot = run.checkpointer._saver.in_flight
-        assert snapshot.mode is CaptureMode.CHOOSE_FIRST
-        run.checkpointer.wait()
-    assert snapshot.first_step == snapshot.last_step == run.checkpointer.step_count
-    assert snapshot.state == "committed"
-    run.checkpointer.close()
-
-
-@pytest.mark.parametrize("num_waits", [1, 3])
-def test_a_wait_that_runs_out_leaves_all_rows_of_a_snapshot_of_one_step(
-    tmp_path, monkeypatch, num_waits
-):
-    """The rows that the wait captured, and those that later steps capture, are of one step."""
-    run = Trained(
-        tmp_path, TABLES, consistency="step", priority=cpr_ext.MostFrequentlyUsed(0.5), **OPTIONS
-    )
-    checkpointer = run.checkpointer
-    with short_windows():
-        train_until_captured(run)
-        checkpointer.wait()
-        checkpointer.schedule = cpr_ext.EverySteps(1)
-        run.train(1)
-        checkpointer.schedule = cpr_ext.EverySteps(1000)
-        snapshot = checkpointer._saver.in_flight
-        assert (snapshot.kind, snapshot.state) == ("partial", "capturing")
-        rows = {checkpointer.step_count: run.rows()}
-        for _ in range(num_waits):
-            assert wait_for_one_chunk(checkpointer, monkeypatch) is False
-        assert snapshot.bytes_captured > 0
-        assert snapshot.state == "capturing"
-        rows.update(train_until_captured(run))
-    assert checkpointer.wait()
-    _, partial = run.store.dense.segments
-    assert_of_one_step(run.store, partial, rows)
-    checkpointer.close()
-
-
-def assert_of_one_step(store, dense, rows_of_step):
-    """Each row of a snapshot, named by its dense part, is as it was at one step."""
-    assert dense.first_step == dense.last_step
-    checked = 0
-    for _, record, path in shard_records(store):
-        if record.snapshot == dense.snapshot:
-            for chunk in read_chunks(path):
-                assert chunk.step == dense.last_step
-                for name, array in chunk.arrays.items():
-                    if name in rows_of_step[chunk.step][chunk.table]:
-                        then = rows_of_step[chunk.step][chunk.table][name][chunk.row_ids]
-                        assert torch.equal(array, then)
-                        checked += 1
-    assert checked
-
-
-def wait_for_one_chunk(checkpointer, monkeypatch):
-    """wait() with a limit that ends when a chunk is captured, however slow the machine is."""
-    now = [0.0]
-    advance = Saver.advance
-
-    def advance_and_end(self, **options):
-        before = self.in_flight.bytes_captured
-        advance(self, **options)
-        if self.in_flight.bytes_captured != before:
-            now[0] += 10.0
-
-    with monkeypatch.context() as patch:
-        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
-        patch.setattr("cpr_ext.saving.saver.time", clock)
-        patch.setattr("cpr_ext.saving.saver._CHUNK_BYTES", 1)
-        patch.setattr(Saver, "advance", advance_and_end)
-        return checkpointer.wait(0.01)
+from python_tests.saving.captured import (
+    OPTIONS,
+    TABLES,
+    assert_captured,
+    train_until_captured,
+)
 
 
 @given(

@@ -44,7 +44,7 @@ def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimi
     if kept_bytes > 2048:  # else rows are captured to make room
         assert num_steps > base_step + 2
     assert differences(rows[base_step], rows[num_steps])
-    assert run.checkpointer._saver._pipeline.kept_bytes == 0
+    assert run.checkpointer._saver._pipeline.copied_bytes == 0
     run.checkpointer.close()
 
 
