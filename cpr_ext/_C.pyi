@@ -49,6 +49,7 @@ __all__: list[str] = [
     "restore_segments",
     "scatter_rows",
     "top_rows",
+    "use_dlpack",
     "use_instruction_set",
     "use_stream",
 ]
@@ -286,38 +287,45 @@ class GradientCounter:
 
         Returns the number of their row ids, the positions of tables that have a gradient, and
         the positions of those whose gradient it cannot read: dense, on a GPU, not contiguous.
-        Raises RowIndexError, with nothing counted.
+        Raises RowIndexError, with nothing counted, and the error that ended counting.
         """
 
     def wait(self) -> None:
-        """Wait until all rows are counted."""
+        """Wait until all rows are counted.
 
-class TensorVersions:
-    """PyTorch's version counters of tensors, as they are expected."""
-
-    def __init__(
-        self,
-        tensors: list[torch.Tensor],
-        tables: collections.abc.Sequence[typing.SupportsIndex],
-        versions: collections.abc.Sequence[typing.SupportsIndex],
-    ) -> None:
-        """Each tensor with its table's position and its version."""
-
-    def accept(self) -> None:
-        """Read them all."""
-
-    def accept_step(self, stepped: collections.abc.Sequence[typing.SupportsIndex]) -> None:
-        """Accept the writes of an optimizer to the tables at these positions.
-
-        Reads their tensors' versions or, of a tensor that four steps have written equally
-        often, adds that number.
+        Raises the error that ended counting, each time.
         """
 
-    def are_same(self, unsteady_only: bool = False) -> bool:
-        """Compare with PyTorch's counters, of all or of those that accept_step() reads."""
+    @property
+    def error(self) -> str | None:
+        """The message of the error that ended counting, or None."""
 
-    def values(self) -> list[int]:
-        """Return the expected versions."""
+class TensorVersions:
+    """PyTorch's version counters of the tensors of tables."""
+
+    def __init__(self, num_tables: typing.SupportsIndex) -> None: ...
+    def accept(self, tables: collections.abc.Sequence[typing.SupportsIndex]) -> bool:
+        """Read the versions of the tables at these positions.
+
+        Returns False, with nothing read, if the state of one has another size.
+        """
+
+    def are_same(self) -> bool:
+        """Check that no version and no state's size has changed."""
+
+    def set(
+        self,
+        table: typing.SupportsIndex,
+        tensors: list[torch.Tensor],
+        state: collections.abc.Sized | None,
+    ) -> None:
+        """Take these tensors for the table at this position, as they are now.
+
+        state: the sized container of an optimizer that some of them are in, or None.
+        """
+
+    def values(self, table: typing.SupportsIndex) -> list[int]:
+        """Return the versions of a table's tensors, as last read."""
 
 class ParameterLists:
     """The parameters of an optimizer's groups, as they were."""
@@ -701,6 +709,12 @@ def top_rows(
     scores: (num_rows) uint32 or float32, contiguous; torch (CPU) or numpy.
     Returns (<= k) int64 row ids, ascending. Linear in num_rows. Raises UsageError for
     a score that is NaN or negative.
+    """
+
+def use_dlpack(use: bool) -> bool:
+    """Let torch's DLPack exchange API read tensors, or not; for tests and measurements.
+
+    Returns whether it does: torch 2.10 and later have it.
     """
 
 def use_instruction_set(name: str) -> None:

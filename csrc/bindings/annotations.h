@@ -16,6 +16,10 @@ class Tensor : public pybind11::object {
   PYBIND11_OBJECT_DEFAULT(Tensor, object, PyObject_Type)
 };
 
+class SizedOrNone : public pybind11::object {
+  PYBIND11_OBJECT_DEFAULT(SizedOrNone, object, PyObject_Type)
+};
+
 template <class T>
 class SequenceOf : public pybind11::sequence {
   using pybind11::sequence::sequence;
@@ -39,6 +43,11 @@ struct handle_type_name<cpr_ext::ArrayLike> {
 template <>
 struct handle_type_name<cpr_ext::Tensor> {
   static constexpr auto name = const_name("torch.Tensor");
+};
+
+template <>
+struct handle_type_name<cpr_ext::SizedOrNone> {
+  static constexpr auto name = const_name("collections.abc.Sized | None");
 };
 
 template <class T>

@@ -142,7 +142,7 @@ class TensorVersions {
  public:
   explicit TensorVersions(size_t num_tables) : tables_(num_tables) {}
 
-  void set(size_t table, const TensorList& tensors, const py::object& state) {
+  void set(size_t table, const TensorList& tensors, const SizedOrNone& state) {
     Table now{{}, state, size_of(state)};
     for (const py::handle tensor : tensors) {
       auto object = py::reinterpret_borrow<py::object>(tensor);
@@ -251,32 +251,30 @@ void register_gradients(py::module_& module) {
            "weights: the tables' tensors; trackers: of each table, those that count its rows.")
       .def(
           "count", &GradientCounter::count, py::arg("tables"),
-          "Reads the gradients of the tables at these positions. Returns how many row ids they\n"
-          "have; the positions of tables that have one; and of those whose it cannot read: dense,\n"
-          "on a GPU, not contiguous. Raises RowIndexError, with nothing counted, and the error "
-          "that\n"
-          "ended counting.")
+          "Read the gradients of the tables at these positions.\n\n"
+          "Returns the number of their row ids, the positions of tables that have a gradient, and\n"
+          "the positions of those whose gradient it cannot read: dense, on a GPU, not contiguous.\n"
+          "Raises RowIndexError, with nothing counted, and the error that ended counting.")
       .def("wait", &GradientCounter::wait,
-           "Returns once all is counted. Raises the error that ended counting, each time.")
+           "Wait until all rows are counted.\n\nRaises the error that ended counting, each time.")
       .def_property_readonly("error", &GradientCounter::error,
                              "The message of the error that ended counting, or None.");
   module.def("use_dlpack", &use_dlpack, py::arg("use"),
-             "For tests and measurements: whether torch's DLPack exchange API may read tensors.\n"
+             "Let torch's DLPack exchange API read tensors, or not; for tests and measurements.\n\n"
              "Returns whether it does: torch 2.10 and later have it.");
   py::class_<TensorVersions>(module, "TensorVersions",
                              "PyTorch's version counters of the tensors of tables.")
       .def(py::init<size_t>(), py::arg("num_tables"))
       .def("set", &TensorVersions::set, py::arg("table"), py::arg("tensors"), py::arg("state"),
-           "Takes these tensors for the table at this position, as they are now. state: the sized\n"
-           "container of an optimizer that some of them are in, or None.")
-      .def(
-          "accept", &TensorVersions::accept, py::arg("tables"),
-          "Reads the versions of the tables at these positions. Returns False, with nothing read,\n"
-          "if the state of one has another size.")
+           "Take these tensors for the table at this position, as they are now.\n\n"
+           "state: the sized container of an optimizer that some of them are in, or None.")
+      .def("accept", &TensorVersions::accept, py::arg("tables"),
+           "Read the versions of the tables at these positions.\n\n"
+           "Returns False, with nothing read, if the state of one has another size.")
       .def("are_same", &TensorVersions::are_same,
-           "Whether no version and no state's size has changed.")
+           "Check that no version and no state's size has changed.")
       .def("values", &TensorVersions::values, py::arg("table"),
-           "The versions of a table's tensors, as last read: a list of int.");
+           "Return the versions of a table's tensors, as last read.");
   py::class_<ParameterLists>(module, "ParameterLists",
                              "The parameters of an optimizer's groups, as they were.")
       .def(py::init<const ParameterGroups&>(), py::arg("groups"))

@@ -14,7 +14,7 @@ constexpr int32_t kCpuDevice = 1;
 constexpr int32_t kCudaDevice = 2;
 constexpr uint8_t kSignedInteger = 0;
 
-struct Tensor {
+struct DlTensor {
   void* data;
   int32_t device_type;
   int32_t device_id;
@@ -26,10 +26,10 @@ struct Tensor {
   int64_t* strides;
   uint64_t byte_offset;
 };
-static_assert(sizeof(void*) != 8 || sizeof(Tensor) == 48);
+static_assert(sizeof(void*) != 8 || sizeof(DlTensor) == 48);
 
 // Borrows: what it fills is the tensor's. Returns 0, or -1 with a Python error set.
-using ViewTensor = int (*)(void* object, Tensor* view);
+using ViewTensor = int (*)(void* object, DlTensor* view);
 
 struct ExchangeApi {
   uint32_t major_version;
@@ -101,7 +101,7 @@ bool view_dlpack(py::handle object, DlpackView* view) {
   const Torch& torch = find_torch();
   if (torch.view == nullptr || !is_used) return false;
   if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != torch.tensor_class) return false;
-  Tensor tensor{};
+  DlTensor tensor{};
   if (torch.view(object.ptr(), &tensor) != 0) {
     PyErr_Clear();
     return false;
