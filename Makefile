@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint stub fmt build bench bench-tiny reliability power-cut-test sanitize clean
+.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint stub fmt build bench bench-tiny microbench reliability power-cut-test sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
@@ -19,6 +19,7 @@ help:
 	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (half an hour or more)"
 	@echo "make power-cut-test  real power cuts of an ext4 on a loop device, in its journal modes; needs root (10 minutes)"
 	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
+	@echo "make microbench  each stage by pytest-benchmark: bytes, rows and GB/s (5 minutes); docs/benchmarks.md"
 	@echo "make reliability  what is left after kills, flipped bits, torn captures, beside peers; docs/reliability.md"
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped; each repaired; readers beside a writer: 30 min"
 	@echo "make fuzz      hostile stores through all that reads one, under ASan; FUZZ_SECONDS=600"
@@ -99,6 +100,10 @@ bench: build
 
 bench-tiny: build
 	$(BIN)/python bench/run.py --tiny
+
+# PYTEST="--benchmark-autosave --benchmark-compare": what pytest-benchmark offers. TMPDIR chooses the disk.
+microbench: build
+	$(BIN)/python -m pytest bench/micro --benchmark-only $(PYTEST)
 
 reliability: build
 	$(BIN)/python bench/reliability.py

@@ -24,10 +24,12 @@ __all__: list[str] = [
     "ParameterLists",
     "PendingRows",
     "RestoreSource",
+    "RowDelta",
     "RowSampler",
     "RowTracker",
     "SegmentJob",
     "SegmentTable",
+    "ShardLayout",
     "SlotLease",
     "SlotPool",
     "SnapshotPipeline",
@@ -35,6 +37,7 @@ __all__: list[str] = [
     "TakenRows",
     "TensorVersions",
     "ThreadPool",
+    "apply_delta",
     "count_lookups",
     "crc32c",
     "device_top_rows",
@@ -597,6 +600,62 @@ class RestoreSource:
     @property
     def path(self) -> str:
         """Path of the file."""
+
+class ShardLayout:
+    """The rows of a worker as 64-bit words, weight and state side by side.
+
+    tables: for each the weight and its per-row states, (num_rows, ...).
+    """
+
+    def __init__(
+        self, tables: collections.abc.Sequence[collections.abc.Sequence[torch.Tensor]]
+    ) -> None: ...
+    def read(self, begin: typing.SupportsIndex, words: torch.Tensor) -> None:
+        """Copy the shard's words from begin to words (n,)."""
+
+    def write(self, begin: typing.SupportsIndex, words: torch.Tensor) -> None:
+        """Overwrite the shard's words from begin on."""
+
+    @property
+    def num_words(self) -> int: ...
+    @property
+    def records(self) -> list[tuple[int, int]]: ...
+
+class RowDelta:
+    """The rows that one step changes, before XOR after it."""
+
+    def __init__(self, layout: ShardLayout, *, max_bytes: typing.SupportsIndex) -> None: ...
+    def clear(self) -> None:
+        """Forget all; begin a step."""
+
+    def finish(self) -> None:
+        """The step is done: keep what it changed."""
+
+    def note(self, table: typing.SupportsIndex, row_ids: torch.Tensor) -> None:
+        """Keep rows (n,) int64, some perhaps repeated, that are about to change."""
+
+    def pack(
+        self, begin: typing.SupportsIndex, end: typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.int64]:
+        """The rows in the words [begin, end), as an int64 message for apply_delta()."""
+
+    def undo(self) -> None:
+        """Put the rows back to before the step, and clear()."""
+
+    @property
+    def is_finished(self) -> bool: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+
+def apply_delta(
+    message: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    parity: torch.Tensor | numpy.typing.NDArray[typing.Any],
+) -> int:
+    """XOR a message of RowDelta.pack() into parity (n,) int64; returns its rows. Applied
+    again it takes itself back. Raises UsageError for a malformed one.
+    """
 
 def count_lookups(
     trackers: collections.abc.Sequence[RowTracker],

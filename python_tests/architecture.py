@@ -20,7 +20,8 @@ CPP_ROOMS: dict[str, set[str]] = {
     "staging": {"core"},
     "storage": {"core"},
     "pipeline": {"core", "staging", "storage"},
-    "bindings": {"core", "selection", "tracking", "staging", "storage", "pipeline"},
+    "parity": {"core", "staging"},
+    "bindings": {"core", "selection", "tracking", "staging", "storage", "pipeline", "parity"},
     "testing": set(),
 }
 CUDA_HEADER = "core/cuda/device.h"  # the one that knows CUDA

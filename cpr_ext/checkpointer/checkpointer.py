@@ -18,6 +18,7 @@ from cpr_ext.checkpointer.old_keywords import OldKeywords, replace_old_keywords
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
 from cpr_ext.checkpointer.parts import build_parts, choose_tables
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
+from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
 from cpr_ext.checkpointer.settings import OnNan, Settings
 from cpr_ext.metrics.counters import Metrics, ScalarWriter
@@ -156,6 +157,8 @@ class Checkpointer:
         self._guard = CallGuard(parts.store, parts.watch, parts.devices)
         self._saving = SaveCalls(model, self.optimizers, self.tables, parts, self._guard)
         self._recovery = RecoveryCalls(parts, self._guard, self.num_shards)
+        #: For rows that are rebuilt from peers' memory.
+        self.rewinding = Rewinding(parts, self._guard)
         leave_to_parent_when_forked(self)
 
     @property

@@ -16,6 +16,7 @@ from cpr_ext.state.dense_state import (
     capture_dense,
     refuse_nan,
     restore_dense,
+    restore_own_part,
     shared_optimizers,
 )
 from cpr_ext.state.position import Position
@@ -93,13 +94,45 @@ class DenseCapture:
         restore_dense(part, self._model, optimizers, self._tables, generators=generators)
         return position
 
-    def _position(self) -> dict[str, Any]:
+    def capture_whole(self, extra_state: Any = None) -> DensePart:
+        """Return a copy that :meth:`restore_whole` of any worker can go back to.
+
+        Args:
+            extra_state: in place of the user's; None: the user's.
+        """
+        if extra_state is None and self.extra_state is not None:
+            extra_state = self.extra_state()
+        position = {**self._place(), "extra_state": extra_state, "rows_unsaved": None}
+        return capture_dense(self._model, self._optimizers, self._tables, position)
+
+    def restore_whole(self, part: DensePart, own: DensePart | None) -> None:
+        """Go back to ``part``; ``own``: what only this worker has, if ``part`` is another's.
+
+        Raises:
+            StoreError: it is of another model; nothing was changed.
+        """
+        model, optimizers, tables = self._model, self._optimizers, self._tables
+        restore_dense(part, model, optimizers, tables, generators=own is None)
+        if own is not None:
+            restore_own_part(own, model, optimizers, tables)
+
+    @staticmethod
+    def position_of(part: DensePart) -> Position:
+        """Return the position in training at which ``part`` was captured."""
+        return read_position(part.tree())
+
+    def _place(self) -> dict[str, Any]:
         return {
             "step": self._account.step,
             "num_samples": self._account.num_samples,
+            "samples_lost": self._account.metrics.samples_lost,
+        }
+
+    def _position(self) -> dict[str, Any]:
+        return {
+            **self._place(),
             "extra_state": self.extra_state() if self.extra_state else None,
             "rows_unsaved": self._count_unsaved_rows(),
-            "samples_lost": self._account.metrics.samples_lost,
         }
 
     def _count_unsaved_rows(self) -> int | None:

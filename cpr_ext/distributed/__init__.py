@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cpr_ext.distributed.collective.process_group import ReformableGroup
     from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts, worker_directory
     from cpr_ext.distributed.job import Event, Job, Recovery
+    from cpr_ext.distributed.parity.options import Parity
     from cpr_ext.distributed.together import recover_together
     from cpr_ext.distributed.worker import Worker
 
@@ -20,6 +21,7 @@ __all__ = [
     "Event",
     "Identity",
     "Job",
+    "Parity",
     "Recovery",
     "ReformableGroup",
     "TimeOuts",
@@ -33,6 +35,7 @@ _MODULES = {
     "Event": "job",
     "Identity": "identity.worker_identity",
     "Job": "job",
+    "Parity": "parity.options",
     "Recovery": "job",
     "ReformableGroup": "collective.process_group",
     "TimeOuts": "identity.worker_identity",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +12,8 @@ from cpr_ext import Checkpointer
 from cpr_ext.distributed.collective.process_group import ReformableGroup
 from cpr_ext.distributed.collective.recovery_decision import Choice
 from cpr_ext.errors import CprError
+
+logger = logging.getLogger("cpr_ext")
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,15 @@ class Recovery:
     """What the workers did when they had met.
 
     Attributes:
-        recovery: ``"partial"`` or ``"full"``, see :class:`Worker`.
+        recovery: ``"partial"``, ``"full"`` or ``"exact"``, see :class:`Worker`.
         step: training resumed after this one.
         lost: the workers whose state was gone; at the start of a job, all.
         source: the worker whose dense part and position all took.
         samples_lost: by rank, samples of which its rows lost the effect.
-        bytes_read, rows_restored: by rank, from its store.
-        load_seconds: by rank, what reading took.
+        bytes_read: by rank, from its store.
+        rows_restored: by rank, from its store, or by ``"exact"`` from its peers.
+        load_seconds: by rank, what reading or rebuilding took.
+        obstacle: why a job with ``recovery="exact"`` was recovered otherwise.
     """
 
     recovery: Choice
@@ -51,6 +56,16 @@ class Recovery:
     bytes_read: tuple[int, ...]
     rows_restored: tuple[int, ...]
     load_seconds: tuple[float, ...]
+    obstacle: str = ""
+
+    def log(self, rank: int, *, is_first: bool) -> None:
+        """Write a line of it, as a warning unless it is the first of this worker's."""
+        logger.log(
+            logging.INFO if is_first else logging.WARNING,
+            "worker %d resumes after step %d (%s recovery, lost workers: %s, %d samples lost)%s",
+            *(rank, self.step, self.recovery, list(self.lost), sum(self.samples_lost)),
+            f": not exact, as {self.obstacle}" if self.obstacle else "",
+        )
 
 
 @dataclass

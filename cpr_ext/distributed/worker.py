@@ -10,18 +10,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from cpr_ext import Checkpointer, RecoveryReport, Retention, Schedule, TargetPLS
+from cpr_ext import RecoveryReport
 from cpr_ext.distributed.collective import data_parallel
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.collectives import all_gather_json, broadcast_part, wait_for_all
@@ -31,7 +31,16 @@ from cpr_ext.distributed.collective.comparison import (
     require_same,
 )
 from cpr_ext.distributed.collective.process_group import ReformableGroup, Round, init_group
-from cpr_ext.distributed.collective.recovery_decision import Agreement, Choice, Status, agree
+from cpr_ext.distributed.collective.recovery_decision import Agreement, Status, agree
+from cpr_ext.distributed.defaults import (
+    MakeCheckpointer,
+    Optimizers,
+    Recoveries,
+    choose_recovery,
+    listed,
+    make_default_checkpointer,
+    require_recovery,
+)
 from cpr_ext.distributed.identity.worker_identity import (
     Identity,
     RankLock,
@@ -41,20 +50,19 @@ from cpr_ext.distributed.identity.worker_identity import (
 )
 from cpr_ext.distributed.job import Event, Job, Recovery
 from cpr_ext.distributed.last_save import LastSave, close_saved
+from cpr_ext.distributed.parity.member import NoParity, ParityMember
+from cpr_ext.distributed.parity.options import Parity
+from cpr_ext.distributed.parity.recovery import return_to_one_state
 from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
 from cpr_ext.errors import PeerLostError, UsageError
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import generator_states, restore_generators
-from cpr_ext.state.table import find_tables
 from cpr_ext.validation import require_at_least_one
 
 logger = logging.getLogger("cpr_ext")
 
-Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
 Build = Callable[[ReformableGroup], tuple[nn.Module, Optimizers]]
 TrainStep = Callable[[Job, int], int | None]
-Recoveries = Literal["partial", "full", "auto"]
-MakeCheckpointer = Callable[[nn.Module, Any, Path], Checkpointer]
 # After so many joins without a step in between, the worker aborts: rejoining does not help.
 _FRUITLESS_JOINS = 20
 DEFAULT_CHECK_EVERY_STEPS = 1000
@@ -70,7 +78,10 @@ class Worker:
             shards, nobody goes back. ``"full"``: all go back to the newest full-recovery point
             that all have; the Checkpointer must make such points at the same steps everywhere
             (``AllRows()``, ``consistency="step"``, ``EverySteps``, ``when_busy="wait"``) and keep
-            two. ``"auto"``: as the plan of the ``TargetPLS`` schedule says, else partially.
+            two. ``"exact"``: the lost shard is rebuilt from ``parity`` and all go back at most two
+            steps, so that nothing is lost. ``"auto"``: as the plan of the ``TargetPLS`` schedule
+            says, else partially.
+        parity: of each other's rows, which peers hold in memory; for ``recovery="exact"``.
         time_outs: how long to wait for what.
         observe: called with each :class:`Event`.
         check_every_steps: compare what all workers must hold in common every so many steps; None:
@@ -82,7 +93,8 @@ class Worker:
         recoveries: every :class:`Recovery` this process took part in.
 
     Raises:
-        UsageError: an unknown ``recovery``, or ``check_every_steps`` below 1.
+        UsageError: an unknown ``recovery``, or ``check_every_steps`` below 1; or ``parity`` does
+            not fit the job, or is missing.
     """
 
     def __init__(
@@ -91,14 +103,14 @@ class Worker:
         store: str | os.PathLike[str],
         *,
         recovery: Recoveries = "partial",
+        parity: Parity | None = None,
         time_outs: TimeOuts | None = None,
         observe: Callable[[Event], None] = lambda event: None,
         check_every_steps: int | None = DEFAULT_CHECK_EVERY_STEPS,
         last_save: str | os.PathLike[str] | None = None,
     ) -> None:
         require_at_least_one("check_every_steps", check_every_steps, ", or None")
-        if recovery not in ("partial", "full", "auto"):
-            raise UsageError(f"recovery is {recovery!r}; allowed: partial, full, auto")
+        require_recovery(recovery, parity)
         self.identity = identity
         self.recoveries: list[Recovery] = []
         self._store = Path(store)
@@ -115,6 +127,7 @@ class Worker:
         self._saved_step = -1
         self._has_tried = False  # a step, since the job was made; it may have been interrupted
         self._check_every_steps = check_every_steps
+        self._parity = NoParity() if parity is None else ParityMember(identity, parity)
         # Until it first meets others, whose account it begins with.
         self._account: LossAccount | None = None
 
@@ -161,7 +174,7 @@ class Worker:
             StoreError, DamageError: a store does not fit, or holds nothing usable.
             SnapshotError: a snapshot failed in the background.
         """
-        self._make = make_checkpointer or _make_checkpointer
+        self._make = make_checkpointer or make_default_checkpointer
         finish_notes = [f"finished/{num_steps}/{r}" for r in range(self.identity.world_size)]
         rank_lock = RankLock(self._store, self.identity)
         rank_lock.acquire(self._time_outs.identity_seconds)
@@ -179,7 +192,7 @@ class Worker:
                     finish_notes,
                 )
             finally:
-                group.abort()
+                self._abort(group)
                 dist.destroy_process_group()
         finally:
             rank_lock.release()
@@ -206,7 +219,7 @@ class Worker:
                         self._finish(job, finish_notes)
                         break
                 # Building is done alone; then all join again, this time with nothing to lose.
-                job.group.abort()
+                self._abort(job.group)
                 self._is_live = self._has_tried = False
                 job.release()
                 restore_generators(begun_with)
@@ -232,12 +245,13 @@ class Worker:
 
     def _make_job(self, build: Build, make: MakeCheckpointer, group: ReformableGroup) -> Job:
         model, optimizers = build(group)
-        data_parallel.refuse_unsupported(model, _listed(optimizers))
+        data_parallel.refuse_unsupported(model, listed(optimizers))
         rank, world_size = self.identity.rank, self.identity.world_size
         directory = worker_directory(self._store, rank, world_size)
         job = Job(model, optimizers, group, make(model, optimizers, directory))
         try:
             data_parallel.refuse_replicated_tables(model, job.checkpointer.tables)
+            self._parity.attach(job.checkpointer)
         except UsageError:
             job.release()
             raise
@@ -250,7 +264,7 @@ class Worker:
             yield
         except (RuntimeError, PeerLostError) as error:
             is_loss = isinstance(error, PeerLostError) or job.group.has_lost_peer()
-            job.group.abort()  # at once: it releases peers that wait for this worker
+            self._abort(job.group)  # at once: it releases peers that wait for this worker
             if not is_loss:
                 raise
             self._report("peer_lost", job)
@@ -259,10 +273,16 @@ class Worker:
                 raise
             raise PeerLostError(str(error)) from error
 
+    def _abort(self, group: ReformableGroup) -> None:
+        """Leave the round, in both groups."""
+        group.abort()
+        self._parity.stop()
+
     def _join(self, job: Job) -> None:
         store = self._rendezvous.join()
         time_out = timedelta(seconds=self._time_outs.collective_seconds)
-        job.group.configure(Round(store, time_out, self.identity.address))
+        self._round = Round(store, time_out, self.identity.address)
+        job.group.configure(self._round)
         self._report("joined", job)
 
     def _agree(self, job: Job) -> Agreement:
@@ -274,18 +294,23 @@ class Worker:
             full_points=tuple(r.last_step for r in saved if r.is_complete),
             choice=choose_recovery(self._recovery, checkpointer.schedule),
             account=self._account or LossAccount.empty(self.identity.world_size),
+            parity=self._parity.report(is_live=self._is_live),
         )
-        return agree(
-            [Status.from_plain(said) for said in all_gather_json(job.group, status.to_plain())]
-        )
+        said = all_gather_json(job.group, status.to_plain())
+        self._parity.connect(self._round)
+        return agree([Status.from_plain(plain) for plain in said], self._parity.groups)
 
     def _recover(self, job: Job, agreement: Agreement) -> None:
+        if agreement.recovery == "exact":
+            return self._recover_exactly(job, agreement)
         checkpointer = job.checkpointer
         account = agreement.account
+        if self._is_live:
+            self._parity.abandon_step()
         self._account = self._account or account
         report = RecoveryReport(job.step, checkpointer.num_samples)
         if agreement.recovery == "full":
-            self._is_live = False  # until all are back at the same step
+            self._is_live, self._saved_step = False, -1  # until all are back at the same step
             report = checkpointer.recover(mode="full", up_to_step=agreement.step)
             account = account.going_back_to(report.num_samples)
             self._account = self._account.going_back_to(report.num_samples)
@@ -312,24 +337,38 @@ class Worker:
             samples_lost=lost_samples[self.identity.rank],
         )
         self._is_live, self._account = True, account
-        self.recoveries.append(
-            Recovery(
-                agreement.recovery, job.step, agreement.lost, agreement.source, lost_samples, *loads
-            )
-        )
-        require_one_plan(job.group, checkpointer.tables)
-        require_same(job.group, job.model, checkpointer, buffers=True)
-        self._report_recovered(job)
+        self._parity.begin(job.step, job.extra_state)
+        self._note_recovery(agreement, job.step, lost_samples, loads)
+        self._parity.encode_all(job.step)
+        self._compare(job)
 
-    def _report_recovered(self, job: Job) -> None:
-        recovery = self.recoveries[-1]
+    def _recover_exactly(self, job: Job, agreement: Agreement) -> None:
+        """Put all to one state: survivors by their own deltas, the lost by their peers' parity."""
+        begun = time.perf_counter()
+        self._saved_step = -1  # what was saved at the end may be of a step that is undone
+        self._account = self._account or agreement.account
+        time_out = timedelta(seconds=self._time_outs.join_seconds)
+        rows = return_to_one_state(self._parity, job, agreement, time_out)
+        self._is_live = True
+        self._account = agreement.account.going_back_to(job.checkpointer.num_samples)
+        self._parity.encode_missing(agreement.reports, agreement.step)
+        own = (0, rows, time.perf_counter() - begun)
+        loads = zip(*all_gather_json(job.group, own), strict=True)
+        self._note_recovery(agreement, job.step, (0,) * self.identity.world_size, loads)
+        self._compare(job)
+
+    def _note_recovery(
+        self, agreement: Agreement, step: int, lost_samples: tuple[int, ...], loads: Iterable[Any]
+    ) -> None:
+        recovery, lost, source = agreement.recovery, agreement.lost, agreement.source
+        load = (*loads, agreement.obstacle)
+        self.recoveries.append(Recovery(recovery, step, lost, source, lost_samples, *load))
+
+    def _compare(self, job: Job) -> None:
+        require_one_plan(job.group, job.checkpointer.tables)
+        require_same(job.group, job.model, job.checkpointer, buffers=True)
         self._report("recovered", job)
-        logger.log(
-            logging.WARNING if len(self.recoveries) > 1 else logging.INFO,
-            "worker %d resumes after step %d (%s recovery, lost workers: %s, %d samples lost)",
-            *(self.identity.rank, job.step, recovery.recovery, list(recovery.lost)),
-            sum(recovery.samples_lost),
-        )
+        self.recoveries[-1].log(self.identity.rank, is_first=len(self.recoveries) == 1)
 
     def _train(self, job: Job, train_step: TrainStep, num_steps: int) -> None:
         # Counted here, as a worker at another step would come to the comparison at another time.
@@ -342,7 +381,9 @@ class Worker:
                 break
             self._has_tried = True
             num_samples = train_step(job, job.step)
+            self._parity.wait_until_rows_may_change()
             job.checkpointer.step(1 if num_samples is None else num_samples)
+            self._parity.finish_step(job.step)
             self._report("step", job)
 
     def _finish(self, job: Job, notes: list[str]) -> None:
@@ -356,30 +397,3 @@ class Worker:
     def _report(self, kind: Any, job: Job) -> None:
         show_alive()
         self._observe(Event(kind, job.step, time.time()))
-
-
-def choose_recovery(wanted: Recoveries, schedule: Schedule) -> Choice:
-    """Return ``wanted``, or for ``"auto"`` the recommendation of the schedule's plan."""
-    if wanted != "auto":
-        return wanted
-    if isinstance(schedule, TargetPLS) and schedule.plan is not None:
-        return schedule.plan.recommended.recovery
-    return "partial"
-
-
-def _make_checkpointer(model: nn.Module, optimizers: Any, directory: Path) -> Checkpointer:
-    tables = find_tables(model, _listed(optimizers))
-    replicated = data_parallel.replicated_tables(model, tables)
-    if replicated:
-        logger.info("replicated, so saved as dense: %s", ", ".join(t.name for t in replicated))
-    return Checkpointer(
-        model,
-        optimizers,
-        directory,
-        tables=[table for table in tables if table not in replicated] if replicated else None,
-        retention=Retention(full_recovery_points=2),
-    )
-
-
-def _listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
-    return [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)

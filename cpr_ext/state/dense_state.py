@@ -18,7 +18,7 @@ from torch import nn
 from cpr_ext._native import native
 from cpr_ext.errors import NanError, StoreError
 from cpr_ext.state.dense_schema import is_extra_state, unpack_dense
-from cpr_ext.state.flatten import pack
+from cpr_ext.state.flatten import pack, tensor_names
 from cpr_ext.state.table import Table, is_row_state
 from cpr_ext.state.wrapper_names import match_names, wrapped_modules
 
@@ -76,6 +76,47 @@ def capture_dense(
             for name, tensor in tensors.items()
         },
     )
+
+
+def own_part(
+    part: DensePart,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tables: Sequence[Table],
+) -> DensePart:
+    """Return what of a captured dense part one worker has of its own, for :func:`restore_own_part`.
+
+    Buffers, generators, position, extra state, and the state of optimizers that update tables only.
+    """
+    parameters = {
+        name
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, nn.Parameter)
+    }
+    shared = {id(optimizer) for optimizer in shared_optimizers(optimizers, tables)}
+    values, saved = part.skeleton["model"], part.skeleton["optimizers"]
+    skeleton = {
+        **part.skeleton,
+        "model": {name: value for name, value in values.items() if name not in parameters},
+        "optimizers": [
+            tree
+            for optimizer, tree in zip(optimizers, saved, strict=True)
+            if id(optimizer) not in shared
+        ],
+    }
+    return DensePart(skeleton, {name: part.tensors[name] for name in tensor_names(skeleton)})
+
+
+def restore_own_part(
+    part: DensePart,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tables: Sequence[Table],
+) -> None:
+    """Put back what :func:`own_part` returned; all else stays unchanged."""
+    shared = {id(optimizer) for optimizer in shared_optimizers(optimizers, tables)}
+    own = [optimizer for optimizer in optimizers if id(optimizer) not in shared]
+    restore_dense(part, model, own, tables, strict=False)
 
 
 def refuse_nan(part: DensePart) -> None:

@@ -55,6 +55,17 @@ def unpack(skeleton: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return {key: unpack(value, tensors) for key, value in skeleton.items()}
 
 
+def tensor_names(skeleton: Any) -> list[str]:
+    """Return the names of the tensors that a skeleton of :func:`pack` refers to."""
+    if isinstance(skeleton, list):
+        return [name for item in skeleton for name in tensor_names(item)]
+    if not isinstance(skeleton, dict):
+        return []
+    if len(skeleton) == 1 and isinstance(name := next(iter(skeleton.values())), str):
+        return [name] if skeleton.keys() & {"$tensor", "$array"} else []
+    return [name for value in skeleton.values() for name in tensor_names(value)]
+
+
 def _named(tensors: dict[str, torch.Tensor], name: Any) -> torch.Tensor:
     if name not in tensors:
         raise StoreError(f"the packed tree names a tensor {name!r} that is not in the file")

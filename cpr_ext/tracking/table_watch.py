@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -58,6 +58,16 @@ class _Step:
     written: set[int]
 
 
+class ChangeListener(Protocol):
+    """Hears of every change of tables, on the training thread."""
+
+    def before_change(self, table: Table, row_ids: torch.Tensor) -> None:
+        """Note that rows ``row_ids`` (n,) int64, perhaps repeated, are about to change."""
+
+    def changed_outside(self, table: Table) -> None:
+        """Note that something else than its optimizer has changed a table."""
+
+
 class TableWatch:
     """Knows which rows of the tables changed, and whether an optimizer has stepped.
 
@@ -74,6 +84,7 @@ class TableWatch:
         rows_change: called then with a table and the ids (n,) of the rows that are about to change,
             some perhaps repeated. None, which ``before_change`` may choose, costs less.
         changed_outside: called with a table that something else than its optimizer has changed.
+        listener: hears of all changes, whether or not a snapshot is being taken.
     """
 
     def __init__(
@@ -88,6 +99,7 @@ class TableWatch:
         self.before_change: Callable[[], None] | None = None
         self.rows_change: Callable[[Table, torch.Tensor], None] | None = None
         self.changed_outside: Callable[[Table], None] | None = None
+        self.listener: ChangeListener | None = None
         self._tables = tables
         self._pool = pool
         self._trackers = [native_trackers(trackers[table.name]) for table in tables]
@@ -252,6 +264,8 @@ class TableWatch:
             self._changed[index] = [(0, table.num_embeddings)]
             if self.changed_outside is not None:
                 self.changed_outside(table)
+            if self.listener is not None:
+                self.listener.changed_outside(table)
             if index not in self._reported:
                 self._reported.add(index)
                 text = _CHANGED_OUTSIDE.format(name=table.name, what=what)
@@ -352,7 +366,7 @@ class TableWatch:
 
     def _note_gradients(self, owned: list[int]) -> list[int]:
         """Count the rows of the gradients; returns the positions of the tables that have one."""
-        if self.rows_change is not None:
+        if self.rows_change is not None or self.listener is not None:
             return self._note_each_gradient(owned)
         stepped: list[int]
         num_rows, stepped, unread = self._counter.count(owned)
@@ -376,6 +390,9 @@ class TableWatch:
         if self.rows_change is not None:
             for index, row_ids in zip(indexes, rows, strict=True):
                 self.rows_change(self._tables[index], row_ids)
+        if self.listener is not None:
+            for index, row_ids in zip(indexes, rows, strict=True):
+                self.listener.before_change(self._tables[index], row_ids)
         self._count(indexes, rows)
         self.num_row_updates += sum(row_ids.numel() for row_ids in rows)
         return indexes

@@ -7,17 +7,19 @@
 
 namespace cpr_ext {
 
+inline bool is_any_object(PyObject*) { return true; }
+
 // What view_tensor() reads, on any device.
 class ArrayLike : public pybind11::object {
-  PYBIND11_OBJECT_DEFAULT(ArrayLike, object, PyObject_Type)
+  PYBIND11_OBJECT_DEFAULT(ArrayLike, object, is_any_object)
 };
 
 class Tensor : public pybind11::object {
-  PYBIND11_OBJECT_DEFAULT(Tensor, object, PyObject_Type)
+  PYBIND11_OBJECT_DEFAULT(Tensor, object, is_any_object)
 };
 
 class SizedOrNone : public pybind11::object {
-  PYBIND11_OBJECT_DEFAULT(SizedOrNone, object, PyObject_Type)
+  PYBIND11_OBJECT_DEFAULT(SizedOrNone, object, is_any_object)
 };
 
 template <class T>

@@ -41,7 +41,7 @@ class GradientCounter {
                   std::shared_ptr<ThreadPool> pool)
       : counter_(new BackgroundCounter(std::move(pool)), DeleteInCreator()) {
     for (size_t i = 0; i < weights.size(); ++i) {
-      Table table{weights[i], {}, {}};
+      CountedTable table{weights[i], {}, {}};
       for (const py::handle tracker : trackers[i]) {
         table.kept_alive.push_back(py::reinterpret_borrow<py::object>(tracker));
         table.trackers.push_back(tracker.cast<RowTracker*>());
@@ -65,12 +65,12 @@ class GradientCounter {
     trackers.reserve(2 * tables.size());
     lookups.reserve(2 * tables.size());
     for (const size_t index : tables) {
-      const Table& table = tables_.at(index);
+      const CountedTable& table = tables_.at(index);
       const py::object gradient = attribute(table.weight, names().grad);
       if (gradient.is_none()) continue;
       stepped.push_back(index);
       py::object indices;
-      Rows rows;
+      GradientRows rows;
       if (is_sparse_coo(gradient) && are_on_host(table.trackers)) {
         indices = call(gradient, names().indices);
         rows = rows_of(gradient, indices);
@@ -99,20 +99,20 @@ class GradientCounter {
   std::optional<std::string> error() const { return counter_->error(); }
 
  private:
-  struct Table {
+  struct CountedTable {
     py::object weight;
     std::vector<py::object> kept_alive;
     std::vector<RowTracker*> trackers;
   };
 
   // Row ids on the host, one after the other; a negative size: they are not so.
-  struct Rows {
+  struct GradientRows {
     const void* first = nullptr;
     int64_t size = -1;
   };
 
   // `indices` are (sparse dimensions, entries): the first row of them holds the rows of the table.
-  static Rows rows_of(const py::object& gradient, const py::object& indices) {
+  static GradientRows rows_of(const py::object& gradient, const py::object& indices) {
     DlpackView view;
     if (view_dlpack(indices, &view) && view.memory == kHostMemory && view.ndim == 2 &&
         view.dtype == DType::kInt64) {
@@ -132,7 +132,7 @@ class GradientCounter {
     return true;
   }
 
-  std::vector<Table> tables_;
+  std::vector<CountedTable> tables_;
   std::unique_ptr<BackgroundCounter, DeleteInCreator> counter_;  // first to go: it uses trackers
 };
 
@@ -143,7 +143,7 @@ class TensorVersions {
   explicit TensorVersions(size_t num_tables) : tables_(num_tables) {}
 
   void set(size_t table, const TensorList& tensors, const SizedOrNone& state) {
-    Table now{{}, state, size_of(state)};
+    VersionedTable now{{}, state, size_of(state)};
     for (const py::handle tensor : tensors) {
       auto object = py::reinterpret_borrow<py::object>(tensor);
       const int64_t version = read(object);
@@ -163,7 +163,7 @@ class TensorVersions {
   }
 
   bool are_same() const {
-    for (const Table& table : tables_) {
+    for (const VersionedTable& table : tables_) {
       if (!has_its_tensors(table)) return false;
       for (const Entry& entry : table.entries) {
         if (read(entry.tensor) != entry.version) return false;
@@ -183,7 +183,7 @@ class TensorVersions {
     py::object tensor;
     int64_t version;
   };
-  struct Table {
+  struct VersionedTable {
     std::vector<Entry> entries;
     py::object state = py::none();  // of an optimizer; some of the tensors are in it
     Py_ssize_t num_states = 0;
@@ -200,11 +200,11 @@ class TensorVersions {
     return size;
   }
 
-  static bool has_its_tensors(const Table& table) {
+  static bool has_its_tensors(const VersionedTable& table) {
     return size_of(table.state) == table.num_states;
   }
 
-  std::vector<Table> tables_;
+  std::vector<VersionedTable> tables_;
 };
 
 // The parameters of an optimizer's groups, as they were.

@@ -73,6 +73,7 @@ PYBIND11_MODULE(CPR_EXT_MODULE, module) {
   cpr_ext::register_segment_table(module);
   cpr_ext::register_pipeline(module);
   cpr_ext::register_restore(module);
+  cpr_ext::register_parity(module);
 #ifdef CPR_EXT_EMULATED_DEVICE
   cpr_ext::register_emulator(module);
 #endif

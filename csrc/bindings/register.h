@@ -12,6 +12,7 @@ void register_staging(pybind11::module_& module);
 void register_segment_table(pybind11::module_& module);
 void register_pipeline(pybind11::module_& module);
 void register_restore(pybind11::module_& module);
+void register_parity(pybind11::module_& module);
 void register_device(pybind11::module_& module);
 void register_device_tracking(pybind11::module_& module);  // of builds with CUDA
 #ifdef CPR_EXT_EMULATED_DEVICE

@@ -104,9 +104,10 @@ class Cluster:
             *(self.settings.host, self.settings.port, self.settings.secret, str(self._host_log)),
         )
 
-    def wait_for_death(self, *ranks):
+    def wait_for_death(self, *ranks, seconds=30):
         for rank in ranks:
-            assert self.wait_for_exit(self.pids[rank], 30) == -signal.SIGKILL
+            code = self.wait_for_exit(self.pids[rank], seconds)
+            assert code == -signal.SIGKILL, f"worker {rank}: {code}\n{self.logs()}"
 
     def exit_code(self, rank, seconds=100):
         return self.wait_for_exit(self.pids[rank], seconds)

@@ -40,7 +40,7 @@ class Payload:
 
 def plant(host, port, path):
     """Put a pickle wherever torch's rendezvous would read its state; ends with 1 if it cannot."""
-    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=2))
+    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
     for number in range(5):
         state = base64.b64encode(pickle.dumps(Payload(f"{path}-{number}")))
         store.set(f"torch.rendezvous.cpr.{number}", state)
@@ -89,7 +89,7 @@ class Watch:
     def step(self, rank):
         return max((int(step) for _, kind, step in self.events(rank) if kind == "step"), default=0)
 
-    def wait_until(self, condition, seconds=60):
+    def wait_until(self, condition, seconds=150):
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, self.process.stderr.read()
@@ -142,7 +142,7 @@ def follow(watch, seen, nurseries):
     for by, host, name in froms:
         arguments = (host, port, str(folder / f"executed-{name}"))
         pid = by.ask("call", __name__, "plant", *arguments)
-        seen.planted[name] = by.ask("wait", pid, 30)
+        seen.planted[name] = by.ask("wait", pid, 100)
 
     def pester_all():
         places = set().union(*(listening(pid) for pid in watch.by_kind().values()))
@@ -166,7 +166,7 @@ def follow(watch, seen, nurseries):
     watch.wait_until(has_recovered)
     seen.seconds_to_recover = time.monotonic() - began
     (folder / "hurry").touch()
-    seen.code = watch.process.wait(60)
+    seen.code = watch.process.wait(150)
 
 
 def pester(nursery, places):

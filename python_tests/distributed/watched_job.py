@@ -56,4 +56,4 @@ def observe(event):
 worker = Worker.from_environment(
     folder, time_outs=TimeOuts(collective_seconds=10.0), observe=observe
 )
-worker.run(build, train_step, num_steps=600)
+worker.run(build, train_step, num_steps=2500)

@@ -58,7 +58,7 @@ class Recorded:
 
 
 def recorded(run, **options):
-    recoverer = run.checkpointer._recoverer
+    recoverer = run.checkpointer._recovery._recoverer
     return recoverer, Recorded(OwnStore(run.store, recoverer._live, **options))
 
 
@@ -93,7 +93,7 @@ def test_of_an_empty_store_no_rows_are_copied(tmp_path):
 
 def test_lost_shards_need_neither_the_dense_part_nor_other_shards_to_be_sound(tmp_path):
     run = trained(tmp_path)
-    recoverer = run.checkpointer._recoverer
+    recoverer = run.checkpointer._recovery._recoverer
     for manifest in (run.store.dense, run.store.shards[1]):
         record = manifest.segments[-1]
         flip(manifest.path_of(record), record.header_bytes + 1)

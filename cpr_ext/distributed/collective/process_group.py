@@ -104,6 +104,20 @@ class ReformableGroup(dist.ProcessGroup):
         for group in self._subgroups:
             group.configure(new_round)
 
+    def connect(self) -> dist.ProcessGroup:
+        """Connect now; all members call it.
+
+        Returns:
+            The group of this round alone, for a thread that must not survive it.
+
+        Raises:
+            PeerLostError: not all members have connected in time.
+        """
+        assert self._round is not None
+        if self._inner is None:
+            self._inner = self._connect(self._round)
+        return self._inner
+
     def abort(self) -> None:
         """End the round; closed connections release the peers that wait for this process."""
         inner, self._inner, self._round = self._inner, None, None

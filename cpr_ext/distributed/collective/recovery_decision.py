@@ -8,8 +8,10 @@ from functools import reduce
 from typing import Any, Literal
 
 from cpr_ext.distributed.collective.account import LossAccount
+from cpr_ext.distributed.parity.placement import Group
+from cpr_ext.distributed.parity.protocol import Report, agree_on_state
 
-Choice = Literal["partial", "full"]
+Choice = Literal["partial", "full", "exact"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Status:
         full_points: steps of the full-recovery points in its store.
         choice: how to recover, in its opinion.
         account: the losses that it has reported.
+        parity: what it reports of parity, if the job has any.
     """
 
     is_live: bool
@@ -29,16 +32,19 @@ class Status:
     full_points: tuple[int, ...]
     choice: Choice
     account: LossAccount
+    parity: Report | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Return JSON values."""
-        return {**asdict(self), "account": self.account.to_plain()}
+        parity = None if self.parity is None else self.parity.to_plain()
+        return {**asdict(self), "account": self.account.to_plain(), "parity": parity}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Status:
         """Invert :meth:`to_plain`."""
         points, account = tuple(plain["full_points"]), LossAccount.from_plain(plain["account"])
-        return cls(plain["is_live"], plain["step"], points, plain["choice"], account)
+        parity = None if plain["parity"] is None else Report.from_plain(plain["parity"])
+        return cls(plain["is_live"], plain["step"], points, plain["choice"], account, parity)
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,13 @@ class Agreement:
 
     Attributes:
         recovery: ``"partial"``: who lost its state loads its own shards, the others keep theirs.
-            ``"full"``: all go back to ``step``.
+            ``"full"``: all go back to ``step``. ``"exact"``: the same, lost rows by parity.
         step: training resumes after this one. Of ``"partial"`` without a survivor: at least.
         source: whose dense part and position all take.
         lost: the workers whose state is gone.
         account: of all together; a worker that has none of its own begins with it.
+        obstacle: why parity does not suffice, if it should.
+        reports: of parity, by rank.
     """
 
     recovery: Choice
@@ -59,6 +67,8 @@ class Agreement:
     source: int
     lost: tuple[int, ...]
     account: LossAccount
+    obstacle: str = ""
+    reports: tuple[Report, ...] = ()
 
     @property
     def starts_again(self) -> bool:
@@ -66,13 +76,16 @@ class Agreement:
         return self.recovery == "full" and self.step == 0
 
 
-def agree(statuses: Sequence[Status]) -> Agreement:
+def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement:
     """Decide what all workers do; each computes the same from the same statuses.
 
     The worker that got furthest is the source: a survivor if there is one, else the one with the
     newest snapshot. Of several it is the one of lowest rank. Its choice counts. Full recovery goes
     to the newest point that all stores have (0: none, all start again), and only if a worker lost
-    its state.
+    its state. Exact recovery goes to the newest state that parity allows; else recovery is partial.
+
+    Args:
+        groups: the parity groups, if there are any.
     """
     ranks = range(len(statuses))
     live = [rank for rank in ranks if statuses[rank].is_live]
@@ -83,4 +96,11 @@ def agree(statuses: Sequence[Status]) -> Agreement:
     if chosen.choice == "full" and lost:
         common = set.intersection(*(set(status.full_points) for status in statuses))
         return Agreement("full", max(common, default=0), 0, lost, account)
-    return Agreement("partial", chosen.step, source, lost, account)
+    obstacle = ""
+    if chosen.choice == "exact" and live:
+        reports = tuple(status.parity or Report(None) for status in statuses)
+        verdict = agree_on_state(reports, groups)
+        if verdict.state is not None:
+            return Agreement("exact", verdict.state, source, lost, account, reports=reports)
+        obstacle = verdict.obstacle
+    return Agreement("partial", chosen.step, source, lost, account, obstacle)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.recovery_decision import Status, agree
-from cpr_ext.distributed.worker import choose_recovery
+from cpr_ext.distributed.defaults import choose_recovery
 from cpr_ext.schedules.intervals import EverySteps, RunCosts
 from cpr_ext.schedules.target_pls import TargetPLS
 

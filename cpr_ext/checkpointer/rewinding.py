@@ -1,0 +1,86 @@
+"""Rewinds a ``Checkpointer`` by some steps, for rows that are rebuilt from peers' memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cpr_ext.checkpointer.call_guard import CallGuard
+from cpr_ext.checkpointer.parts import Parts
+from cpr_ext.state.dense_state import DensePart
+from cpr_ext.tracking.table_watch import ChangeListener
+
+
+class Rewinding:
+    """Copies what is not a table row, and goes back to such a copy; rows are the caller's."""
+
+    def __init__(self, parts: Parts, guard: CallGuard) -> None:
+        self._account = parts.account
+        self._base_rule = parts.base_rule
+        self._dense = parts.dense
+        self._recorder = parts.recorder
+        self._saver = parts.saver
+        self._store = parts.store
+        self._watch = parts.watch
+        self._guard = guard
+
+    def whole_part(self, extra_state: Any = None) -> DensePart:
+        """Return a copy of everything that is not a table row, for :meth:`rewind`.
+
+        Args:
+            extra_state: in place of the caller's, which has not seen it yet; None: the caller's.
+        """
+        self._guard.require_open()
+        return self._dense.capture_whole(extra_state)
+
+    def rewind(
+        self, part: DensePart, restore_rows: Callable[[], None], own: DensePart | None = None
+    ) -> Any:
+        """Resume from the step of ``part``, to which ``restore_rows`` puts the rows back.
+
+        A step in progress is aborted. After an earlier step than the model's, snapshots of later
+        steps are dropped, and the next snapshot is a base snapshot.
+
+        Args:
+            part: a :meth:`whole_part`.
+            restore_rows: called when no other thread reads the tables.
+            own: the part that only this worker has, if ``part`` is another worker's; see
+                :func:`cpr_ext.state.dense_state.own_part`.
+
+        Returns:
+            The extra state of that step.
+
+        Raises:
+            StoreError: it is of another model; nothing was changed.
+        """
+        self._guard.require_open()
+        position = self._dense.position_of(own or part)
+        with self._guard.in_call("rewind()"):
+            if self._guard.may_train and own is None and position.step == self._account.step:
+                self._saver.pause()
+            else:
+                self._forget_later_snapshots(position.step)
+            restore_rows()
+            self._dense.restore_whole(part, own)
+            self._recorder.forget()
+            self._watch.begin_step()
+            self._watch.accept()
+            self._account.resume_at(position.step, position.num_samples)
+        return position.extra_state
+
+    def _forget_later_snapshots(self, step: int) -> None:
+        self._store.require_in_place()
+        self._saver.quiesce()
+        kept = [r.snapshot for r in self._store.dense.segments if r.last_step <= step]
+        self._store.roll_back(max(kept, default=0))
+        self._saver.forget_saved_rows()
+        self._base_rule.forget_base()
+        self._guard.may_train = True
+
+    def listen_to_changes(self, listener: ChangeListener | None) -> None:
+        """Report every change of the tables to ``listener``; None: to nobody."""
+        self._watch.listener = listener
+
+    def check_changes(self) -> None:
+        """Look now for changes of tables outside their optimizers."""
+        self._watch.check()

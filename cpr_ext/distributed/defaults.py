@@ -1,0 +1,64 @@
+"""Options of a worker: the recovery, and the Checkpointer if the user makes none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from cpr_ext import Checkpointer, Retention, Schedule, TargetPLS
+from cpr_ext.distributed.collective import data_parallel
+from cpr_ext.distributed.collective.recovery_decision import Choice
+from cpr_ext.distributed.parity.options import Parity
+from cpr_ext.errors import UsageError
+from cpr_ext.state.table import find_tables
+from cpr_ext.validation import require_one_of
+
+logger = logging.getLogger("cpr_ext")
+
+Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
+Recoveries = Literal["partial", "full", "exact", "auto"]
+MakeCheckpointer = Callable[[nn.Module, Any, Path], Checkpointer]
+
+
+def require_recovery(recovery: str, parity: Parity | None) -> None:
+    """Raise UsageError unless there is such a recovery, and ``parity`` goes with it."""
+    require_one_of("recovery", recovery, ("partial", "full", "exact", "auto"))
+    if (recovery == "exact") != (parity is not None):
+        raise UsageError(
+            'recovery="exact" and parity=Parity(group_size=...) go together: exact recovery '
+            "rebuilds the lost rows from parity"
+        )
+
+
+def choose_recovery(wanted: Recoveries, schedule: Schedule) -> Choice:
+    """Return ``wanted``, or for ``"auto"`` the recommendation of the schedule's plan."""
+    if wanted != "auto":
+        return wanted
+    if isinstance(schedule, TargetPLS) and schedule.plan is not None:
+        return schedule.plan.recommended.recovery
+    return "partial"
+
+
+def make_default_checkpointer(model: nn.Module, optimizers: Any, directory: Path) -> Checkpointer:
+    """Saves tables that DistributedDataParallel replicates with the dense part, and two points."""
+    tables = find_tables(model, listed(optimizers))
+    replicated = data_parallel.replicated_tables(model, tables)
+    if replicated:
+        logger.info("replicated, so saved as dense: %s", ", ".join(t.name for t in replicated))
+    return Checkpointer(
+        model,
+        optimizers,
+        directory,
+        tables=[table for table in tables if table not in replicated] if replicated else None,
+        retention=Retention(full_recovery_points=2),
+    )
+
+
+def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
+    """Return one optimizer, or several, as a list."""
+    return [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)

@@ -1,0 +1,1 @@
+"""Parity of the table shards in peers' memory, from which a lost shard is rebuilt bit for bit."""

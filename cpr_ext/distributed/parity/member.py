@@ -1,0 +1,317 @@
+"""One worker's part in its parity group, over all rounds of a job."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cpr_ext import Checkpointer
+from cpr_ext.distributed.collective.collectives import flatten, unflatten
+from cpr_ext.distributed.collective.process_group import ReformableGroup, Round
+from cpr_ext.distributed.identity.worker_identity import LOCAL_WORLD_SIZE, Identity
+from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.held_parity import HeldParity
+from cpr_ext.distributed.parity.options import Parity
+from cpr_ext.distributed.parity.own_rows import OwnRows
+from cpr_ext.distributed.parity.placement import Group, hosts_by_count, part_held, place
+from cpr_ext.distributed.parity.protocol import PARITY, Report
+from cpr_ext.distributed.parity.refusals import refuse_unprotected, require_memory
+from cpr_ext.distributed.parity.sender import Sender
+from cpr_ext.distributed.parity.trade import (
+    Parcel,
+    gather_numbers,
+    hand_over,
+    trade,
+    xor_over_group,
+)
+from cpr_ext.errors import PeerLostError, WorkersDifferError
+from cpr_ext.state.dense_state import DensePart
+
+logger = logging.getLogger("cpr_ext")
+
+
+class NoParity:
+    """What a worker without parity does for it: nothing."""
+
+    groups: tuple[Group, ...] = ()
+    extra_state: Any = None
+
+    def attach(self, checkpointer: Checkpointer) -> None:
+        """Protect the tables of a Checkpointer."""
+
+    def report(self, *, is_live: bool) -> Report | None:
+        """Report this worker's state when workers have met."""
+        return None
+
+    def connect(self, this_round: Round) -> None:
+        """Connect the group in a new round."""
+
+    def begin(self, state: int, extra_state: Any) -> None:
+        """This worker holds rows and dense state as of ``state``, of which there is no parity."""
+
+    def abandon_step(self) -> None:
+        """Put a live worker to the newest step that it has completed."""
+
+    def encode_all(self, state: int) -> None:
+        """Encode the parity of the whole group, whose members are at ``state``, and protect."""
+
+    def go_back(self, state: int) -> None:
+        """Return to an earlier state, which all agreed on."""
+        raise NotImplementedError
+
+    def whole_copy(self, state: int) -> DensePart:
+        """Return the dense state of an earlier state."""
+        raise NotImplementedError
+
+    def rebuild(self, reports: Sequence[Report], state: int, whole: DensePart) -> int:
+        """Decode the lost rows of the group, and put its worker to ``state``."""
+        raise NotImplementedError
+
+    def encode_missing(self, reports: Sequence[Report], state: int) -> None:
+        """Encode the parity that the group lacks, and protect."""
+
+    def wait_until_rows_may_change(self) -> None:
+        """Return once all holders have the deltas of all completed steps."""
+
+    def finish_step(self, step: int) -> None:
+        """This worker has completed a step."""
+
+    def stop(self) -> None:
+        """End the round."""
+
+
+class ParityMember(NoParity):
+    """Protects the rows of one worker, and holds parity of others'.
+
+    Raises:
+        UsageError: the groups do not fit the job.
+    """
+
+    def __init__(self, identity: Identity, parity: Parity) -> None:
+        per_host = int(os.environ.get(LOCAL_WORLD_SIZE) or 1)
+        hosts = parity.hosts or hosts_by_count(identity.world_size, per_host)
+        self.groups = place(identity.world_size, parity.group_size, hosts)
+        self._rank = identity.rank
+        self._number = next(n for n, group in enumerate(self.groups) if identity.rank in group)
+        self._group = self.groups[self._number]
+        self._me = self._group.index(identity.rank)
+        self._parity = parity
+        self._held = HeldParity()
+        self._sender: Sender | None = None
+        self._network: ReformableGroup | None = None
+        self._inner: dist.ProcessGroup | None = None
+        self._round = 0
+
+    def attach(self, checkpointer: Checkpointer) -> None:
+        """Protect the tables of a Checkpointer, from the first :meth:`begin` on.
+
+        Raises:
+            UsageError: a table cannot be protected, or memory does not suffice.
+        """
+        refuse_unprotected(checkpointer.tables, self._parity)
+        require_memory(checkpointer.tables, self._parity)
+        self._held.forget()
+        self._own = OwnRows(
+            checkpointer,
+            parts=len(self._group) - 1,
+            delta_bytes=self._parity.delta_bytes,
+            wait=self.wait_until_rows_may_change,
+        )
+
+    def report(self, *, is_live: bool) -> Report:
+        """Report this worker's state when workers have met."""
+        if not is_live:
+            return Report(None)
+        obstacle = self._own.obstacle or self._held.obstacle
+        return Report(self._own.log, dict(self._held.logs), obstacle)
+
+    def connect(self, this_round: Round) -> None:
+        """Connect the group in a new round; all its members call it.
+
+        Raises:
+            PeerLostError: not all did.
+            WorkersDifferError: a member's rows are cut otherwise than before.
+        """
+        self.stop()
+        if self._network is None:
+            name = f"parity-{self._number}"
+            self._network = ReformableGroup(self._me, len(self._group), name)
+        self._round += 1
+        self._network.configure(this_round)
+        self._inner = self._network.connect()
+        with self._minding_members():
+            sizes = gather_numbers(self._inner, self._own.part_words)
+        self._sizes = {rank: sizes[n] for n, rank in enumerate(self._group)}
+        words = max(self._words(self._rank, other) for other in self._others)
+        if not self._held.logs:
+            self._held.words = torch.empty(words, dtype=torch.int64)
+        elif self._held.words.numel() != words:
+            raise WorkersDifferError(
+                f"the rows of parity group {list(self._group)} need {words} words of parity on "
+                f"worker {self._rank}, {self._held.words.numel()} before; start all again"
+            )
+
+    def begin(self, state: int, extra_state: Any) -> None:
+        """This worker holds rows and dense state as of ``state``, of which there is no parity."""
+        self._held.forget()
+        self._own.begin(state, extra_state)
+
+    def abandon_step(self) -> None:
+        """Put a live worker to the newest step that it has completed."""
+        if self._own.log is not None:
+            self._own.go_back(self._own.log.newest)
+
+    def encode_all(self, state: int) -> None:
+        """Encode the parity of the whole group, whose members are at ``state``, and protect."""
+        self._encode_all_of(self._group, state)
+
+    def go_back(self, state: int) -> None:
+        """Return to an earlier state, which all agreed on."""
+        self._own.go_back(state)
+        self.extra_state = self._own.extra_state
+        self._held.go_back(state)
+
+    def whole_copy(self, state: int) -> DensePart:
+        """Return the dense state of an earlier state."""
+        return self._own.whole_copy(state)
+
+    def rebuild(self, reports: Sequence[Report], state: int, whole: DensePart) -> int:
+        """Decode the lost rows of the group, and put its worker to ``state``.
+
+        Args:
+            reports: of all workers, as they agreed by.
+            whole: of a worker that kept its state.
+
+        Returns:
+            The rows that this worker got.
+        """
+        with self._minding_members():
+            for lost, holder in protocol.to_decode(reports, self._group):
+                self._decode(lost, holder)
+            for lost in (rank for rank in self._group if reports[rank].own is None):
+                at = self._group.index(lost)
+                self._hand_over_own_part(at, (at + 1) % len(self._group), state, whole)
+        if reports[self._rank].own is not None:
+            return 0
+        return sum(rows for rows, _ in self._own.layout.records)
+
+    def encode_missing(self, reports: Sequence[Report], state: int) -> None:
+        """Encode the parity that the group lacks, and protect."""
+        self._encode_all_of(protocol.to_encode(reports, self._group), state)
+
+    def wait_until_rows_may_change(self) -> None:
+        """Return once all holders have the deltas of all completed steps.
+
+        Raises:
+            PeerLostError: one was lost.
+        """
+        own, sender = self._own, self._sender
+        if sender is not None and own.log is not None:
+            sender.wait_until(partial(protocol.may_change, own.log))
+
+    def finish_step(self, step: int) -> None:
+        """This worker has completed a step: keep it, and send it."""
+        self._own.finish_step(step)
+        if self._sender is not None:
+            self._sender.submit(step)
+
+    def stop(self) -> None:
+        """End the round: peers that wait for this worker hear of it."""
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.stop()
+        self._release(self._round)
+
+    def _release(self, of_round: int) -> None:
+        """Drop the connections, which closes them, unless they are of a later round."""
+        if of_round == self._round and self._network is not None:
+            self._inner = None
+            self._network.abort()
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in self._group if rank != self._rank]
+
+    @contextmanager
+    def _minding_members(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            error.with_traceback(None)  # its frames refer to the connections
+            raise PeerLostError(f"parity group {list(self._group)}: {error}") from error
+
+    def _encode_all_of(self, members: Sequence[int], state: int) -> None:
+        with self._minding_members():
+            for holder in members:
+                self._encode(holder, state)
+            self._protect(state)
+
+    def _words(self, holder: int, member: int) -> int:
+        return self._sizes[member][part_held(self._group, holder, member)]
+
+    def _connected(self) -> dist.ProcessGroup:
+        assert self._inner is not None
+        return self._inner
+
+    def _give(self, holder: int, lost: int | None, begin: int, words: torch.Tensor) -> None:
+        given = protocol.contribution(self._group, self._rank, holder, lost)
+        if given == PARITY:
+            words.copy_(self._held.words[begin : begin + words.numel()])
+        elif given is not None:
+            self._own.read(given, begin, words)
+
+    def _decode(self, lost: int, holder: int) -> None:
+        part = part_held(self._group, holder, lost)
+        xor_over_group(
+            self._connected(),
+            self._words(holder, lost),
+            self._group.index(lost),
+            partial(self._give, holder, lost),
+            partial(self._own.write, part),
+        )
+
+    def _encode(self, holder: int, state: int) -> None:
+        others = [rank for rank in self._group if rank != holder]
+        xor_over_group(
+            self._connected(),
+            max(self._words(holder, rank) for rank in others),
+            self._group.index(holder),
+            partial(self._give, holder, None),
+            self._take_parity,
+        )
+        if holder == self._rank:
+            self._held.begin(state, others)
+
+    def _take_parity(self, begin: int, words: torch.Tensor) -> None:
+        self._held.words[begin : begin + words.numel()].copy_(words)
+
+    def _hand_over_own_part(self, lost: int, keeper: int, state: int, whole: DensePart) -> None:
+        if self._me == keeper:
+            part = self._held.own_part(self._group[lost], state)
+            hand_over(self._connected(), keeper, lost, part)
+        elif self._me == lost:
+            part = hand_over(self._connected(), keeper, lost, None)
+            self._own.restore(state, whole, unflatten(*part))
+            self.extra_state = self._own.extra_state
+
+    def _protect(self, state: int) -> None:
+        """Start sending deltas: all members are at ``state``, all parity is encoded."""
+        parcel = Parcel(True, {}, flatten(self._own.own_copy(state)))
+        for number, other in trade(self._connected(), state, parcel).items():
+            if other.own_part is not None:
+                self._held.keep_own_part(self._group[number], state, other.own_part)
+        logger.info(
+            "worker %d is protected from step %d on by parity group %s, of which it holds %d bytes",
+            *(self._rank, state, list(self._group), self._held.words.nbytes),
+        )
+        self._sender = Sender(
+            *(self._connected(), self._group, self._own, self._held, state),
+            partial(self._release, self._round),
+        )

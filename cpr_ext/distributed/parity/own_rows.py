@@ -1,0 +1,190 @@
+"""A worker's own rows and dense state, and the way back to its newest states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from cpr_ext import Checkpointer, Table
+from cpr_ext._native import native
+from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.placement import cut
+from cpr_ext.distributed.parity.protocol import DEPTH, Log
+from cpr_ext.errors import UsageError
+from cpr_ext.state.dense_state import DensePart, own_part
+
+
+class OwnRows:
+    """Records what each step changes; a listener of the Checkpointer's tables.
+
+    Args:
+        parts: into how many parts the rows are cut.
+        delta_bytes: limit of what one step may change.
+        wait: returns once rows may change; called before the first rows of a step do.
+
+    Attributes:
+        log: of the states to which these rows can return; None: before :meth:`begin`.
+        obstacle: why that is not all that changed; empty: it is.
+        extra_state: of the state that was restored last.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        *,
+        parts: int,
+        delta_bytes: int,
+        wait: Callable[[], None],
+    ) -> None:
+        self.log: Log | None = None
+        self.obstacle = ""
+        self.extra_state: Any = None
+        self._checkpointer = checkpointer
+        self._tables = checkpointer.tables
+        self._index = {id(table): number for number, table in enumerate(self._tables)}
+        self._wait = wait
+        self._arrays = _arrays_of(self._tables)
+        self.layout = native.ShardLayout([list(arrays.values()) for arrays in self._arrays])
+        self.bounds = cut(self.layout.records, parts)
+        self._spare = [
+            native.RowDelta(self.layout, max_bytes=delta_bytes) for _ in range(DEPTH + 1)
+        ]
+        self._changing: Any = self._spare.pop()
+        self._deltas: dict[int, Any] = {}  # by the step that they belong to
+        self._copies: dict[int, DensePart] = {}  # of the dense state, by state
+        checkpointer.rewinding.listen_to_changes(self)
+
+    @property
+    def part_words(self) -> list[int]:
+        """The words of each part."""
+        return [end - begin for begin, end in zip(self.bounds, self.bounds[1:], strict=False)]
+
+    def begin(self, state: int, extra_state: Any = None) -> None:
+        """Set rows and dense state to be of ``state``, without a way back.
+
+        Args:
+            extra_state: of the caller, who has not seen it yet.
+        """
+        for delta in (self._changing, *self._deltas.values()):
+            delta.clear()
+        self._spare.extend(self._deltas.values())
+        self._deltas.clear()
+        self.obstacle = ""
+        self.log = protocol.begin(state)
+        self._copies = {state: self._checkpointer.rewinding.whole_part(extra_state)}
+
+    def before_change(self, table: Table, row_ids: torch.Tensor) -> None:
+        """Keep the rows that are about to change, once they may."""
+        if self.log is None:
+            return
+        self._wait()
+        if not table.updates_only_looked_up_rows():
+            row_ids = torch.arange(table.num_embeddings)
+        self._changing.note(self._index[id(table)], row_ids)
+
+    def changed_outside(self, table: Table) -> None:
+        """Record that rows changed that no delta has."""
+        self.obstacle = self.obstacle or f"table '{table.name}' was changed outside its optimizer"
+
+    def finish_step(self, step: int) -> None:
+        """Complete a step of this worker.
+
+        Raises:
+            UsageError: its optimizer has made per-row state of which there is no parity.
+        """
+        assert self.log is not None
+        self._checkpointer.rewinding.check_changes()
+        self._require_known_arrays()
+        self._changing.finish()
+        self._deltas[step], self._changing = self._changing, None
+        self.log = protocol.append(self.log, step)
+        for old in [old for old in self._deltas if old <= self.log.oldest]:
+            self._deltas[old].clear()
+            self._spare.append(self._deltas.pop(old))
+        self._changing = self._spare.pop()
+        self._copies = {s: c for s, c in self._copies.items() if s >= self.log.oldest}
+        self._copies[step] = self._checkpointer.rewinding.whole_part()
+
+    def message(self, step: int, part: int) -> torch.Tensor:
+        """Return the delta of a step for the rows of one part, as int64 words."""
+        begin, end = self.bounds[part : part + 2]
+        return torch.from_numpy(self._deltas[step].pack(begin, end))
+
+    def whole_copy(self, state: int) -> DensePart:
+        """Return the dense state of ``state``."""
+        return self._copies[state]
+
+    def own_copy(self, state: int) -> DensePart:
+        """Return the part of it that no other worker has."""
+        known = self._checkpointer
+        return own_part(self._copies[state], known.model, known.optimizers, self._tables)
+
+    def go_back(self, state: int) -> None:
+        """Return to an earlier state, rows and dense state."""
+        self.extra_state = self._checkpointer.rewinding.rewind(
+            self._copies[state], partial(self._restore_rows, state)
+        )
+        self._copies = {s: copy for s, copy in self._copies.items() if s <= state}
+
+    def restore(self, state: int, whole: DensePart, own: DensePart) -> None:
+        """Begin at ``state``, of which the rows are there and the dense state is given."""
+        self.extra_state = self._checkpointer.rewinding.rewind(whole, lambda: None, own)
+        self.begin(state, self.extra_state)
+
+    def read(self, part: int, begin: int, words: torch.Tensor) -> None:
+        """Copy the words of a part from ``begin`` on, as many as there are; the rest stays."""
+        first = self.bounds[part] + begin
+        count = max(0, min(words.numel(), self.bounds[part + 1] - first))
+        if count:
+            self.layout.read(first, words[:count])
+
+    def write(self, part: int, begin: int, words: torch.Tensor) -> None:
+        """Overwrite the words of a part from ``begin`` on."""
+        self.layout.write(self.bounds[part] + begin, words)
+
+    def _restore_rows(self, state: int) -> None:
+        assert self.log is not None
+        self._changing.undo()
+        for step in protocol.undo_order(self.log, state):
+            self._undo_step(step)
+
+    def _undo_step(self, step: int) -> None:
+        assert self.log is not None
+        delta = self._deltas.pop(step)
+        delta.undo()
+        self._spare.append(delta)
+        self.log = protocol.undone(self.log, step)
+
+    def _require_known_arrays(self) -> None:
+        for table, known in zip(self._tables, self._arrays, strict=True):
+            arrays = table.arrays()
+            if new := sorted(arrays.keys() - known.keys()):
+                raise UsageError(
+                    f"table '{table.name}': its optimizer has made per-row state {new} in a step, "
+                    "of which there is no parity. Create it before training, as "
+                    "torch.optim.Adagrad does"
+                )
+            for name, values in known.items():
+                if name not in arrays or arrays[name].data_ptr() != values.data_ptr():
+                    self.obstacle = f"table '{table.name}': {name} was replaced"
+
+
+def _arrays_of(tables: list[Table]) -> list[dict[str, torch.Tensor]]:
+    for table in tables:
+        _make_state(table)
+    return [dict(sorted(table.arrays().items())) for table in tables]
+
+
+def _make_state(table: Table) -> None:
+    """Make now what SparseAdam makes in its first step, and as it does."""
+    if isinstance(table.optimizer, torch.optim.SparseAdam):
+        state = table.optimizer.state[table.weight]
+        if not state:
+            state["step"] = 0
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(
+                    table.weight, memory_format=torch.preserve_format
+                ).detach()

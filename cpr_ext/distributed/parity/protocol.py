@@ -1,0 +1,164 @@
+"""The protocol of parity: what a worker may do when, and what workers agree on after a loss.
+
+Pure functions and values. A test explores them in every interleaving
+(``python_tests/distributed/parity/exploration.py``); the running code calls the same ones.
+
+A *state* is a number of completed steps. The delta of step ``n`` leads from state ``n - 1`` to
+``n``. XORed again it leads back, so it must be applied exactly once and in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpr_ext.distributed.parity.placement import Group, holders, part_held
+
+# Newest deltas that everyone keeps: a survivor may be two steps ahead of the rows of a lost worker.
+DEPTH = 2
+PARITY = -1  # in place of a part: what the holder's own parity buffer contributes
+
+
+class ProtocolError(AssertionError):
+    """A bug: a delta out of order, or a way back that is not there."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """Deltas that were applied and are kept.
+
+    Attributes:
+        newest: the state that they lead to.
+        oldest: the state to which they lead back.
+    """
+
+    newest: int
+    oldest: int
+
+
+def begin(state: int) -> Log:
+    """Return the log of rows, or of parity, that was just made."""
+    return Log(state, state)
+
+
+def append(log: Log, step: int) -> Log:
+    """Return the log with the delta of ``step``, the next one; forget the oldest."""
+    if step != log.newest + 1:
+        raise ProtocolError(f"the delta of step {step} came after that of step {log.newest}")
+    return Log(step, max(log.oldest, step - DEPTH))
+
+
+def undo_order(log: Log, state: int) -> list[int]:
+    """Return the steps whose deltas lead back to ``state``, in order of application."""
+    if not log.oldest <= state <= log.newest:
+        raise ProtocolError(f"no way back to state {state} from {log}")
+    return list(range(log.newest, state, -1))
+
+
+def undone(log: Log, step: int) -> Log:
+    """Return the log without the delta of ``step``, its newest."""
+    if step != log.newest or step <= log.oldest:
+        raise ProtocolError(f"the delta of step {step} cannot be taken back from {log}")
+    return Log(step - 1, log.oldest)
+
+
+def may_change(own: Log, acknowledged: int) -> bool:
+    """Return whether a worker may change rows: all holders have all completed deltas."""
+    return acknowledged >= own.newest
+
+
+def may_acknowledge(held: Mapping[int, Log], step: int) -> bool:
+    """Return whether a holder may confirm the deltas of ``step`` of all members."""
+    return all(log.newest >= step for log in held.values())
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker says of itself when workers have met.
+
+    Attributes:
+        own: of its rows; None: it has lost them.
+        held: by member, of the parity that it holds; empty: that is not encoded.
+        obstacle: why its deltas do not say all that changed; empty: they do.
+    """
+
+    own: Log | None
+    held: Mapping[int, Log] = field(default_factory=dict)
+    obstacle: str = ""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return JSON values."""
+        own = None if self.own is None else [self.own.newest, self.own.oldest]
+        held = [[member, log.newest, log.oldest] for member, log in self.held.items()]
+        return {"own": own, "held": held, "obstacle": self.obstacle}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Report:
+        """Inverse of :meth:`to_plain`."""
+        own = None if plain["own"] is None else Log(*plain["own"])
+        return cls(own, {m: Log(n, o) for m, n, o in plain["held"]}, plain["obstacle"])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What workers agree on.
+
+    Attributes:
+        state: the one to which all return; None: parity does not suffice.
+        obstacle: why it does not.
+    """
+
+    state: int | None
+    obstacle: str = ""
+
+
+def agree_on_state(reports: Sequence[Report], groups: Sequence[Group]) -> Verdict:
+    """Return the newest state that every worker can reach, lost ones by peers' parity."""
+    lost = [rank for rank, report in enumerate(reports) if report.own is None]
+    if len(lost) == len(reports):
+        return Verdict(None, "no worker kept its rows")
+    for group in groups:
+        missing = [rank for rank in group if rank in lost]
+        if len(missing) > 1:
+            return Verdict(None, f"workers {missing} of one parity group were lost together")
+        for holder in group:
+            if missing and holder not in missing and not reports[holder].held:
+                return Verdict(None, f"the parity on worker {holder} was not complete")
+    for rank, report in enumerate(reports):
+        if report.obstacle:
+            return Verdict(None, f"worker {rank}: {report.obstacle}")
+    logs = [log for report in reports for log in _logs(report)]
+    state = min(log.newest for log in logs)
+    if state < max(log.oldest for log in logs):
+        return Verdict(None, f"not every worker can return to step {state}")
+    return Verdict(state)
+
+
+def _logs(report: Report) -> list[Log]:
+    return [] if report.own is None else [report.own, *report.held.values()]
+
+
+def to_decode(reports: Sequence[Report], group: Group) -> list[tuple[int, int]]:
+    """Return a group's lost parts in order: for each its worker and its parity's holder."""
+    lost = [rank for rank in group if reports[rank].own is None]
+    return [(rank, holder) for rank in lost for holder in holders(group, rank)]
+
+
+def to_encode(reports: Sequence[Report], group: Group) -> list[int]:
+    """Return the members of a group whose parity must be encoded, in order."""
+    return [rank for rank in group if not reports[rank].held]
+
+
+def contribution(group: Group, rank: int, holder: int, lost: int | None) -> int | None:
+    """Return what ``rank`` gives to an XOR over the group around the parity of ``holder``.
+
+    Args:
+        lost: the worker whose part is decoded; None: the parity itself is encoded.
+
+    Returns:
+        A part of its shard, ``PARITY``, or None for nothing.
+    """
+    if rank == holder:
+        return None if lost is None else PARITY
+    return None if rank == lost else part_held(group, holder, rank)

@@ -1,0 +1,73 @@
+"""What parity cannot protect, refused before training starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cpr_ext import Table
+from cpr_ext.distributed.parity.options import Parity
+from cpr_ext.errors import UsageError
+
+_MEMORY = Path("/proc/meminfo")
+# Deltas in memory at once, in steps: two kept and one being made here, two kept of peers.
+_DELTAS = 5
+
+
+def refuse_unprotected(tables: Sequence[Table], parity: Parity) -> None:
+    """Refuse tables whose changes no delta would have.
+
+    Raises:
+        UsageError: names the table, why, and the remedy.
+    """
+    for table in tables:
+        if (reason := _why_refused(table, parity.delta_bytes)) is not None:
+            raise UsageError(f"table '{table.name}' cannot be protected by parity: {reason}")
+
+
+def require_memory(tables: Sequence[Table], parity: Parity) -> None:
+    """Refuse a job whose parity would not fit into this machine's memory.
+
+    Raises:
+        UsageError: names what is needed and what is free.
+    """
+    rows = sum(row_bytes(table) * table.num_embeddings for table in tables)
+    needed = rows // (parity.group_size - 1) + _DELTAS * min(parity.delta_bytes, rows)
+    free = free_bytes()
+    if free is not None and needed > free:
+        raise UsageError(
+            f"parity needs up to {needed} bytes on this worker, {free} are free: use larger groups "
+            "(group_size), or a smaller delta_bytes, or more memory"
+        )
+
+
+def free_bytes() -> int | None:
+    """Memory that this machine can give; None: it does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def row_bytes(table: Table) -> int:
+    """Bytes of a row with its per-row state."""
+    return sum(values[0].numel() * values.element_size() for values in table.arrays().values())
+
+
+def _why_refused(table: Table, delta_bytes: int) -> str | None:
+    if table.weight.is_cuda:
+        return "it is on a GPU; keep it in CPU memory, or recover partially"
+    if table.lookups is not None:
+        return "a fused kernel (TorchRec) changes it, which parity does not see yet"
+    if table.optimizer is None and table.weight.requires_grad:
+        return "no torch optimizer updates it; give its optimizer to the Checkpointer"
+    whole = row_bytes(table) * table.num_embeddings
+    if not table.updates_only_looked_up_rows() and whole > delta_bytes // 4:
+        kind = type(table.optimizer).__name__
+        return (
+            f"{kind}, as it is set, changes every row at each step, {whole} bytes. Use SGD without "
+            "momentum, Adagrad, SparseAdam or row-wise Adagrad, without weight decay; or raise "
+            "Parity(delta_bytes=...) to four times that"
+        )
+    return None

@@ -1,0 +1,156 @@
+"""The thread that sends the delta of each step to its holders, and holds those of others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from cpr_ext.distributed.collective.collectives import flatten
+from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.held_parity import HeldParity
+from cpr_ext.distributed.parity.own_rows import OwnRows
+from cpr_ext.distributed.parity.placement import Group, part_held
+from cpr_ext.distributed.parity.trade import Parcel, acknowledge, trade
+from cpr_ext.errors import PeerLostError
+
+_JOIN_SECONDS = 10.0
+
+
+class Sender:
+    """Trades the deltas of completed steps, one after the other, for one round.
+
+    Connections close when nothing refers to them: gloo has no other way to end a wait. So the
+    thread drops them whenever it ends, and a member that waits for this one is not left alone.
+
+    Args:
+        inner: the group's connections in this round; nothing else uses them meanwhile.
+        group: its members' ranks.
+        state: the one from which all members begin.
+        release: drops all other references to the connections; called from any thread, repeatedly.
+    """
+
+    def __init__(
+        self,
+        inner: dist.ProcessGroup,
+        group: Group,
+        own: OwnRows,
+        held: HeldParity,
+        state: int,
+        release: Callable[[], None],
+    ) -> None:
+        self._inner: dist.ProcessGroup | None = inner
+        self._group = group
+        self._me = inner.rank()
+        self._rank = group[self._me]
+        self._release = release
+        self._own = own
+        self._held = held
+        self._changed = threading.Condition()
+        self._submitted = self._acknowledged = state
+        self._error: BaseException | None = None
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="cpr_ext-parity", daemon=True)
+        self._thread.start()
+
+    @property
+    def acknowledged(self) -> int:
+        """The newest step whose deltas all holders have."""
+        return self._acknowledged
+
+    def submit(self, step: int) -> None:
+        """Send the own delta of ``step``, which is complete."""
+        with self._changed:
+            self._submitted = step
+            self._changed.notify_all()
+
+    def wait_until(self, is_ready: Callable[[int], bool]) -> None:
+        """Return once ``is_ready`` of the newest acknowledged step.
+
+        Raises:
+            PeerLostError: a member was lost meanwhile.
+        """
+        with self._changed:
+            while not is_ready(self._acknowledged):
+                if self._error is not None:
+                    self._raise(self._error)
+                if self._is_stopped:
+                    raise PeerLostError(f"parity group {list(self._group)}: the round has ended")
+                self._changed.wait()
+
+    def stop(self) -> None:
+        """End the thread; nothing is applied any more when this returns.
+
+        A thread that waits for a member ends when that one leaves, too.
+        """
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+        self._release()
+        self._thread.join(_JOIN_SECONDS)
+
+    def _raise(self, error: BaseException) -> None:
+        if isinstance(error, RuntimeError):
+            raise PeerLostError(f"parity group {list(self._group)}: {error}") from error
+        raise error
+
+    def _run(self) -> None:
+        try:
+            while (step := self._next()) is not None:
+                if not self._trade(step):
+                    return
+                with self._changed:
+                    self._acknowledged = step
+                    self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._error = error.with_traceback(None)  # its frames refer to the connections
+                self._changed.notify_all()
+        finally:
+            self._inner = None
+            self._release()
+
+    def _next(self) -> int | None:
+        with self._changed:
+            while not self._is_stopped and self._submitted <= self._acknowledged:
+                self._changed.wait()
+            return None if self._is_stopped else self._acknowledged + 1
+
+    def _has_stopped(self) -> bool:
+        return self._is_stopped
+
+    def _trade(self, step: int) -> bool:
+        # The own deltas and the parity are the training thread's once this is stopped.
+        with self._changed:
+            if self._has_stopped():
+                return False
+            parcel = self._pack(step)
+        received = trade(self._connected(), step, parcel)
+        with self._changed:
+            if self._has_stopped():
+                return False
+            for member, other in received.items():
+                self._hold(self._group[member], step, other)
+            assert protocol.may_acknowledge(self._held.logs, step)
+        acknowledge(self._connected())
+        return True
+
+    def _pack(self, step: int) -> Parcel:
+        words = {
+            number: self._own.message(step, part_held(self._group, holder, self._rank))
+            for number, holder in enumerate(self._group)
+            if holder != self._rank
+        }
+        return Parcel(not self._own.obstacle, words, flatten(self._own.own_copy(step)))
+
+    def _hold(self, member: int, step: int, parcel: Parcel) -> None:
+        if not parcel.is_sound:
+            self._held.obstacle = f"rows of worker {member} changed outside their optimizer"
+        if parcel.own_part is not None:
+            self._held.keep_own_part(member, step, parcel.own_part)
+        self._held.receive(member, step, parcel.words[self._me])
+
+    def _connected(self) -> dist.ProcessGroup:
+        assert self._inner is not None
+        return self._inner

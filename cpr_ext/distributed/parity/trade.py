@@ -1,0 +1,136 @@
+"""What members of a parity group send each other; each call is made by all members.
+
+Members are numbered in their group here. Everything crosses as numbers and raw bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from cpr_ext.distributed.parity.held_parity import Bytes
+
+_HEAD = 4  # step, whether deltas say all, and the bytes of the own part's two pieces
+_WORDS, _HEADER, _CONTENT, _SIZES = range(4)  # tags
+_CHUNK_WORDS = 1 << 20
+
+
+@dataclass
+class Parcel:
+    """What one member sends for a step.
+
+    Attributes:
+        is_sound: the deltas say all that changed.
+        words: by member, a delta.
+        own_part: for the next member, which keeps it; None: nothing.
+    """
+
+    is_sound: bool
+    words: dict[int, torch.Tensor]
+    own_part: Bytes | None = None
+
+
+def gather_numbers(inner: dist.ProcessGroup, numbers: list[int]) -> list[list[int]]:
+    """Gather every member's numbers; each gives as many."""
+    own = torch.tensor(numbers, dtype=torch.int64)
+    found = [torch.empty_like(own) for _ in range(inner.size())]
+    inner.allgather([found], [own]).wait()
+    return [values.tolist() for values in found]
+
+
+def trade(inner: dist.ProcessGroup, step: int, parcel: Parcel) -> dict[int, Parcel]:
+    """Send a parcel; returns those of the other members, of the same step."""
+    me, size = inner.rank(), inner.size()
+    empty = torch.empty(0, dtype=torch.int64)
+    pieces = parcel.own_part or (empty, empty)
+    head = [step, int(parcel.is_sound), *(piece.numel() for piece in pieces)]
+    sizes = [parcel.words.get(member, empty).numel() for member in range(size)]
+    heads = gather_numbers(inner, [*head, *sizes])
+    if any(other[0] != step for other in heads):
+        raise RuntimeError(f"members exchange different steps: {[other[0] for other in heads]}")
+    received, works = {}, []
+    for member, other in enumerate(heads):
+        if member == me:
+            continue
+        words = torch.empty(other[_HEAD + me], dtype=torch.int64)
+        works.append(_receive(inner, words, member, _WORDS))
+        found = received[member] = Parcel(bool(other[1]), {me: words})
+        if (member + 1) % size == me and other[2]:
+            header, content = (torch.empty(n, dtype=torch.uint8) for n in other[2:_HEAD])
+            works.append(_receive(inner, header, member, _HEADER))
+            works.append(_receive(inner, content, member, _CONTENT))
+            found.own_part = header, content
+    for member in ((me + 1 + number) % size for number in range(size - 1)):
+        send_to(inner, member, parcel)
+    for work in works:
+        if work is not None:
+            work.wait()
+    return received
+
+
+def send_to(inner: dist.ProcessGroup, member: int, parcel: Parcel) -> None:
+    """Send one member its share of a parcel."""
+    _send(inner, parcel.words.get(member), member, _WORDS)
+    if parcel.own_part is not None and member == (inner.rank() + 1) % inner.size():
+        for piece, tag in zip(parcel.own_part, (_HEADER, _CONTENT), strict=True):
+            _send(inner, piece, member, tag)
+
+
+def acknowledge(inner: dist.ProcessGroup) -> None:
+    """Wait until all members have called it."""
+    inner.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
+
+
+def hand_over(inner: dist.ProcessGroup, sender: int, receiver: int, part: Bytes | None) -> Bytes:
+    """Pass an own part from one member to another; the others need not call it."""
+    if part is not None:
+        sizes = torch.tensor([piece.numel() for piece in part])
+        for values, tag in zip((sizes, *part), (_SIZES, _HEADER, _CONTENT), strict=True):
+            _send(inner, values, receiver, tag)
+        return part
+    sizes = torch.empty(2, dtype=torch.int64)
+    inner.recv([sizes], sender, _SIZES).wait()
+    header, content = (torch.empty(int(n), dtype=torch.uint8) for n in sizes)
+    for piece, tag in ((header, _HEADER), (content, _CONTENT)):
+        if (work := _receive(inner, piece, sender, tag)) is not None:
+            work.wait()
+    return header, content
+
+
+def xor_over_group(
+    inner: dist.ProcessGroup,
+    num_words: int,
+    root: int,
+    give: Callable[[int, torch.Tensor], None],
+    take: Callable[[int, torch.Tensor], None],
+) -> None:
+    """XOR what all members give, in pieces.
+
+    Args:
+        root: the member that takes the result.
+        give: fills in this member's words from a place on; they are zero before.
+        take: is given the result, with its place.
+    """
+    options = dist.ReduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.BXOR)
+    options.rootRank = root
+    for begin in range(0, num_words, _CHUNK_WORDS):
+        words = torch.zeros(min(_CHUNK_WORDS, num_words - begin), dtype=torch.int64)
+        give(begin, words)
+        inner.reduce([words], options).wait()
+        if inner.rank() == root:
+            take(begin, words)
+
+
+def _send(inner: dist.ProcessGroup, values: torch.Tensor | None, member: int, tag: int) -> None:
+    if values is not None and values.numel():
+        inner.send([values], member, tag).wait()
+
+
+def _receive(
+    inner: dist.ProcessGroup, values: torch.Tensor, member: int, tag: int
+) -> dist.Work | None:
+    return inner.recv([values], member, tag) if values.numel() else None

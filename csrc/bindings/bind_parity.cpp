@@ -1,0 +1,183 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bindings/annotations.h"
+#include "bindings/register.h"
+#include "bindings/row_array_view.h"
+#include "bindings/tensor_view.h"
+#include "bindings/vector_array.h"
+#include "core/error.h"
+#include "parity/row_delta.h"
+#include "parity/shard_layout.h"
+
+namespace py = pybind11;
+
+namespace cpr_ext {
+namespace {
+
+// The words of a tensor (n,) int64.
+struct Words {
+  uint64_t* data;
+  int64_t count;
+};
+
+Words view_words(py::handle tensor, const char* name, bool for_write) {
+  const TensorView view = view_contiguous(tensor, name, 1, {DType::kInt64});
+  if (for_write && !view.writable) throw UsageError(std::string(name) + " is read-only");
+  return {static_cast<uint64_t*>(view.data), view.shape[0]};
+}
+
+// A layout, and the tensors whose memory it describes.
+struct BoundLayout {
+  std::shared_ptr<const ShardLayout> layout;
+  py::list owners;
+};
+
+BoundLayout make_layout(const std::vector<std::vector<Tensor>>& tables) {
+  BoundLayout bound;
+  std::vector<std::vector<RowArray>> arrays;
+  for (const std::vector<Tensor>& tensors : tables) {
+    if (tensors.empty()) throw UsageError("a table has no arrays");
+    arrays.emplace_back();
+    for (const Tensor& tensor : tensors) {
+      arrays.back().push_back(view_rows(tensor, "table", 0));
+      if (arrays.back().back().num_rows != arrays.back().front().num_rows) {
+        throw UsageError("the arrays of a table have different numbers of rows");
+      }
+      bound.owners.append(tensor);
+    }
+  }
+  bound.layout = std::make_shared<const ShardLayout>(std::move(arrays));
+  return bound;
+}
+
+void check_range(const ShardLayout& layout, int64_t begin, int64_t end) {
+  if (begin < 0 || begin > end || end > layout.num_words()) {
+    throw UsageError("words [" + std::to_string(begin) + ", " + std::to_string(end) +
+                     ") of a shard of " + std::to_string(layout.num_words()));
+  }
+}
+
+// As `words` must hold the words [begin, begin + n) of the shard.
+Words view_range(const BoundLayout& bound, int64_t begin, py::handle words, bool for_write) {
+  const Words view = view_words(words, "words", for_write);
+  check_range(*bound.layout, begin, begin + view.count);
+  return view;
+}
+
+struct BoundDelta {
+  RowDelta delta;
+  std::shared_ptr<const ShardLayout> layout;
+  py::list owners;
+};
+
+void require_open(const RowDelta& delta) {
+  if (delta.is_finished()) throw UsageError("the delta's step is finished; clear() it first");
+}
+
+void note_rows(BoundDelta& bound, int64_t table, const Tensor& row_ids) {
+  require_open(bound.delta);
+  if (table < 0 || table >= static_cast<int64_t>(bound.layout->tables().size())) {
+    throw UsageError("no table " + std::to_string(table));
+  }
+  const TensorView ids = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
+  py::gil_scoped_release release;
+  bound.delta.note(table, static_cast<const int64_t*>(ids.data), ids.shape[0]);
+}
+
+py::array_t<int64_t> pack_range(const BoundDelta& bound, int64_t begin, int64_t end) {
+  check_range(*bound.layout, begin, end);
+  if (!bound.delta.is_finished()) throw UsageError("the delta's step is not finished");
+  std::vector<uint64_t> message;
+  {
+    py::gil_scoped_release release;
+    message = bound.delta.pack(begin, end);
+  }
+  return to_numpy(std::move(message)).view("int64");
+}
+
+int64_t apply(const ArrayLike& message, const ArrayLike& parity) {
+  const Words from = view_words(message, "message", false);
+  const Words to = view_words(parity, "parity", true);
+  if (from.data < to.data + to.count && to.data < from.data + from.count) {
+    throw UsageError("message shares memory with parity");
+  }
+  py::gil_scoped_release release;
+  return apply_message(from.data, from.count, to.data, to.count);
+}
+
+}  // namespace
+
+void register_parity(py::module_& module) {
+  py::class_<BoundLayout>(module, "ShardLayout",
+                          "The rows of a worker as 64-bit words, weight and state side by side.\n\n"
+                          "tables: for each the weight and its per-row states, (num_rows, ...).")
+      .def(py::init(&make_layout), py::arg("tables"))
+      .def_property_readonly("num_words",
+                             [](const BoundLayout& bound) { return bound.layout->num_words(); })
+      .def_property_readonly("records",
+                             [](const BoundLayout& bound) {
+                               std::vector<std::pair<int64_t, int64_t>> records;
+                               for (const RecordTable& table : bound.layout->tables()) {
+                                 records.emplace_back(table.num_rows, table.record_words);
+                               }
+                               return records;
+                             })
+      .def(
+          "read",
+          [](const BoundLayout& bound, int64_t begin, const Tensor& words) {
+            const Words to = view_range(bound, begin, words, true);
+            py::gil_scoped_release release;
+            bound.layout->read(begin, begin + to.count, to.data);
+          },
+          py::arg("begin"), py::arg("words"), "Copy the shard's words from begin to words (n,).")
+      .def(
+          "write",
+          [](const BoundLayout& bound, int64_t begin, const Tensor& words) {
+            const Words from = view_range(bound, begin, words, false);
+            py::gil_scoped_release release;
+            bound.layout->write(begin, begin + from.count, from.data);
+          },
+          py::arg("begin"), py::arg("words"), "Overwrite the shard's words from begin on.");
+  py::class_<BoundDelta>(module, "RowDelta", "The rows that one step changes, before XOR after it.")
+      .def(py::init([](const BoundLayout& bound, int64_t max_bytes) {
+             return BoundDelta{RowDelta(bound.layout, max_bytes), bound.layout, bound.owners};
+           }),
+           py::arg("layout"), py::kw_only(), py::arg("max_bytes"))
+      .def("note", &note_rows, py::arg("table"), py::arg("row_ids"),
+           "Keep rows (n,) int64, some perhaps repeated, that are about to change.")
+      .def(
+          "finish",
+          [](BoundDelta& bound) {
+            require_open(bound.delta);
+            py::gil_scoped_release release;
+            bound.delta.finish();
+          },
+          "The step is done: keep what it changed.")
+      .def(
+          "undo",
+          [](BoundDelta& bound) {
+            py::gil_scoped_release release;
+            bound.delta.undo();
+          },
+          "Put the rows back to before the step, and clear().")
+      .def(
+          "clear", [](BoundDelta& bound) { bound.delta.clear(); }, "Forget all; begin a step.")
+      .def("pack", &pack_range, py::arg("begin"), py::arg("end"),
+           "The rows in the words [begin, end), as an int64 message for apply_delta().")
+      .def_property_readonly("is_finished",
+                             [](const BoundDelta& bound) { return bound.delta.is_finished(); })
+      .def_property_readonly("num_rows",
+                             [](const BoundDelta& bound) { return bound.delta.num_rows(); })
+      .def_property_readonly("num_bytes",
+                             [](const BoundDelta& bound) { return bound.delta.num_bytes(); });
+  module.def("apply_delta", &apply, py::arg("message"), py::arg("parity"),
+             "XOR a message of RowDelta.pack() into parity (n,) int64; returns its rows. Applied\n"
+             "again it takes itself back. Raises UsageError for a malformed one.");
+}
+
+}  // namespace cpr_ext

@@ -1,0 +1,225 @@
+"""csrc/parity: what a step changed, XORed into parity and back, against plain numpy."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext._native import native
+from cpr_ext.errors import RowIndexError, UsageError
+
+PLENTY = 1 << 30
+# Of a table: rows, and the shape and type of a row in each array.
+ARRAYS = [
+    ((4,), np.float32),
+    ((), np.float32),
+    ((3,), np.uint8),
+    ((5,), np.float16),
+    ((1,), np.int64),
+]
+tables = st.lists(
+    st.tuples(st.integers(1, 30), st.lists(st.sampled_from(ARRAYS), min_size=1, max_size=3)),
+    min_size=1, max_size=3,
+)  # fmt: skip
+seeds = st.integers(0, 2**32)
+
+
+def random_arrays(described, chance):
+    return [
+        [
+            np.frombuffer(
+                chance.bytes(rows * int(np.prod(shape)) * np.dtype(kind).itemsize), kind
+            ).reshape(rows, *shape).copy()
+            for shape, kind in arrays
+        ]
+        for rows, arrays in described
+    ]  # fmt: skip
+
+
+def as_words(shard):
+    """The reference of ShardLayout: records of all tables, one behind the other."""
+    words = [np.empty(0, np.int64)]
+    for arrays in shard:
+        rows = len(arrays[0])
+        flat = np.concatenate([a.reshape(rows, -1).view(np.uint8) for a in arrays], axis=1)
+        padding = np.zeros((rows, -flat.shape[1] % 8), np.uint8)
+        words.append(np.concatenate([flat, padding], axis=1).reshape(-1).view(np.int64))
+    return np.concatenate(words)
+
+
+def copied(shard):
+    return [[values.copy() for values in arrays] for arrays in shard]
+
+
+def change(shard, chance):
+    """Change random rows; returns their ids by table, some repeated."""
+    changed = []
+    for arrays in shard:
+        row_ids = chance.integers(0, len(arrays[0]), chance.integers(0, 2 * len(arrays[0])))
+        for values in arrays:
+            new = chance.bytes(values[row_ids].nbytes)
+            values[row_ids] = np.frombuffer(new, values.dtype).reshape(values[row_ids].shape)
+        changed.append(row_ids)
+    return changed
+
+
+def recorded(layout, shard, chance, *, max_bytes=PLENTY):
+    """A delta of random changes, noted in several calls; and the shard before it."""
+    before = copied(shard)
+    after = copied(shard)
+    changed = change(after, chance)
+    delta = native.RowDelta(layout, max_bytes=max_bytes)
+    for table, row_ids in enumerate(changed):
+        for some in np.array_split(row_ids, 2):
+            delta.note(table, some)
+            for values, new in zip(shard[table], after[table], strict=True):
+                values[some] = new[some]
+    delta.finish()
+    return delta, before
+
+
+@given(tables, seeds)
+def test_a_shard_is_the_records_of_its_tables(described, seed):
+    chance = np.random.default_rng(seed)
+    shard = random_arrays(described, chance)
+    layout = native.ShardLayout(shard)
+    expected = as_words(shard)
+    assert layout.num_words == len(expected)
+    assert sum(rows * words for rows, words in layout.records) == len(expected)
+    begin, end = sorted(chance.integers(0, len(expected) + 1, 2))
+    words = np.zeros(end - begin, np.int64)
+    layout.read(begin, words)
+    np.testing.assert_array_equal(words, expected[begin:end])
+
+
+@given(tables, seeds)
+def test_words_that_are_written_are_read_again_and_no_others_change(described, seed):
+    chance = np.random.default_rng(seed)
+    shard, other = random_arrays(described, chance), random_arrays(described, chance)
+    layout, expected = native.ShardLayout(shard), as_words(shard)
+    begin, end = sorted(chance.integers(0, len(expected) + 1, 2))
+    expected[begin:end] = as_words(other)[begin:end]
+    layout.write(begin, as_words(other)[begin:end].copy())
+    np.testing.assert_array_equal(as_words(shard), expected)
+
+
+@given(tables, seeds)
+def test_a_delta_brings_parity_up_to_date_and_takes_itself_back(described, seed):
+    chance = np.random.default_rng(seed)
+    shard = random_arrays(described, chance)
+    layout = native.ShardLayout(shard)
+    peers = np.frombuffer(chance.bytes(8 * layout.num_words), np.int64)
+    delta, before = recorded(layout, shard, chance)
+    cut = int(chance.integers(0, layout.num_words + 1))
+    record_at = {0, layout.num_words}
+    first = 0
+    for rows, words in layout.records:
+        record_at |= set(range(first, first + rows * words, words))
+        first += rows * words
+    cut = min(record_at, key=lambda word: abs(word - cut))
+    for begin, end in ((0, cut), (cut, layout.num_words)):
+        parity = (as_words(before) ^ peers)[begin:end].copy()
+        message = delta.pack(begin, end)
+        native.apply_delta(message, parity)
+        np.testing.assert_array_equal(parity, (as_words(shard) ^ peers)[begin:end])
+        native.apply_delta(message, parity)
+        np.testing.assert_array_equal(parity, (as_words(before) ^ peers)[begin:end])
+
+
+@given(tables, seeds)
+def test_undo_puts_every_bit_back_also_in_the_middle_of_a_step(described, seed):
+    chance = np.random.default_rng(seed)
+    shard = random_arrays(described, chance)
+    layout = native.ShardLayout(shard)
+    first, before = recorded(layout, shard, chance)
+    between = copied(shard)
+    second = native.RowDelta(layout, max_bytes=PLENTY)
+    for table, arrays in enumerate(shard):
+        second.note(table, np.arange(len(arrays[0])))
+    change(shard, chance)
+    second.undo()
+    np.testing.assert_array_equal(as_words(shard), as_words(between))
+    first.undo()
+    np.testing.assert_array_equal(as_words(shard), as_words(before))
+    assert (first.num_rows, first.num_bytes, first.is_finished) == (0, 0, False)
+
+
+def test_a_step_of_too_many_rows_is_refused_and_nothing_of_it_is_kept():
+    shard = [[np.zeros((10, 2), np.float32)]]
+    delta = native.RowDelta(native.ShardLayout(shard), max_bytes=5 * 16)
+    delta.note(0, np.array([1, 2, 2, 1]))
+    with pytest.raises(UsageError, match=r"at least 96 bytes.*delta_bytes allows 80"):
+        delta.note(0, np.array([2, 3, 4, 5, 6]))
+    assert delta.num_rows == 2
+    delta.note(0, np.array([3, 4, 5]))
+    assert (delta.num_rows, delta.num_bytes) == (5, 80)
+
+
+def test_a_row_that_is_not_there_is_refused_and_the_others_are_not_kept():
+    shard = [[np.zeros((4, 2), np.float32)]]
+    delta = native.RowDelta(native.ShardLayout(shard), max_bytes=PLENTY)
+    for wrong in (4, -1):
+        with pytest.raises(RowIndexError, match="4 rows"):
+            delta.note(0, np.array([0, wrong]))
+    assert delta.num_rows == 0
+
+
+@given(st.lists(st.integers(-3, 9), max_size=12), st.integers(0, 8))
+def test_a_message_that_nobody_packed_is_refused_or_stays_inside_the_parity(words, num_words):
+    guarded = np.zeros(num_words + 2, np.int64)
+    parity = guarded[1:-1]
+    try:
+        native.apply_delta(np.array(words, np.int64), parity)
+    except UsageError:
+        assert not parity.any()
+    assert guarded[0] == guarded[-1] == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [[1], [1, 0], [1, 2, 0], [1, 1, 2**40, 5], [-1, 1, 0, 5], [1, -1, 0, 5], [2**62, 4, 0],
+     [1, 1, -1, 5], [1, 1, 0, 7, 1, 4, 0, 7]],
+)  # fmt: skip
+def test_a_malformed_message_changes_nothing(message):
+    parity = np.zeros(4, np.int64)
+    with pytest.raises(UsageError, match="delta"):
+        native.apply_delta(np.array(message, np.int64), parity)
+    assert not parity.any()
+
+
+def test_calls_that_cannot_be_are_refused():
+    shard = [[np.zeros((4, 2), np.float32)]]
+    layout = native.ShardLayout(shard)
+    delta = native.RowDelta(layout, max_bytes=PLENTY)
+    with pytest.raises(UsageError, match="no table 1"):
+        delta.note(1, np.array([0]))
+    with pytest.raises(UsageError, match="not finished"):
+        delta.pack(0, 4)
+    delta.finish()
+    with pytest.raises(UsageError, match="is finished"):
+        delta.note(0, np.array([0]))
+    with pytest.raises(UsageError, match=r"words \[3, 5\) of a shard of 4"):
+        layout.read(3, np.zeros(2, np.int64))
+    with pytest.raises(UsageError, match="words"):
+        delta.pack(3, 2)
+    with pytest.raises(UsageError, match="different numbers of rows"):
+        native.ShardLayout([[np.zeros((4, 2)), np.zeros(3)]])
+    with pytest.raises(UsageError, match="no arrays"):
+        native.ShardLayout([[]])
+    same = np.zeros(8, np.int64)
+    with pytest.raises(UsageError, match="shares memory"):
+        native.apply_delta(same[:6], same[5:])
+
+
+def test_torch_tensors_are_changed_in_place():
+    weight, state = torch.randn(6, 3), torch.rand(6)
+    layout = native.ShardLayout([[weight, state]])
+    words = torch.empty(layout.num_words, dtype=torch.int64)
+    layout.read(0, words)
+    kept = weight.clone(), state.clone()
+    weight.zero_()
+    state.zero_()
+    layout.write(0, words)
+    assert torch.equal(weight, kept[0])
+    assert torch.equal(state, kept[1])

@@ -1,0 +1,93 @@
+"""Members of a parity group in one process: small models, and connections between threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch._C._distributed_c10d import HashStore
+
+import cpr_ext
+from cpr_ext.distributed.collective import torch_private
+from cpr_ext.distributed.parity.held_parity import HeldParity
+from cpr_ext.distributed.parity.own_rows import OwnRows
+
+ROWS, DIM = 50, 3
+
+
+def adagrad(rows):
+    return torch.optim.Adagrad(rows, lr=0.1)
+
+
+class Trainer:
+    """One worker's model of two tables, and its parity's listener."""
+
+    def __init__(self, directory, *, parts=2, make=adagrad, seed=0, **options):
+        generator = torch.Generator().manual_seed(seed)
+        self.model = torch.nn.ModuleDict({
+            "large": torch.nn.EmbeddingBag(ROWS, DIM, sparse=True),
+            "small": torch.nn.EmbeddingBag(7, 5, sparse=True),
+            "dense": torch.nn.Linear(DIM + 5, 1),
+        })  # fmt: skip
+        with torch.no_grad():
+            for value in self.model.parameters():
+                value.copy_(torch.randn(value.shape, generator=generator))
+        tables = [self.model[name].weight for name in ("large", "small")]
+        self.optimizers = [make(tables), torch.optim.Adam(self.model["dense"].parameters())]
+        self.checkpointer = cpr_ext.Checkpointer(
+            self.model, self.optimizers, directory, schedule=cpr_ext.EverySteps(1000), **options
+        )
+        self.own = OwnRows(
+            self.checkpointer, parts=parts, delta_bytes=1 << 20, wait=lambda: None
+        )  # fmt: skip
+
+    def forward(self, step):
+        generator = torch.Generator().manual_seed(step)
+        found = [
+            self.model[name](torch.randint(rows, (4, 2), generator=generator))
+            for name, rows in (("large", ROWS), ("small", 7))
+        ]
+        values = torch.cat(found, dim=1) * torch.rand(4, DIM + 5)
+        return self.model["dense"](values).square().mean()
+
+    def train(self, step):
+        """Train the step that leads to state ``step``."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.forward(step).backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.checkpointer.step(4)
+        self.own.finish_step(step)
+
+    def words(self):
+        words = torch.empty(self.own.layout.num_words, dtype=torch.int64)
+        self.own.layout.read(0, words)
+        return words
+
+    def dense(self):
+        part = self.checkpointer.rewinding.whole_part()
+        return str(part.skeleton), {name: t.tolist() for name, t in part.tensors.items()}
+
+
+def connected(count):
+    """The two ends or more of a gloo group, one for each thread."""
+    store = HashStore()
+
+    def connect(rank):
+        return torch_private.make_group(store, rank, count, 60.0, "127.0.0.1")[0]
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(connect, range(count)))
+
+
+def together(*calls):
+    """Call all at once, each on a thread of its own; returns what they return."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def holding(words, *members):
+    """Parity of zeros, as of state 0 of these members."""
+    held = HeldParity()
+    held.words = torch.zeros(words, dtype=torch.int64)
+    held.begin(0, members)
+    return held

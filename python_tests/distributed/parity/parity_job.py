@@ -1,0 +1,128 @@
+"""A job with parity whose workers kill themselves at named points of the protocol.
+
+``Settings.suicides``: rank -> life -> [point, number], see ``POINTS``. ``Settings.options``: as of
+``DrawingJob``, ``group_size``, and the ``optimizer`` of the table.
+"""
+
+import time
+
+import torch
+
+from cpr_ext.distributed import Parity, last_save
+from cpr_ext.distributed.collective.comparison import checksum
+from cpr_ext.distributed.parity import member, own_rows, sender, trade
+from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
+from python_tests.distributed.mlp_job import DrawingJob, die
+from python_tests.distributed.sharded_job import journal_of
+
+OPTIMIZERS = {
+    "adagrad": lambda rows: torch.optim.Adagrad(rows, lr=0.1),
+    "rowwise": lambda rows: RowWiseAdagrad(rows, lr=0.1),
+    "sparse adam": lambda rows: torch.optim.SparseAdam(rows, lr=0.01),
+    "momentum": lambda rows: torch.optim.SGD(rows, lr=0.1, momentum=0.9),
+}
+
+
+def before_delta(step, until=lambda: None):
+    right = sender.trade
+
+    def watched(inner, at, parcel):
+        if at == step:
+            until()
+            die()
+        return right(inner, at, parcel)
+
+    sender.trade = watched
+
+
+def between_holders(step):
+    """One holder has the delta, or half of it; the others have nothing."""
+    trading, sending, sent = sender.trade, trade.send_to, []
+
+    def watched(inner, at, parcel):
+        sent[:] = [at]
+        return trading(inner, at, parcel)
+
+    def counted(inner, to, parcel):
+        if sent == [step, 1]:
+            die()
+        sending(inner, to, parcel)
+        sent.append(1)
+
+    sender.trade, trade.send_to = watched, counted
+
+
+def dies_in(owner, name, number):
+    """At the call of that number, from 0."""
+    right, calls = getattr(owner, name), []
+
+    def watched(*arguments):
+        if len(calls) == number:
+            die()
+        calls.append(1)
+        return right(*arguments)
+
+    setattr(owner, name, watched)
+
+
+def wait_for_steps(settings, steps):
+    """Return once workers have completed steps: [[rank, step], ...]."""
+    for rank, step in steps:
+        journal = journal_of(settings, rank)
+        while not any(e["event"] == "step" and e["step"] >= step for e in journal.read()):
+            time.sleep(0.02)
+
+
+POINTS = {
+    "before the delta": before_delta,
+    "between two holders": between_holders,
+    "before the acknowledgement": lambda n: dies_in(sender, "acknowledge", n - 1),
+    "before parity is undone": lambda n: dies_in(member.HeldParity, "go_back", n),
+    "between two undone steps": lambda n: dies_in(own_rows.OwnRows, "_undo_step", n),
+    "decode": lambda n: dies_in(member, "xor_over_group", n),
+    "encode": lambda n: dies_in(member.ParityMember, "encode_missing", n),
+    "last save": lambda n: dies_in(last_save.LastSave, "save", n),
+    "protect": lambda n: dies_in(member.ParityMember, "_protect", n),
+}
+
+
+class ParityJob(DrawingJob):
+    def __init__(self, settings, rank, life):
+        super().__init__(settings, rank, life)
+        point, *numbers = self.suicide or (None,)
+        if point == "before the delta, late":
+            before_delta(numbers[0], lambda: wait_for_steps(settings, numbers[1:]))
+        elif point in POINTS:
+            POINTS[point](*numbers)
+
+    def build(self, group):
+        model, optimizers = super().build(group)
+        made = OPTIMIZERS[self.settings.options.get("optimizer", "adagrad")]
+        self.optimizers = [made(list(model.rows.parameters())), optimizers[1]]
+        return model, self.optimizers
+
+    def train_step(self, job, step):
+        if step == 0 and self.trained is not None:  # all went back to the very beginning
+            self.scheduler.load_state_dict(job.extra_state["scheduler"])
+        return super().train_step(job, step)
+
+    def worker_options(self):
+        options = super().worker_options()
+        if self.settings.recovery == "exact":
+            options["parity"] = Parity(group_size=self.settings.options["group_size"])
+        return options
+
+    def describe(self):
+        """All that must end as without failures, beside the rows and their state."""
+        states = [
+            [checksum(value) for value in state.values() if isinstance(value, torch.Tensor)]
+            for state in self.optimizers[1].state.values()
+        ]
+        generator = checksum(torch.get_rng_state())
+        rows = {
+            name: value
+            for name, value in self.optimizers[0].state[self.model.rows.weight].items()
+            if not isinstance(value, torch.Tensor)
+        }
+        rates = [group["lr"] for group in self.optimizers[1].param_groups]
+        return {**super().describe(), "state": states, "own": [generator, rows, rates]}

@@ -1,0 +1,198 @@
+"""Workers with parity are killed at every point of the protocol: the job ends as without a kill."""
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cpr_ext.distributed import worker_directory
+from cpr_ext.storage.store_reader import StoreReader
+from python_tests.distributed.cluster import Cluster
+from python_tests.distributed.mlp_job import DIM
+
+JOB = ("python_tests.distributed.parity.parity_job", "ParityJob")
+# Nobody is taken for lost on a busy machine; a wait for the end of a time-out fails the test.
+PATIENT, WAIT_SECONDS = {"collective_seconds": 900.0, "join_seconds": 900.0}, 240
+STEPS = 10
+SHAPES = {"three": (3, 3), "mirror": (2, 2), "two mirrors": (4, 2), "four": (4, 4)}
+
+
+def settings_of(shape, optimizer="adagrad", **changed):
+    world_size, group_size = SHAPES[shape]
+    options = {"variants": ["plain"], "layers": (DIM, 12, 1), "group_size": group_size}
+    return {
+        "job": JOB, "world_size": world_size, "recovery": "exact", "num_steps": STEPS,
+        "every_steps": 4, "consistency": "step", "time_outs": PATIENT,
+        "options": {**options, "optimizer": optimizer}, **changed,
+    }  # fmt: skip
+
+
+def run(cluster):
+    """Run to the end; start again who kills itself, as often as it says that it will."""
+    cluster.start()
+    suicides = cluster.settings.suicides
+    planned = [(int(rank), int(life)) for rank, lives in suicides.items() for life in lives]
+    lives, deadline = dict.fromkeys(cluster.ranks, 1), time.monotonic() + WAIT_SECONDS
+    while planned:
+        for rank in cluster.ranks:
+            if (code := cluster.exit_code(rank, 0)) is None:
+                continue
+            assert (code, (rank, lives[rank]) in planned) == (-signal.SIGKILL, True), cluster.logs()
+            planned.remove((rank, lives[rank]))
+            lives[rank] += 1
+            cluster.start(rank)
+        assert time.monotonic() < deadline, cluster.logs()
+        time.sleep(0.02)
+    cluster.finish(WAIT_SECONDS)
+
+
+def states(cluster):
+    """By rank and step: rows, their state, replicas; a step that was trained again is the same."""
+    found = {}
+    for rank in cluster.ranks:
+        for event in cluster.events(rank, "step"):
+            known = (event["tables"], event["replicas"])
+            assert found.setdefault((rank, event["step"]), known) == known, event["step"]
+    return found
+
+
+@pytest.fixture(scope="session")
+def right_states(nursery, tmp_path_factory):
+    """Those of a job without kills, by its settings."""
+    known = {}
+
+    def of(*shape):
+        if shape not in known:
+            folder = tmp_path_factory.mktemp("untouched")
+            cluster = Cluster([nursery], folder, **settings_of(*shape))
+            run(cluster)
+            known[shape] = states(cluster)
+        return known[shape]
+
+    return of
+
+
+def last_recovery(cluster):
+    return cluster.recoveries(0)[-1]["recovery"]
+
+
+def require_nothing_lost(cluster, expected, lost):
+    run(cluster)
+    assert states(cluster) == expected
+    last = last_recovery(cluster)
+    assert (last["recovery"], last["obstacle"], last["lost"]) == ("exact", "", lost)
+    for recovery in (e["recovery"] for e in cluster.recoveries(0)[1:]):
+        assert set(recovery["samples_lost"]) == set(recovery["bytes_read"]) == {0}
+
+
+POINTS = [
+    "before the delta", "between two holders", "before the acknowledgement", "reduced", "optimizer",
+]  # fmt: skip
+
+
+def long(*values):
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(
+    ("shape", "point"),
+    [
+        ("four", "between two holders"),
+        *(long("three", point) for point in POINTS),
+        *(long("four", point) for point in POINTS if point != "between two holders"),
+        *(long("mirror", point) for point in POINTS if point != "between two holders"),
+    ],
+)
+def test_a_worker_killed_in_a_step_costs_nothing(make_cluster, right_states, shape, point):
+    suicides = {"1": {"1": [point, 5]}}
+    cluster = make_cluster(suicides=suicides, **settings_of(shape))
+    require_nothing_lost(cluster, right_states(shape), [1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "point"),
+    [
+        ("mirror", "decode"),
+        *(long(shape, at) for shape in ("three", "four") for at in ("decode", "encode", "protect")),
+    ],
+)
+def test_a_replacement_killed_while_it_is_rebuilt_costs_nothing(
+    make_cluster, right_states, shape, point
+):
+    suicides = {"1": {"1": ["before the acknowledgement", 5], "2": [point, 0]}}
+    cluster = make_cluster(suicides=suicides, **settings_of(shape))
+    require_nothing_lost(cluster, right_states(shape), [1])
+
+
+@pytest.mark.parametrize(
+    "point", ["between two undone steps", long("before parity is undone"), long("encode")]
+)
+def test_a_survivor_of_another_group_killed_on_its_way_back_costs_nothing(
+    make_cluster, right_states, point
+):
+    """Workers 0 and 2 are two steps ahead of what worker 3 has of worker 1."""
+    late = ["before the delta, late", 5, [0, 6], [2, 6], [3, 5]]
+    number = {"between two undone steps": 1, "encode": 0}.get(point, 0)
+    suicides = {"1": {"1": late}, "0": {"1": [point, number]}}
+    cluster = make_cluster(suicides=suicides, **settings_of("two mirrors"))
+    require_nothing_lost(cluster, right_states("two mirrors"), [0] if point == "encode" else [0, 1])
+
+
+@pytest.mark.parametrize("recovery", ["full", long("exact")])
+def test_the_trained_model_is_saved_again_by_those_who_had_saved_it(
+    make_cluster, right_states, recovery
+):
+    """Worker 1 dies before its last save; the others have made theirs, and all go back."""
+    suicides = {"1": {"1": ["last save", 0]}}
+    cluster = make_cluster(suicides=suicides, **settings_of("mirror", recovery=recovery))
+    run(cluster)
+    assert states(cluster) == right_states("mirror")
+    assert last_recovery(cluster)["recovery"] == recovery
+    for rank in cluster.ranks:
+        stores = Path(cluster.settings.directory) / "stores"
+        reader = StoreReader(worker_directory(stores, rank, cluster.settings.world_size))
+        newest = reader.dense.segments[-1]
+        assert (newest.last_step, newest.is_complete) == (STEPS, True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["rowwise", "sparse adam"])
+def test_every_optimizer_of_single_rows_is_protected(make_cluster, right_states, optimizer):
+    suicides = {"1": {"1": ["reduced", 1]}, "2": {"1": ["before the acknowledgement", 6]}}
+    cluster = make_cluster(suicides=suicides, **settings_of("three", optimizer))
+    require_nothing_lost(cluster, right_states("three", optimizer), [2])
+
+
+@pytest.mark.long
+def test_two_of_a_group_lost_together_fall_back_to_the_store_and_are_protected_again(make_cluster):
+    settings = settings_of("three", num_steps=14)
+    suicides = {"1": {"1": ["reduced", 6]}, "2": {"1": ["reduced", 6], "2": ["reduced", 11]}}
+    cluster = make_cluster(suicides=suicides, **settings)
+    run(cluster)
+    fallback, exact = (e["recovery"] for e in cluster.recoveries(0)[-2:])
+    assert (fallback["recovery"], fallback["lost"]) == ("partial", [1, 2])
+    assert fallback["obstacle"] == "workers [1, 2] of one parity group were lost together"
+    assert min(fallback["bytes_read"][1:]) > 0
+    assert fallback["bytes_read"][0] == 0
+    assert (exact["recovery"], exact["lost"], exact["samples_lost"]) == ("exact", [2], [0, 0, 0])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(10))
+def test_random_kills_cost_nothing(make_cluster, right_states, part):
+    chance = random.Random()
+    cluster = make_cluster(**settings_of("four"))
+    cluster.start()
+    for _ in range(2):
+        cluster.wait_for_step(1)
+        time.sleep(chance.random())
+        victim = chance.choice(cluster.ranks)
+        if cluster.exit_code(victim, 0) is None:
+            cluster.kill(victim)
+            cluster.wait_for_death(victim, seconds=WAIT_SECONDS)
+            cluster.start(victim)
+    cluster.finish(WAIT_SECONDS)
+    assert states(cluster) == right_states("four")

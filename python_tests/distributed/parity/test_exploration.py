@@ -1,0 +1,140 @@
+"""The parity protocol in every interleaving; each planted mistake is found by the same search."""
+
+from dataclasses import replace
+
+import pytest
+
+from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.protocol import PARITY, Log, Verdict
+from python_tests.distributed.parity.exploration import (
+    FaultError,
+    Model,
+    explore,
+    mirrors,
+    one_group,
+    rules,
+)
+
+
+def report(name, result):
+    print(f"{name}: {result.states} states, {result.recoveries} recoveries")
+    return result
+
+
+def test_every_interleaving_of_three_workers_keeps_the_promise():
+    """Steps, deltas, acknowledgements, a loss, and a second one while the first is made good."""
+    result = report("three, 1 step, 2 losses", explore(Model(one_group(3), 1, 2)))
+    assert result.states > 2000
+    assert result.recoveries > 0
+    assert result.fallbacks > 0
+
+
+def test_every_interleaving_of_two_mirrors_keeps_the_promise():
+    model = Model(mirrors(4), 2, 1, atomic_undo=True)
+    result = report("two mirrors, 2 steps, 1 loss", explore(model))
+    assert result.states > 10_000
+    assert result.fallbacks == 0  # one loss never needs the store
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("groups", "steps", "losses", "states"),
+    [(one_group(3), 3, 2, 277_104), (mirrors(4), 3, 1, 198_253), (one_group(4), 1, 1, 46_281)],
+)
+def test_every_interleaving_of_more_steps_and_workers(groups, steps, losses, states):
+    model = Model(groups, steps, losses, atomic_undo=len(groups) > 1 or len(groups[0]) > 3)
+    result = report(f"{groups}, {steps} steps, {losses} losses", explore(model))
+    assert result.states == states
+
+
+def forgets_a_log(log, step):
+    return replace(protocol.append(log, step), oldest=max(log.oldest, step - 1))
+
+
+def in_the_wrong_order(log, state):
+    return protocol.undo_order(log, state)[::-1]
+
+
+def undone_unchecked(log, step):
+    return Log(log.newest - 1, log.oldest)
+
+
+def agrees_on_the_newest(reports, groups):
+    verdict = protocol.agree_on_state(reports, groups)
+    logs = [log for r in reports if r.own for log in (r.own, *r.held.values())]
+    return verdict if verdict.state is None else Verdict(max(log.newest for log in logs))
+
+
+def agrees_without_holders(reports, groups):
+    verdict = protocol.agree_on_state(reports, groups)
+    newest = [r.own.newest for r in reports if r.own]
+    return verdict if verdict.state is None else Verdict(min(newest))
+
+
+def agrees_without_parity(reports, groups):
+    """As if the parity of a replacement were encoded at once."""
+    full = [r if r.own is None else replace(r, held=r.held or {0: r.own}) for r in reports]
+    return protocol.agree_on_state(full, groups)
+
+
+def leaves_a_member_out(group, rank, holder, lost):
+    given = protocol.contribution(group, rank, holder, lost)
+    return None if rank == max(group) and given != PARITY else given
+
+
+def gives_another_part(group, rank, holder, lost):
+    given = protocol.contribution(group, rank, holder, lost)
+    return given if given in (None, PARITY) else (given + 1) % (len(group) - 1)
+
+
+THREE = {"groups": one_group(3), "steps": 2, "losses": 1}
+TWO_LOSSES = {"groups": one_group(3), "steps": 1, "losses": 2}
+MIRRORS = {"groups": mirrors(4), "steps": 3, "losses": 1, "atomic_undo": True}
+SEVERAL_UNDONE = {"groups": mirrors(4), "steps": 2, "losses": 2, "deep": True}
+PAIR = {"groups": one_group(2), "steps": 3, "losses": 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        ({"times_applied": 2}, THREE),
+        ({"may_change": lambda own, acknowledged: True}, PAIR),
+        ({"may_acknowledge": lambda held, step: True}, PAIR),
+        ({"append": forgets_a_log}, MIRRORS),
+        ({"undoes_parity": False}, THREE),
+        ({"undoes_change": False}, THREE),
+        ({"undo_order": in_the_wrong_order, "undone": undone_unchecked}, SEVERAL_UNDONE),
+        ({"undo_order": in_the_wrong_order}, SEVERAL_UNDONE),
+        ({"agree_on_state": agrees_on_the_newest}, THREE),
+        ({"agree_on_state": agrees_without_holders}, THREE),
+        ({"agree_on_state": agrees_without_parity}, TWO_LOSSES),
+        ({"contribution": leaves_a_member_out}, THREE),
+        ({"contribution": gives_another_part}, THREE),
+        ({"to_encode": lambda reports, group: []}, TWO_LOSSES),
+        ({"to_decode": lambda reports, group: protocol.to_decode(reports, group)[:-1]}, THREE),
+    ],
+    ids=[
+        "a delta is applied twice",
+        "the acknowledgement is skipped",
+        "it is acknowledged before it is applied",
+        "a log is forgotten too early",
+        "parity is not undone",
+        "a step in progress is not undone",
+        "undo in the wrong order",
+        "undo in the wrong order, checked",
+        "the newest state is agreed on",
+        "holders are not asked",
+        "parity counts before it is encoded",
+        "a member contributes nothing",
+        "a member contributes another part",
+        "parity is not encoded again",
+        "a part is not decoded",
+    ],
+)
+def test_a_planted_mistake_is_found(wrong, where):
+    options = dict(where)
+    groups, steps, losses = (options.pop(name) for name in ("groups", "steps", "losses"))
+    deep = options.pop("deep", False)
+    with pytest.raises(FaultError):
+        explore(Model(groups, steps, losses, rules(**wrong), **options), deep=deep)

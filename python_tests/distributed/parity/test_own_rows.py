@@ -1,0 +1,165 @@
+"""What a worker records of its own rows, and its way back; what it holds of another's."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from cpr_ext.distributed.parity.protocol import Log, ProtocolError
+from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.errors import UntrackedChangeWarning, UsageError
+from python_tests.distributed.parity.members import ROWS, Trainer, holding
+
+OPTIMIZERS = {
+    "adagrad": lambda rows: torch.optim.Adagrad(rows, lr=0.1),
+    "rowwise": lambda rows: RowWiseAdagrad(rows, lr=0.1),
+    "sparse adam": lambda rows: torch.optim.SparseAdam(rows, lr=0.1),
+    "sgd": lambda rows: torch.optim.SGD(rows, lr=0.1),
+    "decaying": lambda rows: torch.optim.Adagrad(rows, lr=0.1, lr_decay=0.5),
+}
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    made = Trainer(tmp_path / "store")
+    made.own.begin(0)
+    return made
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("steps_back", [0, 1, 2])
+def test_a_worker_returns_to_each_of_its_three_newest_states_in_every_bit(
+    tmp_path, optimizer, steps_back
+):
+    trainer = Trainer(tmp_path, make=OPTIMIZERS[optimizer])
+    trainer.own.begin(0)
+    known = {}
+    for step in range(1, 6):
+        trainer.train(step)
+        known[step] = trainer.words(), trainer.dense()
+    trainer.forward(6).backward()
+    trainer.optimizers[0].step()  # the step is torn: the dense part has not changed
+    torch.rand(1), np.random.rand(), random.random()  # noqa: NPY002
+    state = 5 - steps_back
+    trainer.own.go_back(state)
+    assert torch.equal(trainer.words(), known[state][0])
+    assert trainer.dense() == known[state][1]
+    assert trainer.own.log == Log(state, 3)
+    assert trainer.checkpointer.step_count == state
+    for step in range(state + 1, 6):  # and the same way again
+        trainer.train(step)
+        assert torch.equal(trainer.words(), known[step][0])
+        assert trainer.dense() == known[step][1]
+    with pytest.raises((ProtocolError, KeyError)):
+        trainer.own.go_back(2)
+
+
+def test_messages_keep_parity_up_to_date_and_lead_it_back(trainer):
+    held = [holding(words, 0) for words in trainer.own.part_words]
+    begin = trainer.words()
+    states = {}
+    for step in range(1, 5):
+        trainer.train(step)
+        for part, parity in enumerate(held):
+            parity.receive(0, step, trainer.own.message(step, part))
+        states[step] = torch.cat([parity.words for parity in held])
+        assert torch.equal(states[step], begin ^ trainer.words())
+    for parity in held:
+        parity.go_back(2)
+        assert parity.logs == {0: Log(2, 2)}
+    assert torch.equal(torch.cat([parity.words for parity in held]), states[2])
+
+
+def test_a_delta_that_comes_twice_or_too_early_is_not_applied(trainer):
+    held = holding(trainer.own.part_words[0], 0)
+    for step in (1, 2):
+        trainer.train(step)
+    message = trainer.own.message(1, 0)
+    held.receive(0, 1, message)
+    once = held.words.clone()
+    for step in (1, 3):
+        with pytest.raises(ProtocolError):
+            held.receive(0, step, message)
+    assert torch.equal(held.words, once)
+    assert held.logs == {0: Log(1, 0)}
+
+
+def test_rows_are_read_and_written_by_part(tmp_path, trainer):
+    other = Trainer(tmp_path / "other", seed=1)
+    for part, words in enumerate(trainer.own.part_words):
+        for begin in range(0, words, 16):
+            piece = torch.zeros(min(16, words - begin), dtype=torch.int64)
+            trainer.own.read(part, begin, piece)
+            other.own.write(part, begin, piece)
+    assert torch.equal(other.words(), trainer.words())
+    beyond = torch.full((4,), 7)
+    trainer.own.read(0, trainer.own.part_words[0] - 1, beyond)
+    assert beyond[1:].tolist() == [7, 7, 7]  # nothing of the next part
+
+
+def test_a_replacement_takes_what_is_shared_and_what_was_its_predecessors(tmp_path):
+    """Generators, buffers and state of the tables' optimizer are its own; the rest is shared."""
+    trainers = [
+        Trainer(tmp_path / str(n), seed=n, make=OPTIMIZERS["sparse adam"]) for n in (1, 2, 3)
+    ]
+    lost, source, replacement = trainers
+    for trainer in (lost, source):
+        trainer.own.begin(0)
+        for step in range(1, 3 if trainer is lost else 2):
+            trainer.train(step)
+    source.train(2)
+    torch.rand(3)
+    replacement.own.restore(2, source.own.whole_copy(2), lost.own.own_copy(2))
+    assert replacement.checkpointer.step_count == 2
+    [shared, own, got] = [
+        trainer.own.whole_copy(2).tree() for trainer in (source, lost, replacement)
+    ]
+    for name in ("dense.weight", "dense.bias"):
+        assert torch.equal(got["model"][name], shared["model"][name])
+    assert torch.equal(got["rng"]["torch"], own["rng"]["torch"])
+    assert got["optimizers"][0]["states"] == own["optimizers"][0]["states"]
+
+
+def test_rows_changed_outside_the_optimizer_are_an_obstacle(trainer):
+    for step in range(1, 8):  # PyTorch's counters are known then
+        trainer.train(step)
+    assert trainer.own.obstacle == ""
+    with torch.no_grad():
+        trainer.model["large"].weight[3] += 1.0
+    with pytest.warns(UntrackedChangeWarning):
+        trainer.train(8)
+    assert trainer.own.obstacle == "table 'large' was changed outside its optimizer"
+    trainer.own.begin(8)
+    assert trainer.own.obstacle == ""
+
+
+def test_a_state_tensor_that_is_replaced_is_an_obstacle(trainer):
+    trainer.train(1)
+    state = trainer.optimizers[0].state[trainer.model["large"].weight]
+    state["sum"] = state["sum"].clone()
+    trainer.train(2)
+    assert "table 'large': sum was replaced" in trainer.own.obstacle or trainer.own.obstacle
+
+
+class MakesStateLate(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("age", torch.zeros(len(parameter)))
+
+
+def test_per_row_state_made_in_a_step_is_refused_by_name(tmp_path):
+    trainer = Trainer(tmp_path, make=lambda rows: MakesStateLate(rows, lr=0.1))
+    trainer.own.begin(0)
+    with pytest.raises(UsageError, match=r"table 'large'.*per-row state \['age'\].*Create it bef"):
+        trainer.train(1)
+
+
+def test_a_small_table_that_changes_as_a_whole_is_recorded_as_a_whole(tmp_path):
+    trainer = Trainer(tmp_path, make=lambda rows: torch.optim.Adagrad(rows, lr=0.1))
+    trainer.own.begin(0)
+    for group in trainer.optimizers[0].param_groups:
+        group["weight_decay"] = 0.1  # it looks so, but refuses sparse gradients
+    trainer.own.before_change(trainer.checkpointer.tables[0], torch.tensor([1]))
+    assert trainer.own._changing.num_rows == ROWS

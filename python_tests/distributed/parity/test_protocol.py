@@ -1,0 +1,92 @@
+"""Single rules of the protocol, by example; the exploration runs them all together."""
+
+import json
+
+import pytest
+
+from cpr_ext.distributed.parity.placement import place
+from cpr_ext.distributed.parity.protocol import (
+    Log,
+    ProtocolError,
+    Report,
+    agree_on_state,
+    append,
+    begin,
+    may_change,
+    undo_order,
+    undone,
+)
+
+GROUPS = place(4, 4, range(4))
+
+
+def at(state, **held):
+    """A report of a worker at ``state``; holders are at the same one unless ``held`` says."""
+    logs = {int(name[1:]): Log(newest, newest - 1) for name, newest in held.items()}
+    return Report(Log(state, state - 2), logs)
+
+
+def test_deltas_are_applied_once_and_in_order():
+    log = append(append(begin(3), 4), 5)
+    assert log == Log(5, 3)
+    for step in (5, 4, 7):
+        with pytest.raises(ProtocolError, match=f"step {step} came after that of step 5"):
+            append(log, step)
+    assert append(log, 6) == Log(6, 4)  # two are kept
+
+
+def test_deltas_are_taken_back_from_the_newest_on():
+    log = Log(6, 4)
+    assert undo_order(log, 4) == [6, 5]
+    assert undo_order(log, 6) == []
+    assert undone(undone(log, 6), 5) == Log(4, 4)
+    for state in (3, 7):
+        with pytest.raises(ProtocolError):
+            undo_order(log, state)
+    with pytest.raises(ProtocolError):
+        undone(log, 5)
+    with pytest.raises(ProtocolError):
+        undone(Log(4, 4), 4)
+
+
+def test_rows_may_change_when_all_completed_steps_are_acknowledged():
+    assert may_change(Log(5, 3), 5)
+    assert not may_change(Log(5, 3), 4)
+
+
+def test_all_return_to_the_oldest_state_of_any_holder():
+    reports = [at(6, a1=6, a2=5, a3=6), Report(None), at(6, a0=6, a1=6, a3=6), at(6, a0=5, a1=5)]
+    assert agree_on_state(reports, GROUPS).state == 5
+
+
+def test_parity_does_not_suffice_for_two_of_a_group_but_for_one_of_each():
+    live = [at(6, a0=6, a1=6)] * 4
+    lost = Report(None)
+    together = agree_on_state([lost, live[1], lost, live[3]], GROUPS)
+    assert (together.state, together.obstacle) == (
+        None, "workers [0, 2] of one parity group were lost together",
+    )  # fmt: skip
+    mirrors = ((0, 1), (2, 3))
+    assert agree_on_state([lost, live[1], lost, live[3]], mirrors).state == 6
+    assert agree_on_state([lost] * 4, mirrors).obstacle == "no worker kept its rows"
+
+
+def test_parity_that_is_not_encoded_or_not_sound_does_not_suffice():
+    reports = [at(6, a1=6), Report(None), Report(Log(6, 6)), at(6, a1=6)]
+    assert "the parity on worker 2 was not complete" in agree_on_state(reports, GROUPS).obstacle
+    spoiled = [at(6, a1=6), Report(Log(6, 4), {}, "a table was replaced"), at(6), at(6)]
+    assert agree_on_state(spoiled, GROUPS).obstacle == "worker 1: a table was replaced"
+
+
+def test_a_way_back_that_is_too_far_falls_back():
+    reports = [at(9, a1=6), Report(None), at(9, a1=9), at(9, a1=9)]
+    assert agree_on_state(reports, GROUPS).obstacle == "not every worker can return to step 6"
+
+
+def test_without_a_loss_all_return_to_what_every_worker_completed():
+    assert agree_on_state([at(6), at(7), at(6), at(7)], GROUPS).state == 6
+
+
+def test_a_report_crosses_as_json():
+    for report in (Report(None), at(6, a1=5, a3=6), Report(Log(2, 0), {}, "why")):
+        assert Report.from_plain(json.loads(json.dumps(report.to_plain()))) == report

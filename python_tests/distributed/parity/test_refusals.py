@@ -1,0 +1,97 @@
+"""What parity cannot protect is refused by name before training."""
+
+import pytest
+import torch
+
+from cpr_ext.distributed import Identity, Parity, Worker
+from cpr_ext.distributed.parity import refusals
+from cpr_ext.distributed.parity.refusals import refuse_unprotected, require_memory
+from cpr_ext.errors import UsageError
+from cpr_ext.state.table import Table
+
+OPTIMIZERS = {
+    "SGD": lambda rows: torch.optim.SGD(rows, lr=0.1),
+    "Adagrad": lambda rows: torch.optim.Adagrad(rows, lr=0.1),
+    "SparseAdam": lambda rows: torch.optim.SparseAdam(rows, lr=0.1),
+    "Adam": lambda rows: torch.optim.Adam(rows, lr=0.1),
+    "momentum": lambda rows: torch.optim.SGD(rows, lr=0.1, momentum=0.9),
+    "weight decay": lambda rows: torch.optim.Adagrad(rows, lr=0.1, weight_decay=0.1),
+}
+
+
+def table_of(optimizer, rows=1000):
+    weight = torch.nn.Parameter(torch.zeros(rows, 8))
+    return Table("items", weight, optimizer and OPTIMIZERS[optimizer]([weight]))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "SparseAdam"])
+def test_optimizers_that_change_looked_up_rows_are_protected(optimizer):
+    refuse_unprotected([table_of(optimizer)], Parity(delta_bytes=1))
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "momentum", "weight decay"])
+def test_an_optimizer_that_changes_every_row_is_refused_on_a_large_table(optimizer):
+    small, large = table_of(optimizer), table_of(optimizer, 100_000)
+    parity = Parity(delta_bytes=8 * small.weight.nbytes)
+    refuse_unprotected([small], parity)
+    with pytest.raises(UsageError, match=r"table 'items'.*changes every row.*Use SGD without mom"):
+        refuse_unprotected([small, large], parity)
+
+
+def test_tables_that_something_else_updates_are_refused():
+    table = table_of(None)
+    with pytest.raises(UsageError, match="no torch optimizer updates it"):
+        refuse_unprotected([table], Parity())
+    table.weight.requires_grad_(False)  # nothing changes it
+    refuse_unprotected([table], Parity())
+    fused = table_of("SGD")
+    fused.lookups = object()
+    with pytest.raises(UsageError, match=r"fused kernel \(TorchRec\)"):
+        refuse_unprotected([fused], Parity())
+
+
+def test_a_machine_without_the_memory_is_refused(monkeypatch):
+    table = table_of("Adagrad", 10_000)
+    rows = 2 * table.weight.nbytes
+    parity = Parity(group_size=3, delta_bytes=1000)
+    for free, is_refused in ((rows // 2 + 5000, False), (rows // 2 + 4999, True), (None, False)):
+        monkeypatch.setattr(refusals, "free_bytes", lambda free=free: free)
+        if not is_refused:
+            require_memory([table], parity)
+            continue
+        with pytest.raises(UsageError, match=rf"needs up to {rows // 2 + 5000} bytes.*{free} are"):
+            require_memory([table], parity)
+
+
+def test_this_machine_says_how_much_memory_is_free(monkeypatch, tmp_path):
+    assert refusals.free_bytes() > 0
+    monkeypatch.setattr(refusals, "_MEMORY", tmp_path / "none")
+    assert refusals.free_bytes() is None
+
+
+@pytest.mark.parametrize("options", [{"group_size": 1}, {"group_size": 2, "delta_bytes": 0}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(UsageError, match="must be"):
+        Parity(**options)
+
+
+def worker(tmp_path, **options):
+    identity = Identity(0, 4, "localhost", 1, secret="known to the workers of this job only")
+    return Worker(identity, tmp_path, **options)
+
+
+def test_a_worker_refuses_groups_that_do_not_fit_before_it_joins(tmp_path):
+    with pytest.raises(UsageError, match=r"4 workers.*possible here: \[2, 4\]"):
+        worker(tmp_path, recovery="exact", parity=Parity(group_size=3))
+    with pytest.raises(UsageError, match="names 3 hosts"):
+        worker(tmp_path, recovery="exact", parity=Parity(hosts=["a", "b", "c"]))
+
+
+def test_exact_recovery_and_parity_go_together(tmp_path):
+    worker(tmp_path, recovery="exact", parity=Parity())
+    with pytest.raises(UsageError, match="go together"):
+        worker(tmp_path, recovery="exact")
+    with pytest.raises(UsageError, match="go together"):
+        worker(tmp_path, parity=Parity())
+    with pytest.raises(UsageError, match="exact"):
+        worker(tmp_path, recovery="never")

@@ -1,0 +1,122 @@
+"""The thread that trades deltas: what it promises the training thread, also when members leave."""
+
+import threading
+
+import pytest
+import torch
+
+from cpr_ext.distributed.parity import protocol, trade
+from cpr_ext.distributed.parity.sender import Sender
+from cpr_ext.errors import PeerLostError
+from python_tests.distributed.parity.members import Trainer, connected, holding, together
+
+PAIR = (4, 7)  # ranks
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Trainers, what each holds of the other, and their senders: a mirror."""
+    torch.manual_seed(0)
+    trainers = [Trainer(tmp_path / str(n), parts=1, seed=n) for n in range(2)]
+    held = [holding(trainers[0].own.layout.num_words, other) for other in PAIR[::-1]]
+    for trainer in trainers:
+        trainer.own.begin(0)
+    groups = connected(2)
+    senders = [
+        Sender(groups.pop(), PAIR, trainer.own, parity, 0, lambda: None)
+        for trainer, parity in reversed(list(zip(trainers, held, strict=True)))
+    ][::-1]
+    yield trainers, held, senders
+    for sender in senders:
+        sender.stop()
+
+
+def test_a_step_is_acknowledged_once_every_member_has_it(pair):
+    trainers, held, senders = pair
+    begin = [trainer.words() for trainer in trainers]
+    for step in range(1, 5):
+        for trainer, sender in zip(trainers, senders, strict=True):
+            trainer.train(step)
+            sender.submit(step)
+        for trainer, sender in zip(trainers, senders, strict=True):
+            sender.wait_until(lambda acked, own=trainer.own: protocol.may_change(own.log, acked))
+    for n, parity in enumerate(held):
+        assert torch.equal(parity.words, begin[1 - n] ^ trainers[1 - n].words())
+        assert parity.logs[PAIR[1 - n]].newest == 4
+        kept = parity.own_part(PAIR[1 - n], 4)
+        assert torch.equal(kept[1], trade_part(trainers[1 - n])[1])
+        with pytest.raises(KeyError):
+            parity.own_part(PAIR[1 - n], 1)
+
+
+def trade_part(trainer):
+    from cpr_ext.distributed.collective.collectives import flatten
+
+    return flatten(trainer.own.own_copy(4))
+
+
+def test_a_member_that_leaves_ends_the_wait_of_the_other(pair):
+    """Without that the training thread would wait for ever for an acknowledgement."""
+    trainers, _, senders = pair
+    trainers[0].train(1)
+    senders[0].submit(1)
+    leaver = threading.Timer(0.3, senders[1].stop)
+    leaver.start()
+    with pytest.raises(PeerLostError, match=r"parity group \[4, 7\]"):
+        senders[0].wait_until(lambda acked: acked >= 1)
+    leaver.join()
+
+
+def test_nothing_is_applied_once_a_sender_has_stopped(pair):
+    trainers, held, senders = pair
+    senders[0].stop()
+    trainers[0].train(1)
+    senders[0].submit(1)
+    assert held[0].logs[PAIR[1]].newest == 0
+    trainers[1].train(1)
+    senders[1].submit(1)
+    with pytest.raises(PeerLostError):
+        senders[1].wait_until(lambda acked: acked >= 1)
+    assert not held[0].words.any()
+    assert not held[1].words.any()
+    with pytest.raises(PeerLostError, match="the round has ended"):
+        senders[0].wait_until(lambda acked: acked >= 1)
+
+
+def test_an_obstacle_crosses_to_the_holder(pair):
+    trainers, held, senders = pair
+    trainers[0].own.obstacle = "something changed"
+    for trainer, sender in zip(trainers, senders, strict=True):
+        trainer.train(1)
+        sender.submit(1)
+    for sender in senders:
+        sender.wait_until(lambda acked: acked >= 1)
+    assert held[0].obstacle == ""
+    assert held[1].obstacle == "rows of worker 4 changed outside their optimizer"
+
+
+def test_members_at_different_steps_are_an_error():
+    groups = connected(2)
+
+    def send(rank):
+        with pytest.raises(RuntimeError, match=r"different steps: \[3, 4\]"):
+            trade.trade(groups[rank], 3 + rank, trade.Parcel(True, {}))
+
+    together(lambda: send(0), lambda: send(1))
+
+
+def test_an_xor_over_the_group_reaches_its_root_in_pieces(monkeypatch):
+    monkeypatch.setattr(trade, "_CHUNK_WORDS", 10)
+    groups = connected(3)
+    values = torch.randint(-(2**62), 2**62, (3, 25))
+    got = torch.zeros(25, dtype=torch.int64)
+
+    def call(rank):
+        trade.xor_over_group(
+            groups[rank], 25, 1,
+            lambda begin, words: words.copy_(values[rank, begin : begin + words.numel()]),
+            lambda begin, words: got[begin : begin + words.numel()].copy_(words),
+        )  # fmt: skip
+
+    together(*(lambda rank=rank: call(rank) for rank in range(3)))
+    assert torch.equal(got, values[0] ^ values[1] ^ values[2])
