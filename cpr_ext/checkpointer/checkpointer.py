@@ -21,13 +21,13 @@ from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
 from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
 from cpr_ext.checkpointer.settings import OnNan, Settings
+from cpr_ext.errors import old_method
 from cpr_ext.metrics.counters import Metrics, ScalarWriter
 from cpr_ext.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.forks import leave_to_parent_when_forked
 from cpr_ext.runtime.log_text import EncodableMessages
-from cpr_ext.runtime.old_names import old_method
 from cpr_ext.saving.background_capture import OverlapChoice
 from cpr_ext.saving.saver import Consistency, WhenBusy
 from cpr_ext.saving.selection import SnapshotKind

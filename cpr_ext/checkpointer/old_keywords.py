@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
-from cpr_ext.errors import UsageError
-from cpr_ext.runtime.old_names import warn_of_old_name
+from cpr_ext.errors import UsageError, warn_of_old_name
 
 # old keyword -> (keyword, its class, the field there)
 _NEW: dict[str, tuple[str, type, str]] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cpr_ext.runtime.renamed import RenamedTo
+from cpr_ext.errors import RenamedTo
 
 
 @dataclass(frozen=True)

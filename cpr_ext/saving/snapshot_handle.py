@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from cpr_ext.errors import UsageError
-from cpr_ext.runtime.old_names import warn_of_old_name
+from cpr_ext.errors import UsageError, warn_of_old_name
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot import Snapshot
 

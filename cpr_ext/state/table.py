@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
-from cpr_ext.errors import UsageError
-from cpr_ext.runtime.old_names import old_method
+from cpr_ext.errors import UsageError, old_method
 from cpr_ext.state.table_part import TablePart
 
 WEIGHT = "weight"

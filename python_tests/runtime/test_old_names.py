@@ -9,7 +9,7 @@ import torch
 
 import cpr_ext
 from cpr_ext.distributed import ReformableGroup
-from cpr_ext.runtime.old_names import old_method
+from cpr_ext.errors import old_method
 
 
 def run_python(code: str) -> str:

@@ -19,8 +19,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from cpr_ext.distributed.collective import torch_private
 from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
-from cpr_ext.errors import PeerLostError, UsageError
-from cpr_ext.runtime.old_names import old_method
+from cpr_ext.errors import PeerLostError, UsageError, old_method
 
 BACKEND = "cpr_ext"
 # What torch.distributed, DistributedDataParallel, functional collectives and TorchRec call.
