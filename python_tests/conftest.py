@@ -7,6 +7,7 @@ Profiles are chosen by CPR_EXT_HYPOTHESIS=dev|ci|sanitize|threads (dev if unset)
 
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+# A shell's background jobs ignore Ctrl-C, and what they start inherits that; tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _COMMON = {
     "deadline": None,  # the machine's other work is no failure of ours
