@@ -36,6 +36,8 @@ from cpr_ext.state.dense_state import DensePart
 
 logger = logging.getLogger("cpr_ext")
 
+_NOTHING_KEPT = "exact recovery was agreed on, and this worker has no parity"
+
 
 class NoParity:
     """What a worker without parity does for it: nothing."""
@@ -64,15 +66,15 @@ class NoParity:
 
     def go_back(self, state: int) -> None:
         """Return to an earlier state, which all agreed on."""
-        raise NotImplementedError
+        raise AssertionError(_NOTHING_KEPT)
 
     def whole_copy(self, state: int) -> DensePart:
         """Return the dense state of an earlier state."""
-        raise NotImplementedError
+        raise AssertionError(_NOTHING_KEPT)
 
     def rebuild(self, reports: Sequence[Report], state: int, whole: DensePart) -> int:
         """Decode the lost rows of the group, and put its worker to ``state``."""
-        raise NotImplementedError
+        raise AssertionError(_NOTHING_KEPT)
 
     def encode_missing(self, reports: Sequence[Report], state: int) -> None:
         """Encode the parity that the group lacks, and protect."""

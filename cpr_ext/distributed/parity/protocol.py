@@ -95,7 +95,7 @@ class Report:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Report:
-        """Inverse of :meth:`to_plain`."""
+        """Invert :meth:`to_plain`."""
         own = None if plain["own"] is None else Log(*plain["own"])
         return cls(own, {m: Log(n, o) for m, n, o in plain["held"]}, plain["obstacle"])
 
