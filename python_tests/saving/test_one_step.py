@@ -26,6 +26,17 @@ from python_tests.saving.captured import (
 )
 
 
+def begin_partial(run):
+    """Take the base snapshot, then begin a partial one, which is still being captured."""
+    checkpointer = run.checkpointer
+    train_until_captured(run)
+    checkpointer.wait()
+    checkpointer.schedule = cpr_ext.EverySteps(1)
+    run.train(1)
+    checkpointer.schedule = cpr_ext.EverySteps(1000)
+    return checkpointer._saver.in_flight
+
+
 @pytest.mark.parametrize("optimizer", STILL_OPTIMIZERS)
 @pytest.mark.parametrize("kept_bytes", [2048, 1 << 20])
 def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimizer, kept_bytes):
@@ -78,12 +89,7 @@ def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp
     checkpointer = run.checkpointer
     rows = {}
     with short_windows():
-        train_until_captured(run)
-        checkpointer.wait()
-        checkpointer.schedule = cpr_ext.EverySteps(1)
-        run.train(1)
-        checkpointer.schedule = cpr_ext.EverySteps(1000)
-        snapshot = checkpointer._saver.in_flight
+        snapshot = begin_partial(run)
         assert snapshot.kind == "partial"
         began = checkpointer.step_count
         while snapshot.mode is CaptureMode.CHOOSE_FIRST:
@@ -141,12 +147,7 @@ def test_a_wait_that_runs_out_leaves_all_rows_of_a_snapshot_of_one_step(
     )
     checkpointer = run.checkpointer
     with short_windows():
-        train_until_captured(run)
-        checkpointer.wait()
-        checkpointer.schedule = cpr_ext.EverySteps(1)
-        run.train(1)
-        checkpointer.schedule = cpr_ext.EverySteps(1000)
-        snapshot = checkpointer._saver.in_flight
+        snapshot = begin_partial(run)
         assert (snapshot.kind, snapshot.state) == ("partial", "capturing")
         rows = {checkpointer.step_count: run.rows()}
         for _ in range(num_waits):
