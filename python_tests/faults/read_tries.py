@@ -6,6 +6,7 @@ import gc
 import pickle
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,6 +28,7 @@ from python_tests.faults.power_cut import fingerprint, read_tree
 from python_tests.faults.read_actions import ACTIONS, NUM_SHARDS, recover
 
 _TIMEOUT_SECONDS = 60  # of a try
+_GONE_WITHIN_SECONDS = 5  # threads that were joined
 _TRIES_PER_CHILD = 25  # a child touches most pages of its parent once, which costs as much as three
 ONCE, STAYS = "once", "stays"
 
@@ -236,7 +238,7 @@ class ReadSide:
             found.append(f"it raised {error}")
         if not error and tried.action != "fall-back" and result != self._clean[tried.action]:
             found.append(f"it returned {result}, not {self._clean[tried.action]}")
-        if left := _left_behind() - before:
+        if left := _still_left_behind(before):
             found.append(f"left behind: {', '.join(sorted(left))}")
         return Told(found, hits, not error)
 
@@ -249,6 +251,14 @@ def _read_told(place: Path) -> list[tuple[Told, bytes]]:
                 told.append(pickle.load(file))
             except (EOFError, pickle.UnpicklingError):  # killed while it told
                 return told
+
+
+def _still_left_behind(before: set[str]) -> set[str]:
+    """What is there now and was not before, and stays: Linux lists a joined thread a while more."""
+    limit = time.monotonic() + _GONE_WITHIN_SECONDS
+    while (left := _left_behind() - before) and time.monotonic() < limit:
+        time.sleep(0.01)
+    return left
 
 
 def _left_behind() -> set[str]:
