@@ -55,6 +55,7 @@ def test_figures_by_hand_from_options(cpr):
             "load_hours": 1.2,
             "lost_computation_hours": 10,
             "reschedule_hours": 0.8,
+            "parity_hours": 0,
         }
     )
     assert full["overhead_fraction"] == pytest.approx(0.22)
