@@ -47,17 +47,18 @@ class ParityStrategies:
 
     def alone(self, target_pls: float) -> Strategy:
         """Save all rows, only as often as fallbacks require."""
-        return self._strategy("parity", "all", self.interval_hours(target_pls), ALL_ROWS)
+        return self.saving_every("parity", "all", self.interval_hours(target_pls), ALL_ROWS)
 
     def before_cpr(self, cpr_interval_hours: float) -> Strategy:
         """Save the most used rows as CPR does without parity; fallbacks read these snapshots."""
-        return self._strategy("parity + CPR", "mfu", cpr_interval_hours, self.pattern)
+        return self.saving_every("parity + CPR", "mfu", cpr_interval_hours, self.pattern)
 
     def interval_hours(self, target_pls: float) -> float:
         """Return how often parity alone saves all rows.
 
-        It is the best interval of full recovery if fallbacks were the only failures. Where the
-        target for expected PLS requires it, it is shorter. It is at most the job.
+        It is the best interval of full recovery if fallbacks were the only failures, or CPR's if
+        that is longer. Where the target for expected PLS requires it, it is shorter. It is at most
+        the job.
         """
         between = self._mean_hours_between_fallbacks()
         if math.isinf(between):
@@ -65,7 +66,8 @@ class ParityStrategies:
         lost = math.ceil(second_loss(*self._groups()).shards_lost)
         fallback = JobSize(self.job.total_hours, self.job.num_shards, lost)
         by_pls = interval_for_pls(fallback, between, target_pls)
-        return min(by_pls, young_interval_hours(self.costs.save_hours, between))
+        without = interval_for_pls(self.job, self.failures.mean_hours, target_pls)
+        return min(by_pls, max(without, young_interval_hours(self.costs.save_hours, between)))
 
     def notes(self) -> tuple[str, ...]:
         """Return what parity costs besides time, and how often it does not suffice."""
@@ -86,9 +88,10 @@ class ParityStrategies:
         window = unprotected_hours(self.costs, self.parity)
         return self.job, self.failures.mean_hours, self.parity.group_size, window
 
-    def _strategy(
+    def saving_every(
         self, name: StrategyName, priority: PriorityName, interval: float, pattern: SavePattern
     ) -> Strategy:
+        """Return parity with all rows saved once in ``interval`` hours, by a pattern."""
         given = (self.costs, self.job, self.parity)
         expected: ParityExpectation | SimulatedParity
         formula = expected_parity(*given, self.failures.mean_hours, interval, pattern=pattern)

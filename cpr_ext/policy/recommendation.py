@@ -35,8 +35,8 @@ def recommend(
     chance = alone.fallback_chance or 0.0
     if alone.overhead_fraction >= best.overhead_fraction:
         return best, (
-            f"{why} Parity would cost {percent(alone.overhead_fraction)} and lose nothing, but "
-            f"with a chance of {percent(chance)} in the job."
+            f"{why} Parity would cost {percent(alone.overhead_fraction)}, and lose nothing unless "
+            f"two of a group are lost together (a chance of {percent(chance)} in the job)."
         )
     likely = chance > LIKELY_FALLBACK
     if likely and before_cpr.overhead_fraction < best.overhead_fraction:
@@ -48,9 +48,9 @@ def _why_parity(chosen: Strategy, best: Strategy, chance: float, what: str) -> s
     return (
         f"Keep parity in peers' memory, {what} every {_hours(chosen.save_every_hours)}: "
         f"{percent(chosen.overhead_fraction)} overhead instead of "
-        f"{percent(best.overhead_fraction)} for {best.name}. No sample is lost, but with a chance "
-        f"of {percent(chance)} that two of a group are lost together in the job; then rows come "
-        f"from the store."
+        f"{percent(best.overhead_fraction)} for {best.name}. No sample is lost unless two of a "
+        f"group are lost together (a chance of {percent(chance)} in the job); then rows come from "
+        f"the store."
     )
 
 
