@@ -77,6 +77,11 @@ class Model:
         self.atomic_undo = atomic_undo
         self.group_of = {rank: group for group in groups for rank in group}
         self.size = len(self.group_of)
+        self._others = {
+            rank: [other for other in group if other != rank]
+            for rank, group in self.group_of.items()
+        }
+        self._holders = {rank: holders(group, rank) for rank, group in self.group_of.items()}
         chance = random.Random(1)
         self.values = {
             rank: [
@@ -87,7 +92,7 @@ class Model:
         }
 
     def others(self, rank):
-        return [other for other in self.group_of[rank] if other != rank]
+        return self._others[rank]
 
     def first(self):
         fresh = tuple(
@@ -117,6 +122,10 @@ class Model:
             Report(w.own, dict(zip(self.others(rank), w.held, strict=False)))
             for rank, w in enumerate(state.workers)
         ]
+
+    def key(self, state):
+        """Of states with one key, one is explored."""
+        return state
 
     def next_states(self, state):
         if state.losses < self.losses:
@@ -161,7 +170,7 @@ class Model:
             elif self.may_begin(own, slowest) and self.rules.may_change(own, w.acknowledged):
                 torn = (w.parts[0] ^ TORN, *w.parts[1:])
                 yield with_worker(state, rank, w._replace(is_changing=True, parts=torn))
-            for holder in holders(self.group_of[rank], rank):
+            for holder in self._holders[rank]:
                 if (arrived := self.arrive(state, rank, holder)) is not None:
                     yield arrived
             # A holder speaks for all members at once; a worker hears all its holders.
@@ -297,7 +306,7 @@ def explore(model, *, deep=False) -> Result:
         deep: follow one way to its end first, which finds faults sooner.
     """
     start = model.first()
-    seen, waiting = {start}, deque([start])
+    seen, waiting = {model.key(start)}, deque([start])
     recoveries = fallbacks = 0
     while waiting:
         state = waiting.pop() if deep else waiting.popleft()
@@ -313,8 +322,8 @@ def explore(model, *, deep=False) -> Result:
                 fallbacks += 1
                 continue
             recoveries += state.goal is not None and other.goal is None
-            if other not in seen:
-                seen.add(other)
+            if (key := model.key(other)) not in seen:
+                seen.add(key)
                 waiting.append(other)
     return Result(len(seen), recoveries, fallbacks)
 
