@@ -129,6 +129,27 @@ def test_the_time_from_a_kill_to_the_next_step_is_measured_beside_the_usual_rest
     assert "live: at most 3 s without start-up" in shown
 
 
+def test_how_often_parity_does_not_suffice_is_played_next_to_the_formula(
+    run_here: Callable[..., str],
+) -> None:
+    head, *rows, limits = run_here("parity_reliability", "--tiny").splitlines()
+    assert head.split() == ["workers", "group", "formula", "simulated", "rebuild", "link"]
+    assert [row.split()[0] for row in rows] == ["8"] * 3 + ["64"] * 3
+    assert [row.split()[1] for row in rows] == ["mirror", "3", "7"] * 2
+    assert "'mirror': 762" in limits
+
+
+def test_the_largest_job_below_a_limit_is_the_last_one_below_it() -> None:
+    bench = load("parity_reliability")
+    for size in bench.GROUP_SIZES:
+        workers = bench.largest_job(size, 0.01, bench.ASSUMED)
+        below, above = (
+            bench.row(count, size, bench.ASSUMED, 2)["chance"]
+            for count in (workers, workers + size)
+        )
+        assert below < 0.01 <= above
+
+
 # --- what is made of results ---
 
 

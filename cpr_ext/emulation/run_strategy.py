@@ -162,7 +162,7 @@ def divide(
 
 
 def _made_good(failure: DrawnFailure, clock: EmulatedClock) -> PlayedFailure:
-    """A failure that changes nothing in the model, at the end of its step."""
+    """Return a failure that changes nothing in the model, at the end of its step."""
     samples = min(clock.step_at(failure.hour) * clock.samples_per_step, clock.total_samples)
     return PlayedFailure(
         hour=clock.hours(samples),

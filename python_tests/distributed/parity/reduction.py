@@ -84,7 +84,7 @@ class ReducedModel(Model):
         return state.losses, state.goal, groups
 
     def _described(self, rank, w):
-        """A worker as numbers, own ones and one for each member of its group; None: irregular."""
+        """Return a worker as numbers, own and for each member of its group; None: irregular."""
         if (rank, w) not in self._known:
             known = self._is_regular(rank, w) and self._numbers(rank, w)
             self._known[rank, w] = known or None
