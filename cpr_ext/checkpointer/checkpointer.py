@@ -34,6 +34,7 @@ from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.schedules.intervals import EverySeconds, Schedule
 from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.stateful import Stateful, as_stateful
 from cpr_ext.state.table import Table
 from cpr_ext.storage.reading import OnReadError, falling_back
 from cpr_ext.storage.retention import Retention
@@ -75,6 +76,9 @@ class Checkpointer:
             ready-made ``cpr_ext.Table``, which may be empty: then only the dense part is saved.
         extra_state: called for each snapshot; its result (plain values and tensors) is saved with
             the snapshot and returned as ``RecoveryReport.extra_state``.
+        stateful: objects with ``state_dict()`` and ``load_state_dict()``, such as learning-rate
+            schedulers and ``torch.amp.GradScaler``, always in the same order. Their states are
+            saved with the dense part, and ``recover()`` loads them.
         rebase_after: take a base snapshot instead of a partial one after partial snapshots have
             written this many times the bytes of the last base; this bounds disk use and recovery
             time; None: never.
@@ -110,6 +114,7 @@ class Checkpointer:
         num_shards: int = 1,
         tables: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table] | None = None,
         extra_state: Callable[[], Any] | None = None,
+        stateful: Sequence[Stateful] | Stateful | None = None,
         rebase_after: float | None = 4.0,
         compaction: CompactionOptions | None = None,
         retention: Retention | None = None,
@@ -146,7 +151,10 @@ class Checkpointer:
         self.num_shards = settings.num_shards
         require_own_optimizers(model, self.optimizers, self.tables)
         warn_of_large_parameters(model, self.tables)
-        parts = build_parts(model, self.optimizers, self.tables, directory, settings, extra_state)
+        objects = as_stateful(stateful)
+        parts = build_parts(
+            model, self.optimizers, self.tables, directory, settings, extra_state, objects
+        )
         self.store = parts.store
         self._parts = parts
         self._account = parts.account
@@ -289,7 +297,7 @@ class Checkpointer:
         """
         require_one_of("on_read_error", on_read_error, ("raise", "fall_back"))
         with falling_back() if on_read_error == "fall_back" else nullcontext():
-            return self._recovery.recover(
+            report = self._recovery.recover(
                 shards=shards,
                 mode=mode,
                 from_store=from_store,
@@ -297,6 +305,8 @@ class Checkpointer:
                 on_damage=on_damage,
                 up_to_step=up_to_step,
             )
+        self._saving.schedule_order.restart()
+        return report
 
     def replicated_state(self, recovered: RecoveryReport | None = None) -> DensePart:
         """Return the replicated state, for :meth:`load_replicated_state` of another worker.

@@ -15,7 +15,11 @@ from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.unwatched import warn_of_schedulers, warn_of_sparse_gradients
+from cpr_ext.tracking.unwatched import (
+    ScheduleOrder,
+    warn_of_schedulers,
+    warn_of_sparse_gradients,
+)
 
 logger = logging.getLogger("cpr_ext")
 
@@ -48,6 +52,8 @@ class SaveCalls:
         self._guard = guard
         self._requested: SnapshotHandle | None = None
         self._is_first_step = True
+        #: Restarted after each recovery.
+        self.schedule_order = ScheduleOrder(parts.dense.stateful)
 
     def step(self, num_samples: int, started: float) -> SnapshotHandle | None:
         """End a training step that began to block at ``started``; the snapshot that began, if any.
@@ -58,7 +64,8 @@ class SaveCalls:
             self._is_first_step = False
             warn_of_sparse_gradients(self._model, self._tables)
             if self._dense.extra_state is None:
-                warn_of_schedulers(self._optimizers)
+                warn_of_schedulers(self._optimizers, self._dense.stateful)
+        self.schedule_order.note_step()
         account, saver = self._account, self._saver
         saver.pause()
         self._recorder.flush()
