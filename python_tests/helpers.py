@@ -133,6 +133,8 @@ class Trained:
         self.tables = tables or {"big": (200, 4), "small": (3, 2)}
         self.model, self.optimizers = build(self.tables, optimizer, seed=seed, has_dense=has_dense)
         self.lookups = lookups
+        # Tests say themselves what is saved.
+        options = {"save_at_close": False, **options}
         self.checkpointer = cpr_ext.Checkpointer(self.model, self.optimizers, directory, **options)
         torch.manual_seed(seed)
 

@@ -89,6 +89,8 @@ class Checkpointer:
         when_busy: what to do when a snapshot is due before the last one is committed; ``"delay"``
             starts it after that commit; ``"wait"`` blocks training until then, so that snapshots
             are taken at the same steps whatever the disk's speed.
+        save_at_close: :meth:`close`, and the end of the ``with`` block, save all rows if steps were
+            trained since the newest snapshot. An exception that leaves the block saves nothing.
         on_nan: ``"raise"`` aborts a snapshot rather than save NaN; ``"save"`` saves it.
         staging: memory, threads and file access of a snapshot: :class:`cpr_ext.StagingOptions`.
         count_row_updates: count updates row by row (4 bytes each), so that metrics report how many
@@ -119,6 +121,7 @@ class Checkpointer:
         compaction: CompactionOptions | None = None,
         retention: Retention | None = None,
         when_busy: WhenBusy = "delay",
+        save_at_close: bool = True,
         on_nan: OnNan = "raise",
         overlap: OverlapChoice = "auto",
         staging: StagingOptions | None = None,
@@ -163,7 +166,9 @@ class Checkpointer:
         self._trackers = parts.trackers
         self._watch = parts.watch
         self._guard = CallGuard(parts.store, parts.watch, parts.devices)
-        self._saving = SaveCalls(model, self.optimizers, self.tables, parts, self._guard)
+        self._saving = SaveCalls(
+            model, self.optimizers, self.tables, parts, self._guard, save_at_close=save_at_close
+        )
         self._recovery = RecoveryCalls(parts, self._guard, self.num_shards)
         #: For rows that are rebuilt from peers' memory.
         self.rewinding = Rewinding(parts, self._guard)
@@ -305,7 +310,7 @@ class Checkpointer:
                 on_damage=on_damage,
                 up_to_step=up_to_step,
             )
-        self._saving.schedule_order.restart()
+        self._saving.note_recovered(whole=shards is None)
         return report
 
     def replicated_state(self, recovered: RecoveryReport | None = None) -> DensePart:
@@ -375,14 +380,19 @@ class Checkpointer:
             yield
 
     def close(self) -> None:
-        """Finish the current snapshot and release all resources. Closing twice is fine.
+        """Save what was trained since, and release all resources. Closing twice is fine.
+
+        It finishes the current snapshot. If steps were trained that the newest snapshot does not
+        hold completely, it saves all rows as they are now, which takes as long as a base snapshot
+        (not with ``save_at_close=False``). In the middle of a step it cannot; a line of the log
+        then reports what is not saved.
 
         In a forked child there is nothing to release: it returns at once. After an interruption by
         Ctrl-C it can be called again; until then the store's locks are kept.
 
         Raises:
-            SnapshotError: a snapshot failed, no exception reported it, and none was committed
-                since.
+            SnapshotError: a snapshot failed (such as the last one), no exception reported it, and
+                none was committed since.
             StorageError: the operating system reports an error while the locks are released.
         """
         if self._guard.is_closed or self._guard.is_forked:
@@ -407,7 +417,7 @@ class Checkpointer:
         if exc_type is None:
             self.close()
         elif not (self._guard.is_closed or self._guard.is_forked):
-            self._saving.abort()
+            self._saving.abort(is_reported=exc_value is not None)
 
     def leave_to_parent(self) -> None:
         """Detach in a forked child: the model runs there as if this object did not exist."""
