@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpr_ext.cli.output import json_option, to_json
 from cpr_ext.errors import UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
     help="When failures strike. training: the paper's account. running: also during saves and "
     "while lost work is done again; dearer, above all for full recovery.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+@json_option
 @click.option(
     "--plot",
     "plot_file",
@@ -117,7 +117,7 @@ def plan(**given: Any) -> None:
         sources = [vars(source) for source in inputs.sources]
         document = {"inputs": sources, **describe_plan(made)}
         document["notes"] = [*document["notes"], *notes]
-        click.echo(json.dumps(document, indent=1))
+        click.echo(to_json(document))
         return
     width = max(len(source.what) for source in inputs.sources)
     for source in inputs.sources:
