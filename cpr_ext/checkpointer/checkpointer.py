@@ -382,10 +382,10 @@ class Checkpointer:
     def close(self) -> None:
         """Save what was trained since, and release all resources. Closing twice is fine.
 
-        It finishes the current snapshot. If steps were trained that the newest snapshot does not
-        hold completely, it saves all rows as they are now, which takes as long as a base snapshot
-        (not with ``save_at_close=False``). In the middle of a step it cannot; a line of the log
-        then reports what is not saved.
+        It finishes the current snapshot. If training has passed the newest snapshot, or that one
+        lacks changed rows, it saves all rows as they are now. This takes as long as a base
+        snapshot; ``save_at_close=False`` turns it off. In the middle of a step it cannot; a line of
+        the log then reports what is not saved.
 
         In a forked child there is nothing to release: it returns at once. After an interruption by
         Ctrl-C it can be called again; until then the store's locks are kept.

@@ -88,8 +88,8 @@ def read_rows(
         skip_rows: leave out this many rows; their features are not even parsed.
 
     Raises:
-        DataError: the file cannot be read or decompressed, a line has more than a megabyte, or no
-            line is valid (known at the end of the file).
+        DataError: the file cannot be read or decompressed, or a line has more than a megabyte. At
+            its end: no line was valid.
         UsageError: pyarrow is missing.
     """
     position = num_valid = 0
