@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpr_ext.cli.output import json_option, print_table
+from cpr_ext.cli.required import require_for_training
 from cpr_ext.errors import UsageError
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def emulate(**given: Any) -> None:
     job charges its saves and failures what they would cost there. The defaults take a few minutes
     on two cores and need no data.
     """
+    require_for_training("cpr emulate", given["data"])
     # Imported here, so that --help and wrong options need not wait for torch.
     from cpr_ext.cli.emulation_progress import EmulationBar
     from cpr_ext.emulation.emulation import emulate as play

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpr_ext.cli.output import json_option, to_json
+from cpr_ext.cli.required import require_packages
 from cpr_ext.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def plan(**given: Any) -> None:
     plot_file: Path | None = given["plot_file"]
     if plot_file is not None and not plot_file.parent.is_dir():
         raise UsageError(f"the folder of '{plot_file}' does not exist; make it first")
+    if plot_file is not None:
+        require_packages("cpr plan --plot", "matplotlib")
     inputs = gather(given)
     planner = _planner(inputs, inputs.failures, given)
     made = planner.plan(inputs.target_pls)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpr_ext.cli.output import json_option, print_json
+from cpr_ext.cli.required import require_for_training, require_packages
 from cpr_ext.errors import UsageError
 
 if TYPE_CHECKING:
@@ -138,6 +139,9 @@ def train(**given: Any) -> None:
     file = given["plot_file"]
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"the folder of '{file}' does not exist; make it first")
+    require_for_training("cpr train", given["data"])
+    if file is not None:
+        require_packages("cpr train --plot", "matplotlib")
     priority = _priority(given["priority"], given["fraction"])
     with ExitStack() as stack:
         store = given["store"]
