@@ -133,7 +133,7 @@ $(VENV)/tools: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/ready: $(VENV)/tools
-	$(BIN)/python tools/requirements.py library train peers torchrec dev > $(VENV)/requirements.txt
+	$(BIN)/python tools/requirements.py library cli train peers torchrec dev > $(VENV)/requirements.txt
 	$(INSTALL) -r $(VENV)/requirements.txt
 	$(INSTALL) --no-deps torchrec fbgemm-gpu-cpu
 	touch $@

@@ -29,7 +29,10 @@ class Run:
         # PyTorch gives a GPU's memory away only behind what its stream still does; not the CPU's.
         self.lookups: list[torch.Tensor] = []
         self.checkpointer = cpr_ext.Checkpointer(
-            self.model, self.optimizer, directory, **{"schedule": cpr_ext.EverySteps(3), **options}
+            self.model,
+            self.optimizer,
+            directory,
+            **{"schedule": cpr_ext.EverySteps(3), "save_at_close": False, **options},
         )
 
     def step(self, row_ids=range(100)):

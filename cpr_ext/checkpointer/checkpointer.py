@@ -34,6 +34,7 @@ from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.schedules.intervals import EverySeconds, Schedule
 from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.stateful import Stateful, as_stateful
 from cpr_ext.state.table import Table
 from cpr_ext.storage.reading import OnReadError, falling_back
 from cpr_ext.storage.retention import Retention
@@ -75,6 +76,9 @@ class Checkpointer:
             ready-made ``cpr_ext.Table``, which may be empty: then only the dense part is saved.
         extra_state: called for each snapshot; its result (plain values and tensors) is saved with
             the snapshot and returned as ``RecoveryReport.extra_state``.
+        stateful: objects with ``state_dict()`` and ``load_state_dict()``, such as learning-rate
+            schedulers and ``torch.amp.GradScaler``, always in the same order. Their states are
+            saved with the dense part, and ``recover()`` loads them.
         rebase_after: take a base snapshot instead of a partial one after partial snapshots have
             written this many times the bytes of the last base; this bounds disk use and recovery
             time; None: never.
@@ -85,6 +89,8 @@ class Checkpointer:
         when_busy: what to do when a snapshot is due before the last one is committed; ``"delay"``
             starts it after that commit; ``"wait"`` blocks training until then, so that snapshots
             are taken at the same steps whatever the disk's speed.
+        save_at_close: :meth:`close`, and the end of the ``with`` block, save all rows if steps were
+            trained since the newest snapshot. An exception that leaves the block saves nothing.
         on_nan: ``"raise"`` aborts a snapshot rather than save NaN; ``"save"`` saves it.
         staging: memory, threads and file access of a snapshot: :class:`cpr_ext.StagingOptions`.
         count_row_updates: count updates row by row (4 bytes each), so that metrics report how many
@@ -110,10 +116,12 @@ class Checkpointer:
         num_shards: int = 1,
         tables: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table] | None = None,
         extra_state: Callable[[], Any] | None = None,
+        stateful: Sequence[Stateful] | Stateful | None = None,
         rebase_after: float | None = 4.0,
         compaction: CompactionOptions | None = None,
         retention: Retention | None = None,
         when_busy: WhenBusy = "delay",
+        save_at_close: bool = True,
         on_nan: OnNan = "raise",
         overlap: OverlapChoice = "auto",
         staging: StagingOptions | None = None,
@@ -146,7 +154,10 @@ class Checkpointer:
         self.num_shards = settings.num_shards
         require_own_optimizers(model, self.optimizers, self.tables)
         warn_of_large_parameters(model, self.tables)
-        parts = build_parts(model, self.optimizers, self.tables, directory, settings, extra_state)
+        objects = as_stateful(stateful)
+        parts = build_parts(
+            model, self.optimizers, self.tables, directory, settings, extra_state, objects
+        )
         self.store = parts.store
         self._parts = parts
         self._account = parts.account
@@ -155,7 +166,9 @@ class Checkpointer:
         self._trackers = parts.trackers
         self._watch = parts.watch
         self._guard = CallGuard(parts.store, parts.watch, parts.devices)
-        self._saving = SaveCalls(model, self.optimizers, self.tables, parts, self._guard)
+        self._saving = SaveCalls(
+            model, self.optimizers, self.tables, parts, self._guard, save_at_close=save_at_close
+        )
         self._recovery = RecoveryCalls(parts, self._guard, self.num_shards)
         #: For rows that are rebuilt from peers' memory.
         self.rewinding = Rewinding(parts, self._guard)
@@ -289,7 +302,7 @@ class Checkpointer:
         """
         require_one_of("on_read_error", on_read_error, ("raise", "fall_back"))
         with falling_back() if on_read_error == "fall_back" else nullcontext():
-            return self._recovery.recover(
+            report = self._recovery.recover(
                 shards=shards,
                 mode=mode,
                 from_store=from_store,
@@ -297,6 +310,8 @@ class Checkpointer:
                 on_damage=on_damage,
                 up_to_step=up_to_step,
             )
+        self._saving.note_recovered(whole=shards is None)
+        return report
 
     def replicated_state(self, recovered: RecoveryReport | None = None) -> DensePart:
         """Return the replicated state, for :meth:`load_replicated_state` of another worker.
@@ -365,14 +380,19 @@ class Checkpointer:
             yield
 
     def close(self) -> None:
-        """Finish the current snapshot and release all resources. Closing twice is fine.
+        """Save what was trained since, and release all resources. Closing twice is fine.
+
+        It finishes the current snapshot. If training has passed the newest snapshot, or that one
+        lacks changed rows, it saves all rows as they are now. This takes as long as a base
+        snapshot; ``save_at_close=False`` turns it off. In the middle of a step it cannot; a line of
+        the log then reports what is not saved.
 
         In a forked child there is nothing to release: it returns at once. After an interruption by
         Ctrl-C it can be called again; until then the store's locks are kept.
 
         Raises:
-            SnapshotError: a snapshot failed, no exception reported it, and none was committed
-                since.
+            SnapshotError: a snapshot failed (such as the last one), no exception reported it, and
+                none was committed since.
             StorageError: the operating system reports an error while the locks are released.
         """
         if self._guard.is_closed or self._guard.is_forked:
@@ -397,7 +417,7 @@ class Checkpointer:
         if exc_type is None:
             self.close()
         elif not (self._guard.is_closed or self._guard.is_forked):
-            self._saving.abort()
+            self._saving.abort(is_reported=exc_value is not None)
 
     def leave_to_parent(self) -> None:
         """Detach in a forked child: the model runs there as if this object did not exist."""

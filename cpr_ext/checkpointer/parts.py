@@ -25,6 +25,7 @@ from cpr_ext.saving.saver import Saver, SavingOptions
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector
 from cpr_ext.saving.slot_size import choose_slot_bytes
+from cpr_ext.state.stateful import Stateful
 from cpr_ext.state.table import Table, find_tables, prioritized_tables, register_tables
 from cpr_ext.storage.commit_thread import Committer
 from cpr_ext.storage.compactor import make_compactor
@@ -84,6 +85,7 @@ def build_parts(
     directory: str | os.PathLike[str],
     settings: Settings,
     extra_state: Callable[[], Any] | None,
+    stateful: Sequence[Stateful] = (),
 ) -> Parts:
     """Build all parts, open the store, and attach the hooks.
 
@@ -136,6 +138,7 @@ def build_parts(
         recorder,
         threads,
         direct_io=staging.direct_io,
+        stateful=stateful,
     )
     dense = DenseCapture(
         model,
@@ -146,6 +149,7 @@ def build_parts(
         account,
         extra_state=extra_state,
         refuses_nan=settings.refuses_nan,
+        stateful=stateful,
     )
     selector = Selector(
         tables,

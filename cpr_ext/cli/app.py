@@ -8,6 +8,7 @@ import click
 
 from cpr_ext.cli.bench import bench
 from cpr_ext.cli.compact import compact
+from cpr_ext.cli.doctor import doctor
 from cpr_ext.cli.emulate import emulate
 from cpr_ext.cli.export import export
 from cpr_ext.cli.inspect import inspect
@@ -29,6 +30,7 @@ def app() -> None:
 
 for command in (
     *(train, launch, plan, emulate, report, inspect, verify, repair, export, compact, bench),
+    doctor,
 ):
     app.add_command(command)
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpr_ext.cli.output import print_table
+from cpr_ext.cli.output import json_option, print_table
 from cpr_ext.cli.parity_inputs import cost_options, parity_costs
+from cpr_ext.cli.required import require_for_training
 from cpr_ext.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,12 +115,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.IntRange(min=1),
     help="Runs side by side.  [default: as many as cores and free memory allow]",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the summary, with every run's figures, to this file.",
-)
+@json_option
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def emulate(**given: Any) -> None:
     """Train under emulated failures, once per strategy and seed, and compare what it costs.
@@ -128,9 +124,7 @@ def emulate(**given: Any) -> None:
     job charges its saves and failures what they would cost there. The defaults take a few minutes
     on two cores and need no data.
     """
-    json_file = given["json_file"]
-    if json_file is not None and not json_file.parent.is_dir():
-        raise UsageError(f"the folder of '{json_file}' does not exist; make it first")
+    require_for_training("cpr emulate", given["data"])
     # Imported here, so that --help and wrong options need not wait for torch.
     from cpr_ext.cli.emulation_progress import EmulationBar
     from cpr_ext.emulation.emulation import emulate as play
@@ -157,9 +151,10 @@ def emulate(**given: Any) -> None:
             table_bytes=1e9 * given["table_gb"] if given["costs"] == "measured" else None,
             observe=bar.show,
         )
-    _show(campaign)
-    if json_file is not None:
-        json_file.write_text(to_json(campaign))
+    if given["as_json"]:
+        click.echo(to_json(campaign), nl=False)
+    else:
+        _show(campaign)
 
 
 def _scenario(given: dict[str, Any]) -> Scenario:

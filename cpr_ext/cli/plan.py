@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpr_ext.cli.output import json_option, to_json
 from cpr_ext.cli.parity_inputs import add_parity, cost_options, size_options
+from cpr_ext.cli.required import require_packages
 from cpr_ext.errors import UsageError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
 )
 @cost_options
 @size_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+@json_option
 @click.option(
     "--plot",
     "plot_file",
@@ -109,6 +110,8 @@ def plan(**given: Any) -> None:
     plot_file: Path | None = given["plot_file"]
     if plot_file is not None and not plot_file.parent.is_dir():
         raise UsageError(f"the folder of '{plot_file}' does not exist; make it first")
+    if plot_file is not None:
+        require_packages("cpr plan --plot", "matplotlib")
     inputs = gather(given)
     add_parity(inputs, given)
     planner = _planner(inputs, inputs.failures, given)
@@ -122,7 +125,7 @@ def plan(**given: Any) -> None:
         sources = [vars(source) for source in inputs.sources]
         document = {"inputs": sources, **describe_plan(made)}
         document["notes"] = [*document["notes"], *notes]
-        click.echo(json.dumps(document, indent=1))
+        click.echo(to_json(document))
         return
     width = max(len(source.what) for source in inputs.sources)
     for source in inputs.sources:

@@ -149,7 +149,7 @@ class OtherStores:
         self._plan = plan = CopyPlan(stores, tables, by_name=self.by_name)
         differences = [
             *plan.differences,
-            *dense_differences(part, live.model, live.optimizers, tables),
+            *dense_differences(part, live.model, live.optimizers, tables, live.stateful),
         ]
         if self.strict and differences:
             raise StoreError(

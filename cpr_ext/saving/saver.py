@@ -106,6 +106,11 @@ class Saver:
         self._last_bytes = 0
         self.restart_interval()
 
+    @property
+    def chooses_all(self) -> bool:
+        """Whether a partial snapshot saves every dirty row."""
+        return self._options.chooses_all
+
     def restart_interval(self) -> None:
         """Have the schedule count from here to the next snapshot."""
         self._last_start = (self._account.step, time.monotonic())

@@ -1,7 +1,8 @@
 """The dense part of a snapshot: all that is not a table row.
 
-Parameters and buffers of the model, optimizer state that is not per row, random number generators,
-the position in training and the caller's extra state.
+Parameters and buffers of the model, optimizer state that is not per row, and random number
+generators. Also the states of stateful objects, the position in training and the caller's extra
+state.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from cpr_ext._native import native
 from cpr_ext.errors import NanError, StoreError
 from cpr_ext.state.dense_schema import is_extra_state, unpack_dense
 from cpr_ext.state.flatten import pack, tensor_names
+from cpr_ext.state.stateful import (
+    Stateful,
+    capture_stateful,
+    restore_stateful,
+    stateful_differences,
+)
 from cpr_ext.state.table import Table, is_row_state
 from cpr_ext.state.wrapper_names import match_names, wrapped_modules
 
@@ -52,6 +59,7 @@ def capture_dense(
     optimizers: Sequence[torch.optim.Optimizer],
     tables: Sequence[Table],
     extra: Any,
+    stateful: Sequence[Stateful] = (),
 ) -> DensePart:
     """Copy everything that is not a table row, as it is now."""
     table_names = {id(table.weight): table.name for table in tables}
@@ -68,6 +76,8 @@ def capture_dense(
         "rng": generator_states(),
         "extra": extra,
     }
+    if stateful:
+        tree["stateful"] = capture_stateful(stateful)
     skeleton, tensors = pack(tree, "dense")
     return DensePart(
         skeleton,
@@ -87,6 +97,7 @@ def own_part(
     """Return what of a captured dense part one worker has of its own, for :func:`restore_own_part`.
 
     Buffers, generators, position, extra state, and the state of optimizers that update tables only.
+    Stateful objects belong to all workers.
     """
     parameters = {
         name
@@ -104,6 +115,7 @@ def own_part(
             if id(optimizer) not in shared
         ],
     }
+    skeleton.pop("stateful", None)
     return DensePart(skeleton, {name: part.tensors[name] for name in tensor_names(skeleton)})
 
 
@@ -138,22 +150,26 @@ def restore_dense(
     *,
     strict: bool = True,
     generators: bool = True,
+    stateful: Sequence[Stateful] = (),
 ) -> Any:
     """Put a captured dense part back, in place; returns what was captured as ``extra``.
 
     Args:
         strict: False restores the parameters, and the optimizers' state of them, that match.
         generators: put random number generators back, too.
+        stateful: objects whose states were captured; without any captured they stay unchanged.
 
     Raises:
-        StoreError: the model or the optimizers are not those of the snapshot; nothing was changed.
+        StoreError: the model, the optimizers or the objects are not those of the snapshot. Nothing
+            was changed, except stateful objects before one that refuses its state.
         DamageError: it is no dense part; nothing was changed.
     """
     tree = part.tree()
     live = _dense_values(model, tables)
-    differences = dense_differences(part, model, optimizers, tables) if strict else []
+    differences = dense_differences(part, model, optimizers, tables, stateful) if strict else []
     if differences:
         raise StoreError("; ".join(differences))
+    restore_stateful(tree.get("stateful", []), stateful)
     same_optimizers = not _optimizer_differences(tree["optimizers"], optimizers)
     with torch.no_grad():
         for name, value in live.items():
@@ -186,12 +202,17 @@ def dense_differences(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     tables: Sequence[Table],
+    stateful: Sequence[Stateful] = (),
 ) -> list[str]:
     """Return what differs between a captured dense part and a live model, one sentence each."""
     tree = part.tree()
     saved, live = tree["model"], _dense_values(model, tables)
     found = [_parameter_difference(name, saved, live) for name in sorted(saved.keys() | live)]
-    return [text for text in found if text] + _optimizer_differences(tree["optimizers"], optimizers)
+    return [
+        *(text for text in found if text),
+        *_optimizer_differences(tree["optimizers"], optimizers),
+        *stateful_differences(tree.get("stateful", []), stateful),
+    ]
 
 
 def _dense_values(model: nn.Module, tables: Sequence[Table]) -> dict[str, Any]:

@@ -33,7 +33,12 @@ class Trainer:
         tables = [self.model[name].weight for name in ("large", "small")]
         self.optimizers = [make(tables), torch.optim.Adam(self.model["dense"].parameters())]
         self.checkpointer = cpr_ext.Checkpointer(
-            self.model, self.optimizers, directory, schedule=cpr_ext.EverySteps(1000), **options
+            self.model,
+            self.optimizers,
+            directory,
+            schedule=cpr_ext.EverySteps(1000),
+            save_at_close=False,
+            **options,
         )
         self.own = OwnRows(
             self.checkpointer, parts=parts, delta_bytes=1 << 20, wait=lambda: None
