@@ -142,6 +142,19 @@ def test_what_was_taken_on_the_device_is_freed_with_the_snapshot(tmp_path):
     run.checkpointer.close()
 
 
+def test_a_snapshot_that_the_user_keeps_holds_no_memory_of_the_device(tmp_path):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    kept, sizes = [], []
+    for _ in range(3):
+        run.step()
+        kept.append(run.checkpointer.save("base"))
+        run.checkpointer.wait()
+        sizes.append(sum(emulator.allocations().values()))
+    assert len(set(sizes)) == 1
+    run.checkpointer.close()
+
+
 PRIORITIES = [
     cpr_ext.MostFrequentlyUsed(0.1),
     cpr_ext.SubSampledUsed(0.1, period=3),
