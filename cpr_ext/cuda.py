@@ -49,6 +49,11 @@ def use_training_streams(devices: Sequence[int]) -> None:
         native.use_stream(device, _current_stream(device))
 
 
+def is_capturing() -> bool:
+    """Return whether the current stream captures a CUDA graph, so that what it is given waits."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def _current_stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 

@@ -73,6 +73,7 @@ class SaveCalls:
         account, saver = self._account, self._saver
         saver.pause()
         self._recorder.flush()
+        self._watch.end_step(*self._recorder.take_seen())
         self._recorder.begin_step()
         self._watch.begin_step()
         account.resume_at(account.step + 1, account.num_samples + num_samples)

@@ -310,6 +310,7 @@ class Saver:
             warnings.warn(text, SnapshotFailedWarning, stacklevel=3)
 
     def _note_committed(self, snapshot: Snapshot) -> None:
+        snapshot.forget_taken()  # users may keep the snapshot
         self.unreported = None
         self._last_bytes = snapshot.file_bytes
         self._base_rule.note_committed(snapshot.kind, snapshot.file_bytes, self._arrays)
