@@ -51,7 +51,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """No test is run on a GPU by its parameters alone: the marker chooses those of ``make gpu``."""
     given = getattr(item, "callspec", None)
     values = given.params.values() if given else ()
-    on_gpu = any(value == "cuda" or (type(value) is tuple and "cuda" in value) for value in values)
+    flat = [each for v in values for each in (v if isinstance(v, tuple) else (v,))]
+    on_gpu = any(isinstance(each, str) and each == "cuda" for each in flat)
     if on_gpu and item.get_closest_marker("gpu") is None:
         raise pytest.UsageError(f"{item.nodeid} runs on a GPU without the marker 'gpu'")
 

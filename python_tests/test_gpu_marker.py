@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from cpr_ext._native import native
@@ -24,7 +25,7 @@ def test_a_test_with_the_backend_cuda_must_have_the_marker():
         conftest.pytest_itemcollected(item("gpu", place=place))
 
 
-@pytest.mark.parametrize("value", ["cudaMalloc", "emulated", ["cuda"], 3])
+@pytest.mark.parametrize("value", ["cudaMalloc", "emulated", ["cuda"], 3, np.arange(3)])
 def test_the_name_of_a_call_is_no_backend(value):
     conftest.pytest_itemcollected(item(call=value))
     conftest.pytest_itemcollected(item())
