@@ -1,7 +1,12 @@
-"""The Checkpointer on a real GPU; what an emulated one cannot show is PyTorch's part in it."""
+"""The Checkpointer on a real GPU; what an emulated one cannot show is PyTorch's part in it.
+
+``python -m python_tests.emulated_gpu python_tests/test_gpu.py`` runs those tests on the emulated
+device that need no stream or graph of PyTorch's.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,10 +15,22 @@ import torch
 import cpr_ext
 from cpr_ext._native import native
 
-pytestmark = pytest.mark.skipif(
-    native.num_devices() == 0 or not torch.cuda.is_available(),
-    reason="needs a GPU: no CUDA device or driver, or a PyTorch without CUDA",
+pytestmark = pytest.mark.gpu
+of_pytorch = pytest.mark.skipif(
+    os.environ.get("CPR_EXT_GPU") == "emulated",
+    reason="PyTorch has no streams and no graphs on the emulated device",
 )
+
+
+@pytest.fixture(autouse=True)
+def device():
+    if os.environ.get("CPR_EXT_GPU") != "emulated":
+        yield
+        return
+    from python_tests.emulated_gpu import OnHost
+
+    with OnHost():
+        yield
 
 
 def build(device, num_rows=20_000, seed=0):
@@ -98,6 +115,7 @@ def test_lost_shards_come_back_on_the_gpu_and_others_stay(tmp_path):
     assert torch.equal(before[1], after[1])
 
 
+@of_pytorch
 def test_training_on_a_stream_of_its_own_is_followed(tmp_path):
     model, optimizer = build("cuda")
     torch.cuda.synchronize()
@@ -112,6 +130,7 @@ def test_training_on_a_stream_of_its_own_is_followed(tmp_path):
     assert torch.equal(weight, expected[0])
 
 
+@of_pytorch
 def test_counting_can_be_captured_in_a_graph_and_counts_at_every_launch():
     counter = native.DeviceAccessCounter(name="t", num_rows=1000, device=0)
     indices = torch.arange(0, 1000, 2, device="cuda")
@@ -177,7 +196,7 @@ def test_rows_saved_by_any_priority_are_as_they_were_at_one_step(tmp_path, prior
     ) as checkpointer:
         seen = train(model, optimizer, checkpointer, 40)
         checkpointer.wait()
-        assert checkpointer.metrics.failures == 0
+        assert checkpointer.metrics.failures == []
     _, (weight, state) = restore(tmp_path / "s", "cpu")
     found = torch.zeros(len(weight), dtype=torch.bool)
     for old_weight, old_state in seen:
@@ -185,6 +204,7 @@ def test_rows_saved_by_any_priority_are_as_they_were_at_one_step(tmp_path, prior
     assert found.all()
 
 
+@of_pytorch
 def test_a_graph_of_sampled_lookups_numbers_them_on_at_every_launch():
     sampler = native.DeviceRowSampler(name="t", num_rows=10, capacity=10, period=4, device=0)
     indices = torch.arange(3, device="cuda")
