@@ -71,10 +71,10 @@ void RowDelta::note(int64_t table_index, const int64_t* row_ids, int64_t count) 
   const int64_t more_bytes = num_new * (table.record_words + 1) * kWordBytes;
   if (num_bytes_ + more_bytes > max_bytes_) {
     forget(count);
-    throw UsageError("one step changes rows of at least " +
-                     std::to_string(num_bytes_ + more_bytes) +
-                     " bytes, optimizer state included; delta_bytes allows " +
-                     std::to_string(max_bytes_) + ": raise Parity(delta_bytes=...)");
+    throw UsageError("rows of at least " + std::to_string(num_bytes_ + more_bytes) +
+                     " bytes, optimizer state included, change in one delta of parity; " +
+                     "delta_bytes allows " + std::to_string(max_bytes_) +
+                     ": raise Parity(delta_bytes=...), or lower every_steps");
   }
   forget(count);
   const auto first = kept.row_ids.size();

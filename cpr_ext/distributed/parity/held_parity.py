@@ -16,13 +16,17 @@ Bytes = tuple[torch.Tensor, torch.Tensor]
 class HeldParity:
     """One buffer, into which a part of every other member is XORed.
 
+    Args:
+        stride: steps from one delta to the next.
+
     Attributes:
         words: the buffer, int64.
         logs: by member, the deltas in it; empty: it is not encoded.
         obstacle: why deltas do not say all that a member changed; empty: they do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stride: int = 1) -> None:
+        self._stride = stride
         self.words = torch.empty(0, dtype=torch.int64)
         self.logs: dict[int, Log] = {}
         self.obstacle = ""
@@ -38,7 +42,7 @@ class HeldParity:
     def begin(self, state: int, members: Iterable[int]) -> None:
         """Record that the buffer holds the parity of the members' rows of ``state``."""
         self.forget()
-        self.logs = {member: protocol.begin(state) for member in members}
+        self.logs = {member: protocol.begin(state, self._stride) for member in members}
 
     def receive(self, member: int, step: int, message: torch.Tensor) -> None:
         """Apply the delta of a member's step, and keep it."""
@@ -52,7 +56,7 @@ class HeldParity:
         """Keep what no other worker has of a member's dense state."""
         self._own_parts[member, state] = part
         for known in [key for key in self._own_parts if key[0] == member]:
-            if known[1] < state - DEPTH:
+            if known[1] < state - DEPTH * self._stride:
                 del self._own_parts[known]
 
     def own_part(self, member: int, state: int) -> Bytes:

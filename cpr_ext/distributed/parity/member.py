@@ -105,7 +105,7 @@ class ParityMember(NoParity):
         self._group = self.groups[self._number]
         self._me = self._group.index(identity.rank)
         self._parity = parity
-        self._held = HeldParity()
+        self._held = HeldParity(parity.every_steps)
         self._sender: Sender | None = None
         self._network: ReformableGroup | None = None
         self._inner: dist.ProcessGroup | None = None
@@ -125,6 +125,7 @@ class ParityMember(NoParity):
             parts=len(self._group) - 1,
             delta_bytes=self._parity.delta_bytes,
             wait=self.wait_until_rows_may_change,
+            stride=self._parity.every_steps,
         )
 
     def report(self, *, is_live: bool) -> Report:
@@ -167,8 +168,7 @@ class ParityMember(NoParity):
 
     def abandon_step(self) -> None:
         """Put a live worker to the newest step that it has completed."""
-        if self._own.log is not None:
-            self._own.go_back(self._own.log.newest)
+        self._own.abandon_step()
 
     def encode_all(self, state: int) -> None:
         """Encode the parity of the whole group, whose members are at ``state``, and protect."""
@@ -219,9 +219,8 @@ class ParityMember(NoParity):
             sender.wait_until(partial(protocol.may_change, own.log))
 
     def finish_step(self, step: int) -> None:
-        """This worker has completed a step: keep it, and send it."""
-        self._own.finish_step(step)
-        if self._sender is not None:
+        """This worker has completed a step: keep it, and send its delta if it has one."""
+        if self._own.finish_step(step) and self._sender is not None:
             self._sender.submit(step)
 
     def stop(self) -> None:
@@ -314,6 +313,7 @@ class ParityMember(NoParity):
             *(self._rank, state, list(self._group), self._held.words.nbytes),
         )
         self._sender = Sender(
-            *(self._connected(), self._group, self._own, self._held, state),
+            *(self._connected(), self._group, self._own, self._held),
+            protocol.begin(state, self._parity.every_steps),
             partial(self._release, self._round),
         )

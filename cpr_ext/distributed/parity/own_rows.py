@@ -22,7 +22,8 @@ class OwnRows:
 
     Args:
         parts: into how many parts the rows are cut.
-        delta_bytes: limit of what one step may change.
+        delta_bytes: limit of what ``stride`` steps may change.
+        stride: steps from one delta to the next.
         wait: returns once rows may change; called before the first rows of a step do.
 
     Attributes:
@@ -38,6 +39,7 @@ class OwnRows:
         parts: int,
         delta_bytes: int,
         wait: Callable[[], None],
+        stride: int = 1,
     ) -> None:
         self.log: Log | None = None
         self.obstacle = ""
@@ -46,13 +48,13 @@ class OwnRows:
         self._tables = checkpointer.tables
         self._index = {id(table): number for number, table in enumerate(self._tables)}
         self._wait = wait
+        self._stride = stride
         self._arrays = _arrays_of(self._tables)
         self.layout = native.ShardLayout([list(arrays.values()) for arrays in self._arrays])
         self.bounds = cut(self.layout.records, parts)
-        self._spare = [
-            native.RowDelta(self.layout, max_bytes=delta_bytes) for _ in range(DEPTH + 1)
-        ]
-        self._changing: Any = self._spare.pop()
+        made = [native.RowDelta(self.layout, max_bytes=delta_bytes) for _ in range(DEPTH + 2)]
+        self._changing, self._torn, *self._spare = made
+        self._completed = 0  # the newest complete step; _changing began at log.newest, _torn here
         self._deltas: dict[int, Any] = {}  # by the step that they belong to
         self._copies: dict[int, DensePart] = {}  # of the dense state, by state
         checkpointer.rewinding.listen_to_changes(self)
@@ -68,12 +70,13 @@ class OwnRows:
         Args:
             extra_state: of the caller, who has not seen it yet.
         """
-        for delta in (self._changing, *self._deltas.values()):
+        for delta in (self._changing, self._torn, *self._deltas.values()):
             delta.clear()
         self._spare.extend(self._deltas.values())
         self._deltas.clear()
         self.obstacle = ""
-        self.log = protocol.begin(state)
+        self.log = protocol.begin(state, self._stride)
+        self._completed = state
         self._copies = {state: self._checkpointer.rewinding.whole_part(extra_state)}
 
     def before_change(self, table: Table, row_ids: torch.Tensor) -> None:
@@ -84,13 +87,15 @@ class OwnRows:
         if not table.updates_only_looked_up_rows():
             row_ids = torch.arange(table.num_embeddings)
         self._changing.note(self._index[id(table)], row_ids)
+        if self._completed > self.log.newest:
+            self._torn.note(self._index[id(table)], row_ids)
 
     def changed_outside(self, table: Table) -> None:
         """Record that rows changed that no delta has."""
         self.obstacle = self.obstacle or f"table '{table.name}' was changed outside its optimizer"
 
-    def finish_step(self, step: int) -> None:
-        """Complete a step of this worker.
+    def finish_step(self, step: int) -> bool:
+        """Complete a step of this worker; returns whether it has a delta.
 
         Raises:
             UsageError: its optimizer has made per-row state of which there is no parity.
@@ -98,6 +103,17 @@ class OwnRows:
         assert self.log is not None
         self._checkpointer.rewinding.check_changes()
         self._require_known_arrays()
+        if self._completed > self.log.newest:  # no delta leads back to a step in between
+            del self._copies[self._completed]
+        self._torn.clear()
+        self._completed = step
+        if is_due := step == self.log.next:
+            self._finish_delta(step)
+        self._copies[step] = self._checkpointer.rewinding.whole_part()
+        return is_due
+
+    def _finish_delta(self, step: int) -> None:
+        assert self.log is not None
         self._changing.finish()
         self._deltas[step], self._changing = self._changing, None
         self.log = protocol.append(self.log, step)
@@ -106,7 +122,6 @@ class OwnRows:
             self._spare.append(self._deltas.pop(old))
         self._changing = self._spare.pop()
         self._copies = {s: c for s, c in self._copies.items() if s >= self.log.oldest}
-        self._copies[step] = self._checkpointer.rewinding.whole_part()
 
     def message(self, step: int, part: int) -> torch.Tensor:
         """Return the delta of a step for the rows of one part, as int64 words."""
@@ -122,12 +137,20 @@ class OwnRows:
         known = self._checkpointer
         return own_part(self._copies[state], known.model, known.optimizers, self._tables)
 
+    def abandon_step(self) -> None:
+        """Return to the newest step that is complete; it may be later than the newest delta."""
+        if self.log is None:
+            return
+        torn = self._torn if self._completed > self.log.newest else self._changing
+        self._checkpointer.rewinding.rewind(self._copies[self._completed], torn.undo)
+
     def go_back(self, state: int) -> None:
-        """Return to an earlier state, rows and dense state."""
+        """Return to an earlier state of the log, rows and dense state."""
         self.extra_state = self._checkpointer.rewinding.rewind(
             self._copies[state], partial(self._restore_rows, state)
         )
         self._copies = {s: copy for s, copy in self._copies.items() if s <= state}
+        self._completed = state
 
     def restore(self, state: int, whole: DensePart, own: DensePart) -> None:
         """Begin at ``state``, of which the rows are there and the dense state is given."""
@@ -147,6 +170,7 @@ class OwnRows:
 
     def _restore_rows(self, state: int) -> None:
         assert self.log is not None
+        self._torn.clear()
         self._changing.undo()
         for step in protocol.undo_order(self.log, state):
             self._undo_step(step)

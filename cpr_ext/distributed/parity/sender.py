@@ -12,6 +12,7 @@ from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import Group, part_held
+from cpr_ext.distributed.parity.protocol import Log
 from cpr_ext.distributed.parity.trade import Parcel, acknowledge, trade
 from cpr_ext.errors import PeerLostError
 
@@ -27,7 +28,7 @@ class Sender:
     Args:
         inner: the group's connections in this round; nothing else uses them meanwhile.
         group: its members' ranks.
-        state: the one from which all members begin.
+        log: of the state from which all members begin.
         release: drops all other references to the connections; called from any thread, repeatedly.
     """
 
@@ -37,7 +38,7 @@ class Sender:
         group: Group,
         own: OwnRows,
         held: HeldParity,
-        state: int,
+        log: Log,
         release: Callable[[], None],
     ) -> None:
         self._inner: dist.ProcessGroup | None = inner
@@ -48,7 +49,8 @@ class Sender:
         self._own = own
         self._held = held
         self._changed = threading.Condition()
-        self._submitted = self._acknowledged = state
+        self._submitted = self._acknowledged = log.newest
+        self._stride = log.stride
         self._error: BaseException | None = None
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="cpr_ext-parity", daemon=True)
@@ -115,7 +117,7 @@ class Sender:
         with self._changed:
             while not self._is_stopped and self._submitted <= self._acknowledged:
                 self._changed.wait()
-            return None if self._is_stopped else self._acknowledged + 1
+            return None if self._is_stopped else self._acknowledged + self._stride
 
     def _has_stopped(self) -> bool:
         return self._is_stopped

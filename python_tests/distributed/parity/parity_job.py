@@ -1,7 +1,7 @@
 """A job with parity whose workers kill themselves at named points of the protocol.
 
 ``Settings.suicides``: rank -> life -> [point, number], see ``POINTS``. ``Settings.options``: as of
-``DrawingJob``, ``group_size``, and the ``optimizer`` of the table.
+``DrawingJob``, ``group_size``, ``parity_every``, and the ``optimizer`` of the table.
 """
 
 import time
@@ -109,7 +109,9 @@ class ParityJob(DrawingJob):
     def worker_options(self):
         options = super().worker_options()
         if self.settings.recovery == "exact":
-            options["parity"] = Parity(group_size=self.settings.options["group_size"])
+            known = self.settings.options
+            size, every = known["group_size"], known.get("parity_every", 1)
+            options["parity"] = Parity(group_size=size, every_steps=every)
         return options
 
     def describe(self):

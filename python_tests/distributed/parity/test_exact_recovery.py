@@ -19,13 +19,13 @@ STEPS = 10
 SHAPES = {"three": (3, 3), "mirror": (2, 2), "two mirrors": (4, 2), "four": (4, 4)}
 
 
-def settings_of(shape, optimizer="adagrad", **changed):
+def settings_of(shape, optimizer="adagrad", parity_every=1, **changed):
     world_size, group_size = SHAPES[shape]
     options = {"variants": ["plain"], "layers": (DIM, 12, 1), "group_size": group_size}
     return {
         "job": JOB, "world_size": world_size, "recovery": "exact", "num_steps": STEPS,
         "every_steps": 4, "consistency": "step", "time_outs": PATIENT,
-        "options": {**options, "optimizer": optimizer}, **changed,
+        "options": {**options, "optimizer": optimizer, "parity_every": parity_every}, **changed,
     }  # fmt: skip
 
 
@@ -109,6 +109,21 @@ def test_a_worker_killed_in_a_step_costs_nothing(make_cluster, right_states, sha
     suicides = {"1": {"1": [point, 5]}}
     cluster = make_cluster(suicides=suicides, **settings_of(shape))
     require_nothing_lost(cluster, right_states(shape), [1])
+
+
+@pytest.mark.parametrize(
+    ("point", "back_to"),
+    [
+        (["optimizer", 7], 6),
+        long(["before the acknowledgement", 2], 3),
+        long(["before the delta", 9], 6),
+    ],
+)
+def test_parity_of_each_third_step_returns_to_one(make_cluster, right_states, point, back_to):
+    suicides = {"1": {"1": point}}
+    cluster = make_cluster(suicides=suicides, **settings_of("mirror", parity_every=3))
+    require_nothing_lost(cluster, right_states("mirror"), [1])
+    assert last_recovery(cluster)["step"] == back_to
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def pair(tmp_path):
         trainer.own.begin(0)
     groups = connected(2)
     senders = [
-        Sender(groups.pop(), PAIR, trainer.own, parity, 0, lambda: None)
+        Sender(groups.pop(), PAIR, trainer.own, parity, trainer.own.log, lambda: None)
         for trainer, parity in reversed(list(zip(trainers, held, strict=True)))
     ][::-1]
     yield trainers, held, senders
