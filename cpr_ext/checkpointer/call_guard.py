@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from cpr_ext.checkpointer.replaced_tables import TablePlaces
 from cpr_ext.cuda import is_capturing, use_training_streams
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.forks import Creator
@@ -17,6 +18,7 @@ class CallGuard:
 
     Args:
         watch: sees changes of the tables that no snapshot can hold.
+        places: where the model keeps the tables.
         devices: GPUs that have tables.
 
     Attributes:
@@ -25,12 +27,15 @@ class CallGuard:
         may_train: nothing is in the store, or it was recovered.
     """
 
-    def __init__(self, store: Store, watch: TableWatch, devices: Sequence[int]) -> None:
+    def __init__(
+        self, store: Store, watch: TableWatch, devices: Sequence[int], places: TablePlaces
+    ) -> None:
         self.is_closed = False
         self.is_busy = False
         self.may_train = store.is_empty
         self._store = store
         self._watch = watch
+        self._places = places
         self._devices = devices
         self._creator = Creator()
 
@@ -57,8 +62,13 @@ class CallGuard:
 
     def require_savable(self) -> None:
         """Raise UsageError if a snapshot of the tables would be wrong."""
-        if self._watch.problem is not None:
-            raise UsageError(self._watch.problem)
+        if (problem := self.problem) is not None:
+            raise UsageError(problem)
+
+    @property
+    def problem(self) -> str | None:
+        """Why a snapshot of the tables would be wrong; None: it would not."""
+        return self._watch.problem or self._places.problem()
 
     def require_idle(self, name: str) -> None:
         """Raise UsageError while another call is being made, or a CUDA graph captured."""

@@ -18,6 +18,8 @@ from cpr_ext.checkpointer.old_keywords import OldKeywords, replace_old_keywords
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
 from cpr_ext.checkpointer.parts import build_parts, choose_tables
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
+from cpr_ext.checkpointer.refused_models import refuse_sharded_models
+from cpr_ext.checkpointer.replaced_tables import TablePlaces
 from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
 from cpr_ext.checkpointer.settings import OnNan, Settings
@@ -99,7 +101,7 @@ class Checkpointer:
             with ``add_scalar(tag, value, step)``, such as TensorBoard's ``SummaryWriter``.
 
     Raises:
-        UsageError: the model has no tables, or an option is out of range.
+        UsageError: the model has no tables or is under FSDP, or an option is out of range.
         StoreError: the directory is not a store, holds another model, or is in use.
         StorageError: the directory cannot be made, read or written.
     """
@@ -146,6 +148,7 @@ class Checkpointer:
             count_row_updates=count_row_updates,
             scalar_writer=scalar_writer,
         )
+        refuse_sharded_models(model)
         self.model = model
         self.optimizers = as_optimizers(optimizers)
         self.tables = choose_tables(model, self.optimizers, tables)
@@ -165,7 +168,8 @@ class Checkpointer:
         self._saver = parts.saver
         self._trackers = parts.trackers
         self._watch = parts.watch
-        self._guard = CallGuard(parts.store, parts.watch, parts.devices)
+        places = TablePlaces(model, self.tables)
+        self._guard = CallGuard(parts.store, parts.watch, parts.devices, places)
         self._saving = SaveCalls(
             model, self.optimizers, self.tables, parts, self._guard, save_at_close=save_at_close
         )
