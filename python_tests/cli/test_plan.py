@@ -118,7 +118,7 @@ def test_parity_is_planned_beside_the_others_by_hand(cpr):
 
 def test_the_table_shows_what_parity_costs_only_if_it_is_asked_for(cpr):
     _, out, _ = cpr("plan", *JOB, *COSTS, *PARITY)
-    [head] = [line for line in out.splitlines() if line.lstrip().startswith("save every")]
+    [head] = [line for line in out.splitlines() if line.lstrip().startswith("save every  ")]
     assert head.split() == (
         ["save", "every", "overhead", "save", "load", "lost", "resched.", "parity", "formula",
          "PLS"]
