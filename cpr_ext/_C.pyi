@@ -29,6 +29,7 @@ __all__: list[str] = [
     "RowTracker",
     "SegmentJob",
     "SegmentTable",
+    "ShardChecksums",
     "ShardLayout",
     "SlotLease",
     "SlotPool",
@@ -621,6 +622,26 @@ class ShardLayout:
     @property
     def records(self) -> list[tuple[int, int]]: ...
 
+class ShardChecksums:
+    """Checksums of a shard's rows by blocks of rows, of which there are at most max_blocks
+    and one more for each table. All zero at first.
+    """
+
+    def __init__(
+        self, layout: ShardLayout, *, max_blocks: typing.SupportsIndex, pool: ThreadPool
+    ) -> None: ...
+    def find_wrong_rows(self) -> list[tuple[int, int, int]]:
+        """Return (table, begin, end) of blocks with a row that no finish() and no read() saw."""
+
+    def read(self) -> None:
+        """Take the rows as they are."""
+
+    def restore(self, values: torch.Tensor) -> None:
+        """Take values() of an earlier moment."""
+
+    def values(self) -> numpy.ndarray:
+        """Return a copy (n,) int64, for restore()."""
+
 class RowDelta:
     """The rows that one step changes, before XOR after it."""
 
@@ -628,8 +649,8 @@ class RowDelta:
     def clear(self) -> None:
         """Forget all; begin a step."""
 
-    def finish(self) -> None:
-        """The step is done: keep what it changed."""
+    def finish(self, checksums: ShardChecksums | None = None) -> None:
+        """The step is done: keep what it changed, also in the checksums of the same layout."""
 
     def note(self, table: typing.SupportsIndex, row_ids: torch.Tensor) -> None:
         """Keep rows (n,) int64, some perhaps repeated, that are about to change."""

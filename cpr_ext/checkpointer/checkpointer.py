@@ -175,7 +175,7 @@ class Checkpointer:
         )
         self._recovery = RecoveryCalls(parts, self._guard, self.num_shards)
         #: For rows that are rebuilt from peers' memory.
-        self.rewinding = Rewinding(parts, self._guard)
+        self.rewinding = Rewinding(parts, self._guard, self.tables)
         leave_to_parent_when_forked(self)
 
     @property

@@ -205,6 +205,14 @@ class Worker:
         finish_notes: list[str],
     ) -> Job:
         begun_with = generator_states()
+
+        def make_again() -> Job:
+            self._abort(job.group)
+            self._is_live = self._has_tried = False
+            job.release()
+            restore_generators(begun_with)
+            return make_job()
+
         job = make_job()
         fruitless, furthest = 0, -1
         while True:
@@ -219,11 +227,7 @@ class Worker:
                         self._finish(job, finish_notes)
                         break
                 # Building is done alone; then all join again, this time with nothing to lose.
-                self._abort(job.group)
-                self._is_live = self._has_tried = False
-                job.release()
-                restore_generators(begun_with)
-                job = make_job()
+                job = make_again()
             except PeerLostError as error:
                 fruitless = 0 if job.step > furthest else fruitless + 1
                 furthest = max(furthest, job.step)
@@ -233,9 +237,11 @@ class Worker:
                     job.release()
                     raise
                 logger.warning(
-                    "worker %d lost a peer after step %d and joins again: %s",
+                    "worker %d stopped after step %d and joins again: %s",
                     *(self.identity.rank, job.step, error),
                 )
+                if self._parity.has_spoiled_rows:
+                    job = make_again()
             except BaseException:
                 job.release()
                 raise

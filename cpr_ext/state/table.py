@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -26,6 +26,22 @@ class LookupSource(Protocol):
 
         Args:
             note: ``indices`` have any shape, int32 or int64, and may be kept until the next step.
+
+        Returns:
+            Handles; their ``remove()`` ends it.
+        """
+
+
+@runtime_checkable
+class ChangeSource(Protocol):
+    """A :class:`LookupSource` whose kernel changes rows in the backward pass, and says when."""
+
+    def watch_changes(self, before: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
+        """Call ``before(table, row_ids)`` in each backward pass before it changes these rows.
+
+        Args:
+            before: ``row_ids`` (n,) int64, perhaps repeated. An error it raises ends the backward
+                pass with these rows as they were.
 
         Returns:
             Handles; their ``remove()`` ends it.

@@ -10,7 +10,9 @@ from cpr_ext._native import native
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.protocol import DEPTH, Log
 
-Bytes = tuple[torch.Tensor, torch.Tensor]
+# What a peer keeps of a worker's state beside parity: header and content of its own part of the
+# dense state, and the checksums of its rows; (n,) uint8 each.
+KeptPart = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class HeldParity:
@@ -31,7 +33,7 @@ class HeldParity:
         self.logs: dict[int, Log] = {}
         self.obstacle = ""
         self._messages: dict[tuple[int, int], torch.Tensor] = {}  # by member and step
-        self._own_parts: dict[tuple[int, int], Bytes] = {}  # by member and state
+        self._own_parts: dict[tuple[int, int], KeptPart] = {}  # by member and state
 
     def forget(self) -> None:
         """It is of no state."""
@@ -52,14 +54,14 @@ class HeldParity:
         self.logs[member] = log
         self._messages.pop((member, log.oldest), None)
 
-    def keep_own_part(self, member: int, state: int, part: Bytes) -> None:
-        """Keep what no other worker has of a member's dense state."""
+    def keep_own_part(self, member: int, state: int, part: KeptPart) -> None:
+        """Keep what no other worker has of a member's state."""
         self._own_parts[member, state] = part
         for known in [key for key in self._own_parts if key[0] == member]:
             if known[1] < state - DEPTH * self._stride:
                 del self._own_parts[known]
 
-    def own_part(self, member: int, state: int) -> Bytes:
+    def own_part(self, member: int, state: int) -> KeptPart:
         """Return what was kept of a member's state."""
         return self._own_parts[member, state]
 

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from cpr_ext import Checkpointer
-from cpr_ext.distributed.collective.collectives import flatten, unflatten
 from cpr_ext.distributed.collective.process_group import ReformableGroup, Round
 from cpr_ext.distributed.identity.worker_identity import LOCAL_WORLD_SIZE, Identity
 from cpr_ext.distributed.parity import protocol
@@ -44,6 +43,7 @@ class NoParity:
 
     groups: tuple[Group, ...] = ()
     extra_state: Any = None
+    has_spoiled_rows = False  # of a worker that lost its rows, by a rebuild that did not end
 
     def attach(self, checkpointer: Checkpointer) -> None:
         """Protect the tables of a Checkpointer."""
@@ -105,6 +105,7 @@ class ParityMember(NoParity):
         self._group = self.groups[self._number]
         self._me = self._group.index(identity.rank)
         self._parity = parity
+        self._obstacle = ""  # why a rebuild failed; it outlives the job that was being rebuilt
         self._held = HeldParity(parity.every_steps)
         self._sender: Sender | None = None
         self._network: ReformableGroup | None = None
@@ -120,6 +121,7 @@ class ParityMember(NoParity):
         refuse_unprotected(checkpointer.tables, self._parity)
         require_memory(checkpointer.tables, self._parity)
         self._held.forget()
+        self.has_spoiled_rows = False
         self._own = OwnRows(
             checkpointer,
             parts=len(self._group) - 1,
@@ -131,7 +133,7 @@ class ParityMember(NoParity):
     def report(self, *, is_live: bool) -> Report:
         """Report this worker's state when workers have met."""
         if not is_live:
-            return Report(None)
+            return Report(None, {}, self._obstacle)
         obstacle = self._own.obstacle or self._held.obstacle
         return Report(self._own.log, dict(self._held.logs), obstacle)
 
@@ -164,6 +166,7 @@ class ParityMember(NoParity):
     def begin(self, state: int, extra_state: Any) -> None:
         """This worker holds rows and dense state as of ``state``, of which there is no parity."""
         self._held.forget()
+        self._obstacle = ""
         self._own.begin(state, extra_state)
 
     def abandon_step(self) -> None:
@@ -175,10 +178,16 @@ class ParityMember(NoParity):
         self._encode_all_of(self._group, state)
 
     def go_back(self, state: int) -> None:
-        """Return to an earlier state, which all agreed on."""
+        """Return to an earlier state, which all agreed on.
+
+        Raises:
+            PeerLostError: rows changed outside their optimizer; parity must not be used.
+        """
         self._own.go_back(state)
         self.extra_state = self._own.extra_state
         self._held.go_back(state)
+        self._own.find_wrong_rows()
+        self._require_no_obstacle()
 
     def whole_copy(self, state: int) -> DensePart:
         """Return the dense state of an earlier state."""
@@ -193,15 +202,21 @@ class ParityMember(NoParity):
 
         Returns:
             The rows that this worker got.
+
+        Raises:
+            PeerLostError: a peer was lost, or the rebuilt rows are wrong.
         """
+        is_lost = reports[self._rank].own is None
+        self.has_spoiled_rows = is_lost
         with self._minding_members():
             for lost, holder in protocol.to_decode(reports, self._group):
                 self._decode(lost, holder)
             for lost in (rank for rank in self._group if reports[rank].own is None):
                 at = self._group.index(lost)
                 self._hand_over_own_part(at, (at + 1) % len(self._group), state, whole)
-        if reports[self._rank].own is not None:
+        if not is_lost:
             return 0
+        self.has_spoiled_rows = False
         return sum(rows for rows, _ in self._own.layout.records)
 
     def encode_missing(self, reports: Sequence[Report], state: int) -> None:
@@ -299,12 +314,21 @@ class ParityMember(NoParity):
             hand_over(self._connected(), keeper, lost, part)
         elif self._me == lost:
             part = hand_over(self._connected(), keeper, lost, None)
-            self._own.restore(state, whole, unflatten(*part))
+            self._own.restore(state, whole, part)
+            self._obstacle = self._own.obstacle
+            self._require_no_obstacle()
             self.extra_state = self._own.extra_state
+
+    def _require_no_obstacle(self) -> None:
+        """Meet the others again, to say that parity must not be used."""
+        if self._own.obstacle:
+            raise PeerLostError(
+                f"worker {self._rank}: {self._own.obstacle}; all take the store in place of parity"
+            )
 
     def _protect(self, state: int) -> None:
         """Start sending deltas: all members are at ``state``, all parity is encoded."""
-        parcel = Parcel(True, {}, flatten(self._own.own_copy(state)))
+        parcel = Parcel(True, {}, self._own.to_keep(state))
         for number, other in trade(self._connected(), state, parcel).items():
             if other.own_part is not None:
                 self._held.keep_own_part(self._group[number], state, other.own_part)

@@ -10,9 +10,12 @@ import torch
 
 from cpr_ext import Checkpointer, Table
 from cpr_ext._native import native
+from cpr_ext.distributed.collective.collectives import flatten, unflatten
 from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.held_parity import KeptPart
 from cpr_ext.distributed.parity.placement import cut
 from cpr_ext.distributed.parity.protocol import DEPTH, Log
+from cpr_ext.distributed.parity.row_checksums import RowChecksums
 from cpr_ext.errors import UsageError
 from cpr_ext.state.dense_state import DensePart, own_part
 
@@ -52,6 +55,7 @@ class OwnRows:
         self._arrays = _arrays_of(self._tables)
         self.layout = native.ShardLayout([list(arrays.values()) for arrays in self._arrays])
         self.bounds = cut(self.layout.records, parts)
+        self._checksums = RowChecksums(self.layout, self._tables)
         made = [native.RowDelta(self.layout, max_bytes=delta_bytes) for _ in range(DEPTH + 2)]
         self._changing, self._torn, *self._spare = made
         self._completed = 0  # the newest complete step; _changing began at log.newest, _torn here
@@ -70,6 +74,10 @@ class OwnRows:
         Args:
             extra_state: of the caller, who has not seen it yet.
         """
+        self._checksums.begin(state)
+        self._begin(state, extra_state)
+
+    def _begin(self, state: int, extra_state: Any) -> None:
         for delta in (self._changing, self._torn, *self._deltas.values()):
             delta.clear()
         self._spare.extend(self._deltas.values())
@@ -114,9 +122,9 @@ class OwnRows:
 
     def _finish_delta(self, step: int) -> None:
         assert self.log is not None
-        self._changing.finish()
-        self._deltas[step], self._changing = self._changing, None
         self.log = protocol.append(self.log, step)
+        self._checksums.finish_delta(self._changing, step, self.log.oldest)
+        self._deltas[step], self._changing = self._changing, None
         for old in [old for old in self._deltas if old <= self.log.oldest]:
             self._deltas[old].clear()
             self._spare.append(self._deltas.pop(old))
@@ -137,6 +145,15 @@ class OwnRows:
         known = self._checkpointer
         return own_part(self._copies[state], known.model, known.optimizers, self._tables)
 
+    def to_keep(self, state: int) -> KeptPart:
+        """Return what a peer keeps of ``state`` beside parity, for :meth:`restore`."""
+        return (*flatten(self.own_copy(state)), self._checksums.of_state(state))
+
+    def find_wrong_rows(self) -> None:
+        """Make rows an obstacle that are not those of the log's newest state."""
+        if (wrong := self._checksums.find_wrong_rows()) and not self.obstacle:
+            self.obstacle = f"rows changed outside their optimizer unseen: {wrong}"
+
     def abandon_step(self) -> None:
         """Return to the newest step that is complete; it may be later than the newest delta."""
         if self.log is None:
@@ -150,12 +167,21 @@ class OwnRows:
             self._copies[state], partial(self._restore_rows, state)
         )
         self._copies = {s: copy for s, copy in self._copies.items() if s <= state}
+        self._checksums.go_back(state)
         self._completed = state
 
-    def restore(self, state: int, whole: DensePart, own: DensePart) -> None:
-        """Begin at ``state``, of which the rows are there and the dense state is given."""
-        self.extra_state = self._checkpointer.rewinding.rewind(whole, lambda: None, own)
-        self.begin(state, self.extra_state)
+    def restore(self, state: int, whole: DensePart, kept: KeptPart) -> None:
+        """Begin at ``state``, of which the rows are there and the dense state is given.
+
+        Rows that are not those of ``kept`` are an obstacle; then nothing else is changed.
+        """
+        *own, checksums = kept
+        self._checksums.restore(state, checksums)
+        if wrong := self._checksums.find_wrong_rows():
+            self.obstacle = f"its rebuilt rows differ from their checksums: {wrong}"
+            return
+        self.extra_state = self._checkpointer.rewinding.rewind(whole, lambda: None, unflatten(*own))
+        self._begin(state, self.extra_state)
 
     def read(self, part: int, begin: int, words: torch.Tensor) -> None:
         """Copy the words of a part from ``begin`` on, as many as there are; the rest stays."""

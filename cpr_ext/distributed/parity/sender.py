@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from cpr_ext.distributed.collective.collectives import flatten
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
@@ -144,7 +143,7 @@ class Sender:
             for number, holder in enumerate(self._group)
             if holder != self._rank
         }
-        return Parcel(not self._own.obstacle, words, flatten(self._own.own_copy(step)))
+        return Parcel(not self._own.obstacle, words, self._own.to_keep(step))
 
     def _hold(self, member: int, step: int, parcel: Parcel) -> None:
         if not parcel.is_sound:

@@ -1,7 +1,8 @@
 """A job with parity whose workers kill themselves at named points of the protocol.
 
 ``Settings.suicides``: rank -> life -> [point, number], see ``POINTS``. ``Settings.options``: as of
-``DrawingJob``, ``group_size``, ``parity_every``, and the ``optimizer`` of the table.
+``DrawingJob``, ``group_size``, ``parity_every``, ``optimizer`` of the table, and ``faults``: rank
+-> a point at which it does not kill itself.
 """
 
 import time
@@ -73,6 +74,32 @@ def wait_for_steps(settings, steps):
             time.sleep(0.02)
 
 
+def rows_change_unseen(number):
+    """The row of that number, by a write that PyTorch does not count, before the 4th step."""
+    right, steps = member.ParityMember.finish_step, []
+
+    def watched(self, step):
+        right(self, step)
+        steps.append(step)
+        if len(steps) == 3:
+            self._own._tables[0].weight.data[number] += 1.0
+
+    member.ParityMember.finish_step = watched
+
+
+def parity_is_damaged(number):
+    """One bit in the memory of a holder, after its step of that number."""
+    right = member.ParityMember.finish_step
+
+    def watched(self, step):
+        right(self, step)
+        if step == number:
+            self.wait_until_rows_may_change()
+            self._held.words[0] ^= 1
+
+    member.ParityMember.finish_step = watched
+
+
 POINTS = {
     "before the delta": before_delta,
     "between two holders": between_holders,
@@ -82,6 +109,8 @@ POINTS = {
     "decode": lambda n: dies_in(member, "xor_over_group", n),
     "encode": lambda n: dies_in(member.ParityMember, "encode_missing", n),
     "last save": lambda n: dies_in(last_save.LastSave, "save", n),
+    "rows change unseen": rows_change_unseen,
+    "parity is damaged": parity_is_damaged,
     "protect": lambda n: dies_in(member.ParityMember, "_protect", n),
 }
 
@@ -89,7 +118,7 @@ POINTS = {
 class ParityJob(DrawingJob):
     def __init__(self, settings, rank, life):
         super().__init__(settings, rank, life)
-        point, *numbers = self.suicide or (None,)
+        point, *numbers = self.suicide or settings.options.get("faults", {}).get(str(rank), (None,))
         if point == "before the delta, late":
             before_delta(numbers[0], lambda: wait_for_steps(settings, numbers[1:]))
         elif point in POINTS:

@@ -205,6 +205,26 @@ def test_two_of_a_group_lost_together_fall_back_to_the_store_and_are_protected_a
     assert (exact["recovery"], exact["lost"], exact["samples_lost"]) == ("exact", [2], [0, 0, 0])
 
 
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (["rows change unseen", 7], "worker 0: rows changed outside their optimizer unseen: table"),
+        (["parity is damaged", 4], "worker 1: its rebuilt rows differ from their checksums: table"),
+    ],
+)
+def test_rows_that_differ_from_their_checksums_are_never_used(make_cluster, fault, says):
+    """All take the store in place of parity, and are protected again."""
+    settings = settings_of("mirror")
+    settings["options"]["faults"] = {"0": fault}
+    cluster = make_cluster(suicides={"1": {"1": ["reduced", 5]}}, **settings)
+    run(cluster)
+    last = last_recovery(cluster)
+    assert (last["recovery"], last["lost"]) == ("partial", [1])
+    assert last["obstacle"].startswith(says)
+    assert last["bytes_read"][1] > 0
+    assert len({event["step"] for event in cluster.events(1, "step")}) == STEPS
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(10))

@@ -161,7 +161,11 @@ def test_a_replacement_takes_what_is_shared_and_what_was_its_predecessors(tmp_pa
             trainer.train(step)
     source.train(2)
     torch.rand(3)
-    replacement.own.restore(2, source.own.whole_copy(2), lost.own.own_copy(2))
+    for part, words in enumerate(lost.own.part_words):
+        rows = torch.zeros(words, dtype=torch.int64)
+        lost.own.read(part, 0, rows)
+        replacement.own.write(part, 0, rows)
+    replacement.own.restore(2, source.own.whole_copy(2), lost.own.to_keep(2))
     assert replacement.checkpointer.step_count == 2
     [shared, own, got] = [
         trainer.own.whole_copy(2).tree() for trainer in (source, lost, replacement)
