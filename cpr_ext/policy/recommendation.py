@@ -44,11 +44,15 @@ def recommend(
     return alone, _why_parity(alone, best, chance, "and save all rows")
 
 
+def _spelled(strategy: Strategy) -> str:
+    return "full recovery" if strategy.name == "full" else strategy.name
+
+
 def _why_parity(chosen: Strategy, best: Strategy, chance: float, what: str) -> str:
     return (
         f"Keep parity in peers' memory, {what} every {_hours(chosen.save_every_hours)}: "
         f"{percent(chosen.overhead_fraction)} overhead instead of "
-        f"{percent(best.overhead_fraction)} for {best.name}. No sample is lost unless two of a "
+        f"{percent(best.overhead_fraction)} for {_spelled(best)}. No sample is lost unless two of a "
         f"group are lost together (a chance of {percent(chance)} in the job); then rows come from "
         f"the store."
     )
