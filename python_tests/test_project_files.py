@@ -66,6 +66,15 @@ def test_each_field_of_an_issue_form_has_an_id_and_a_label(name):
     assert all(field["attributes"]["label"] for field in fields)
 
 
+def test_the_notice_names_all_data_that_is_shipped():
+    notice = (ROOT / "NOTICE").read_text()
+    shipped = [*ROOT.glob("cpr_ext/**/*.json")]
+    assert shipped
+    for path in shipped:
+        assert path.relative_to(ROOT).as_posix() in notice
+    assert 'license-files = ["LICENSE", "NOTICE"]' in (ROOT / "pyproject.toml").read_text()
+
+
 def test_a_vulnerability_has_an_address():
     security = (ROOT / "SECURITY.md").read_text()
     assert re.search(r"^## Report a vulnerability$", security, re.MULTILINE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from cpr_ext.checkpointer.replaced_tables import TablePlaces
 from cpr_ext.cuda import is_capturing, use_training_streams
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.forks import Creator
@@ -18,7 +17,6 @@ class CallGuard:
 
     Args:
         watch: sees changes of the tables that no snapshot can hold.
-        places: where the model keeps the tables.
         devices: GPUs that have tables.
 
     Attributes:
@@ -27,15 +25,12 @@ class CallGuard:
         may_train: nothing is in the store, or it was recovered.
     """
 
-    def __init__(
-        self, store: Store, watch: TableWatch, devices: Sequence[int], places: TablePlaces
-    ) -> None:
+    def __init__(self, store: Store, watch: TableWatch, devices: Sequence[int]) -> None:
         self.is_closed = False
         self.is_busy = False
         self.may_train = store.is_empty
         self._store = store
         self._watch = watch
-        self._places = places
         self._devices = devices
         self._creator = Creator()
 
@@ -62,13 +57,8 @@ class CallGuard:
 
     def require_savable(self) -> None:
         """Raise UsageError if a snapshot of the tables would be wrong."""
-        if (problem := self.problem) is not None:
-            raise UsageError(problem)
-
-    @property
-    def problem(self) -> str | None:
-        """Why a snapshot of the tables would be wrong; None: it would not."""
-        return self._watch.problem or self._places.problem()
+        if self._watch.problem is not None:
+            raise UsageError(self._watch.problem)
 
     def require_idle(self, name: str) -> None:
         """Raise UsageError while another call is being made, or a CUDA graph captured."""

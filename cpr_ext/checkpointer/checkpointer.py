@@ -19,7 +19,6 @@ from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
 from cpr_ext.checkpointer.parts import build_parts, choose_tables
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
 from cpr_ext.checkpointer.refused_models import refuse_sharded_models
-from cpr_ext.checkpointer.replaced_tables import TablePlaces
 from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
 from cpr_ext.checkpointer.settings import OnNan, Settings
@@ -168,8 +167,7 @@ class Checkpointer:
         self._saver = parts.saver
         self._trackers = parts.trackers
         self._watch = parts.watch
-        places = TablePlaces(model, self.tables)
-        self._guard = CallGuard(parts.store, parts.watch, parts.devices, places)
+        self._guard = CallGuard(parts.store, parts.watch, parts.devices)
         self._saving = SaveCalls(
             model, self.optimizers, self.tables, parts, self._guard, save_at_close=save_at_close
         )

@@ -172,8 +172,8 @@ class SaveCalls:
             return
         if not self._save_at_close:
             logger.info("close() saves nothing (save_at_close=False): %s", unsaved)
-        elif (problem := self._guard.problem) is not None:
-            logger.warning("close() saves nothing: %s; %s", unsaved, problem)
+        elif self._watch.problem is not None:
+            logger.warning("close() saves nothing: %s; %s", unsaved, self._watch.problem)
         elif self._is_past_step:
             text = "close() saves nothing in the middle of a step: %s; call it after step()"
             logger.warning(text, unsaved)

@@ -20,6 +20,7 @@ from cpr_ext.cli.report import report
 from cpr_ext.cli.train import train
 from cpr_ext.cli.verify import verify
 from cpr_ext.errors import CprError, UsageError
+from cpr_ext.runtime.foreign_warnings import hide_foreign_warnings
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -37,6 +38,7 @@ for command in (
 
 def run() -> None:
     """Run the command; an error of ours becomes one line on stderr, never a traceback."""
+    hide_foreign_warnings()
     try:
         app(prog_name="cpr")
     except UsageError as error:

@@ -114,7 +114,7 @@ Running the same command on a --store again continues from it, also after kill -
     default="cpu",
     show_default=True,
     metavar="DEVICE",
-    help="Where to train: cpu, cuda or cuda:N. On a GPU the priorities are mfu and all.",
+    help="Where to train: cpu, cuda or cuda:N.",
 )
 @click.option(
     "--threads",
