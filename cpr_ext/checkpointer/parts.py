@@ -183,7 +183,7 @@ def build_parts(
             settings.when_busy,
             WriteOptions(staging.direct_io, refuse_nan=settings.refuses_nan),
             chooses_all=settings.priority.fraction >= 1,
-            on_gpu=bool(devices),
+            devices=devices,
         ),
     )
     recorder.attach()  # last: what fails above leaves the model as it was
