@@ -52,7 +52,9 @@ __all__: list[str] = [
     "restore_segment",
     "restore_segments",
     "scatter_rows",
+    "set_memory_reclaimer",
     "top_rows",
+    "trim_memory",
     "use_dlpack",
     "use_instruction_set",
     "use_stream",
@@ -778,6 +780,11 @@ def scatter_rows(
 ) -> None:
     """Write packed rows (n, ...) to the rows row_ids (n,) int64, ascending, of table."""
 
+def set_memory_reclaimer(reclaim: collections.abc.Callable) -> None:
+    """Have reclaim(device) called when a device is out of memory, on any thread. It frees
+    what others only keep for later, and returns whether it did.
+    """
+
 def top_rows(
     scores: torch.Tensor | numpy.typing.NDArray[typing.Any],
     k: typing.SupportsIndex,
@@ -790,6 +797,9 @@ def top_rows(
     Returns (<= k) int64 row ids, ascending. Linear in num_rows. Raises UsageError for
     a score that is NaN or negative.
     """
+
+def trim_memory(device: typing.SupportsIndex) -> None:
+    """Give memory of the device that is kept for later back to other allocators."""
 
 def use_dlpack(use: bool) -> bool:
     """Let torch's DLPack exchange API read tensors, or not; for tests and measurements.

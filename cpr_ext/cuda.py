@@ -11,12 +11,13 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import CudaError, UsageError
 
 _stagers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _DEFAULT_SLOT_BYTES = 8 << 20
@@ -62,6 +63,25 @@ def keep_for_stream(tensor: torch.Tensor) -> None:
     """Keep a tensor's memory until the current stream has used it."""
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def trim_memory(devices: Sequence[int]) -> None:
+    """Give memory that no snapshot uses any more back to torch and other allocators."""
+    for device in devices:
+        with suppress(CudaError):  # it is broken; whoever needs it next is told
+            native.trim_memory(device)
+
+
+def _free_cache(device: int) -> bool:
+    """Free what torch's allocator keeps for later; return whether it has one."""
+    if not torch.cuda.is_initialized():
+        return False
+    torch.cuda.empty_cache()
+    return True
+
+
+if native.has_cuda:
+    native.set_memory_reclaimer(lambda device: _free_cache(device))
 
 
 def make_stagers(devices: Sequence[int], *, slot_bytes: int, num_slots: int) -> list[Any]:

@@ -99,7 +99,9 @@ def test_a_bad_lookup_is_told_at_the_next_step(tmp_path):
     run.checkpointer.close()
 
 
-@pytest.mark.parametrize("call", ["cudaMallocAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"])
+@pytest.mark.parametrize(
+    "call", ["cudaMallocFromPoolAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"]
+)
 @pytest.mark.parametrize("nth", [1, 2, 4, 8, 12])
 def test_a_device_that_fails_during_a_snapshot_costs_that_snapshot_only(tmp_path, call, nth):
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
@@ -142,6 +144,37 @@ def test_what_was_taken_on_the_device_is_freed_with_the_snapshot(tmp_path):
         run.checkpointer.wait()
         sizes.append(sum(emulator.allocations().values()))
     assert len(set(sizes[4:])) == 1
+    run.checkpointer.close()
+
+
+def test_memory_of_a_snapshot_is_given_back_when_it_ends(tmp_path):
+    cuda.trim_memory([0])
+    before = emulator.pooled_bytes()
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    run.step()
+    run.checkpointer.save("partial")
+    assert emulator.pooled_bytes() > before
+    run.checkpointer.wait()
+    run.step()
+    run.checkpointer.save("partial")
+    run.checkpointer.wait()
+    run.checkpointer.close()
+    assert emulator.pooled_bytes() == before
+
+
+def test_torchs_cache_is_emptied_before_memory_counts_as_short(tmp_path, monkeypatch):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    run.step()
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    emulator.fail_call("cudaMallocFromPoolAsync", 1)
+    run.checkpointer.save("partial")
+    run.checkpointer.wait()
+    assert emptied == [True]
     run.checkpointer.close()
 
 
@@ -236,12 +269,14 @@ def test_a_step_that_is_captured_counts_rows_by_the_graph_and_is_never_called_co
     run.model(torch.tensor([[1, 2, 2]])).sum().backward()
     run.optimizer.step()
     assert emulator.calls() == {"cudaLaunchKernelEx": 1}
+    tracker = next(iter(run.checkpointer._trackers.values()))
     for call in (run.checkpointer.step, run.checkpointer.wait, run.checkpointer.close):
         with pytest.raises(UsageError, match="while a CUDA graph is captured"):
             call()
     capture(False)
+    assert tracker.num_dirty() == 0
+    emulator.replay_graph()
     run.step([7])
-    tracker = next(iter(run.checkpointer._trackers.values()))
     assert tracker.dirty_rows().tolist() == [1, 2, 7]
     run.checkpointer.save("partial")
     run.checkpointer.wait()
@@ -279,10 +314,12 @@ def test_lookups_that_are_recorded_in_a_capture_are_counted_by_the_graph(tmp_pat
     name = run.checkpointer.tables[0].name
     run.checkpointer.record_lookups(name, torch.tensor([5]))
     emulator.calls()
+    lookups = torch.tensor([8, 9])  # its memory is the graph's
     capture(True)
-    run.checkpointer.record_lookups(name, torch.tensor([8, 9]))
+    run.checkpointer.record_lookups(name, lookups)
     capture(False)
     assert emulator.calls() == {"cudaLaunchKernelEx": 1}
+    emulator.replay_graph()
     assert run.checkpointer._trackers[name].dirty_rows().tolist() == [8, 9]
     run.checkpointer.step()
     assert run.checkpointer._trackers[name].dirty_rows().tolist() == [5, 8, 9]

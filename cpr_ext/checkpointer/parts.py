@@ -25,6 +25,7 @@ from cpr_ext.saving.saver import Saver, SavingOptions
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector
 from cpr_ext.saving.slot_size import choose_slot_bytes
+from cpr_ext.state.row_caches import refuse_cached_rows
 from cpr_ext.state.stateful import Stateful
 from cpr_ext.state.table import Table, find_tables, prioritized_tables, register_tables
 from cpr_ext.storage.commit_thread import Committer
@@ -65,7 +66,7 @@ def choose_tables(
     """Return the given tables, or those that the model has.
 
     Raises:
-        UsageError: there are none, and no empty list was given.
+        UsageError: there are none, and no empty list was given; or a cache holds newer rows.
     """
     chosen = (
         find_tables(model, optimizers) if tables is None else register_tables(tables, optimizers)
@@ -75,6 +76,7 @@ def choose_tables(
             "the model has no nn.Embedding or nn.EmbeddingBag; give its tables by name: "
             'Checkpointer(..., tables={"name": parameter})'
         )
+    refuse_cached_rows(model, chosen)
     return chosen
 
 
@@ -187,7 +189,7 @@ def build_parts(
             settings.when_busy,
             WriteOptions(staging.direct_io, refuse_nan=settings.refuses_nan),
             chooses_all=settings.priority.fraction >= 1,
-            on_gpu=bool(devices),
+            devices=devices,
         ),
     )
     recorder.attach()  # last: what fails above leaves the model as it was

@@ -53,8 +53,8 @@ def _why_parity(chosen: Strategy, best: Strategy, chance: float, what: str) -> s
         f"Keep parity in peers' memory, {what} every {_hours(chosen.save_every_hours)}: "
         f"{percent(chosen.overhead_fraction)} overhead instead of "
         f"{percent(best.overhead_fraction)} for {_spelled(best)}. No sample is lost unless two of "
-        f"a group are lost together (a chance of {percent(chance)} in the job); then rows come from "
-        f"the store."
+        f"a group are lost together (a chance of {percent(chance)} in the job); then rows come "
+        f"from the store."
     )
 
 

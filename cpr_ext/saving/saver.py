@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from cpr_ext.cuda import trim_memory
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.log_text import encodable
@@ -44,14 +45,14 @@ class SavingOptions:
 
     Attributes:
         chooses_all: every dirty row is saved, so that no selection is needed.
-        on_gpu: tables are on a GPU, which chooses rows during training.
+        devices: GPUs that have tables, and choose rows during training.
     """
 
     consistency: Consistency
     when_busy: WhenBusy
     write: WriteOptions
     chooses_all: bool
-    on_gpu: bool
+    devices: Sequence[int]
 
 
 class Saver:
@@ -181,7 +182,7 @@ class Saver:
     def _mode(self, kind: SnapshotKind, *, at_once: bool) -> CaptureMode:
         options = self._options
         if options.consistency == "row":
-            is_later = self._is_overlapping or (options.on_gpu and not at_once)
+            is_later = self._is_overlapping or (bool(options.devices) and not at_once)
             return CaptureMode.SHARD_BY_SHARD if is_later else CaptureMode.AT_ONCE
         if not self._is_overlapping:
             return CaptureMode.AT_ONCE
@@ -292,6 +293,7 @@ class Saver:
         if snapshot is None or not snapshot.is_done:
             return
         self.in_flight = None
+        trim_memory(self._options.devices)
         if snapshot.error is None:
             self._note_committed(snapshot)
             return
@@ -369,6 +371,7 @@ class Saver:
         if self._compactor is not None:
             self._compactor.close()
         self._committer.close()
+        trim_memory(self._options.devices)
 
 
 def _is_disk_full(error: BaseException | None) -> bool:
