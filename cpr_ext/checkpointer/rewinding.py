@@ -9,7 +9,7 @@ from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.table import ChangeSource, Table
-from cpr_ext.tracking.table_watch import ChangeListener
+from cpr_ext.tracking.change_listener import ChangeListener
 
 
 class Rewinding:
@@ -26,8 +26,10 @@ class Rewinding:
         self._guard = guard
         self._handles: list[Any] = []
         # Each once: tables of one fused kernel have the same one.
-        sources = {id(table.lookups): table.lookups for table in tables}
-        self._sources = [s for s in sources.values() if isinstance(s, ChangeSource)]
+        sources: dict[int, Any] = {id(table.lookups): table.lookups for table in tables}
+        self._sources: list[ChangeSource] = [
+            source for source in sources.values() if isinstance(source, ChangeSource)
+        ]
 
     def whole_part(self, extra_state: Any = None) -> DensePart:
         """Return a copy of everything that is not a table row, for :meth:`rewind`.

@@ -56,7 +56,9 @@ class OwnRows:
         self.layout = native.ShardLayout([list(arrays.values()) for arrays in self._arrays])
         self.bounds = cut(self.layout.records, parts)
         self._checksums = RowChecksums(self.layout, self._tables)
-        made = [native.RowDelta(self.layout, max_bytes=delta_bytes) for _ in range(DEPTH + 2)]
+        made: list[Any] = [
+            native.RowDelta(self.layout, max_bytes=delta_bytes) for _ in range(DEPTH + 2)
+        ]
         self._changing, self._torn, *self._spare = made
         self._completed = 0  # the newest complete step; _changing began at log.newest, _torn here
         self._deltas: dict[int, Any] = {}  # by the step that they belong to
