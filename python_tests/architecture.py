@@ -42,7 +42,7 @@ PYTHON_ROOMS: list[set[str]] = [
     {"checkpointer"},
     {"__init__"},
     {"dlrm", "distributed", "maintenance"},
-    {"emulation", "integrations", "doctor"},
+    {"emulation", "integrations", "doctor", "publishing"},
     {"report"},
     {"cli"},
 ]
