@@ -94,6 +94,10 @@ class Rewinding:
             for source in self._sources:
                 self._handles += source.watch_changes(listener.before_change)
 
+    def publish_metrics(self) -> None:
+        """Write the metrics to the user's writer, if there is one."""
+        self._account.publish()
+
     def check_changes(self) -> None:
         """Look now for changes of tables outside their optimizers."""
         self._watch.check()

@@ -41,7 +41,7 @@ class ChangeSource(Protocol):
 
         Args:
             before: ``row_ids`` (n,) int64, perhaps repeated. An error it raises ends the backward
-                pass with these rows as they were.
+                pass, and the rows do not change.
 
         Returns:
             Handles; their ``remove()`` ends it.

@@ -10,8 +10,8 @@ from cpr_ext._native import native
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.protocol import DEPTH, Log
 
-# What a peer keeps of a worker's state beside parity: header and content of its own part of the
-# dense state, and the checksums of its rows; (n,) uint8 each.
+# What a peer keeps of a worker's state, in addition to parity: header and content of its own part
+# of the dense state, and the checksums of its rows; (n,) uint8 each.
 KeptPart = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 

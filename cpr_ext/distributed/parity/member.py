@@ -21,6 +21,7 @@ from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import Group, hosts_by_count, part_held, place
 from cpr_ext.distributed.parity.protocol import PARITY, Report
+from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
 from cpr_ext.distributed.parity.refusals import refuse_unprotected, require_memory
 from cpr_ext.distributed.parity.sender import Sender
 from cpr_ext.distributed.parity.trade import (
@@ -31,6 +32,7 @@ from cpr_ext.distributed.parity.trade import (
     xor_over_group,
 )
 from cpr_ext.errors import PeerLostError, WorkersDifferError
+from cpr_ext.metrics.parity_metrics import ParityMetrics
 from cpr_ext.state.dense_state import DensePart
 
 logger = logging.getLogger("cpr_ext")
@@ -105,6 +107,8 @@ class ParityMember(NoParity):
         self._group = self.groups[self._number]
         self._me = self._group.index(identity.rank)
         self._parity = parity
+        self._metrics = ParityMetrics()
+        self._progress = RebuildProgress(identity.rank, self._metrics)
         self._obstacle = ""  # why a rebuild failed; it outlives the job that was being rebuilt
         self._held = HeldParity(parity.every_steps)
         self._sender: Sender | None = None
@@ -122,6 +126,8 @@ class ParityMember(NoParity):
         require_memory(checkpointer.tables, self._parity)
         self._held.forget()
         self.has_spoiled_rows = False
+        checkpointer.metrics.parity = self._metrics
+        self._publish = checkpointer.rewinding.publish_metrics
         self._own = OwnRows(
             checkpointer,
             parts=len(self._group) - 1,
@@ -145,6 +151,11 @@ class ParityMember(NoParity):
             WorkersDifferError: a member's rows are cut otherwise than before.
         """
         self.stop()
+        logger.info(
+            "worker %d is not protected until parity group %s has encoded all it lacks",
+            *(self._rank, list(self._group)),
+        )
+        self._publish()
         if self._network is None:
             name = f"parity-{self._number}"
             self._network = ReformableGroup(self._me, len(self._group), name)
@@ -154,7 +165,7 @@ class ParityMember(NoParity):
         with self._minding_members():
             sizes = gather_numbers(self._inner, self._own.part_words)
         self._sizes = {rank: sizes[n] for n, rank in enumerate(self._group)}
-        words = max(self._words(self._rank, other) for other in self._others)
+        words = self._parity_words(self._rank)
         if not self._held.logs:
             self._held.words = torch.empty(words, dtype=torch.int64)
         elif self._held.words.numel() != words:
@@ -175,6 +186,7 @@ class ParityMember(NoParity):
 
     def encode_all(self, state: int) -> None:
         """Encode the parity of the whole group, whose members are at ``state``, and protect."""
+        self._progress.begin(self._bytes_to_encode(self._group))
         self._encode_all_of(self._group, state)
 
     def go_back(self, state: int) -> None:
@@ -208,16 +220,19 @@ class ParityMember(NoParity):
         """
         is_lost = reports[self._rank].own is None
         self.has_spoiled_rows = is_lost
+        rows = sum(rows for rows, _ in self._own.layout.records) if is_lost else 0
+        to_decode = protocol.to_decode(reports, self._group)
+        words = sum(self._words(holder, lost) for lost, holder in to_decode)
+        to_encode = protocol.to_encode(reports, self._group)
+        self._progress.begin(8 * words + self._bytes_to_encode(to_encode), rows)
         with self._minding_members():
-            for lost, holder in protocol.to_decode(reports, self._group):
+            for lost, holder in to_decode:
                 self._decode(lost, holder)
             for lost in (rank for rank in self._group if reports[rank].own is None):
                 at = self._group.index(lost)
                 self._hand_over_own_part(at, (at + 1) % len(self._group), state, whole)
-        if not is_lost:
-            return 0
         self.has_spoiled_rows = False
-        return sum(rows for rows, _ in self._own.layout.records)
+        return rows
 
     def encode_missing(self, reports: Sequence[Report], state: int) -> None:
         """Encode the parity that the group lacks, and protect."""
@@ -235,11 +250,13 @@ class ParityMember(NoParity):
 
     def finish_step(self, step: int) -> None:
         """This worker has completed a step: keep it, and send its delta if it has one."""
+        self._metrics.completed_step = step
         if self._own.finish_step(step) and self._sender is not None:
             self._sender.submit(step)
 
     def stop(self) -> None:
         """End the round: peers that wait for this worker hear of it."""
+        self._metrics.note_unprotected()
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.stop()
@@ -268,6 +285,14 @@ class ParityMember(NoParity):
             for holder in members:
                 self._encode(holder, state)
             self._protect(state)
+        self._progress.end()
+        self._publish()
+
+    def _bytes_to_encode(self, members: Sequence[int]) -> int:
+        return 8 * sum(self._parity_words(holder) for holder in members)
+
+    def _parity_words(self, holder: int) -> int:
+        return max(self._words(holder, rank) for rank in self._group if rank != holder)
 
     def _words(self, holder: int, member: int) -> int:
         return self._sizes[member][part_held(self._group, holder, member)]
@@ -291,16 +316,18 @@ class ParityMember(NoParity):
             self._group.index(lost),
             partial(self._give, holder, lost),
             partial(self._own.write, part),
+            self._progress.note,
         )
 
     def _encode(self, holder: int, state: int) -> None:
         others = [rank for rank in self._group if rank != holder]
         xor_over_group(
             self._connected(),
-            max(self._words(holder, rank) for rank in others),
+            self._parity_words(holder),
             self._group.index(holder),
             partial(self._give, holder, None),
             self._take_parity,
+            self._progress.note,
         )
         if holder == self._rank:
             self._held.begin(state, others)
@@ -336,8 +363,10 @@ class ParityMember(NoParity):
             "worker %d is protected from step %d on by parity group %s, of which it holds %d bytes",
             *(self._rank, state, list(self._group), self._held.words.nbytes),
         )
+        self._metrics.note_protected(state)
         self._sender = Sender(
             *(self._connected(), self._group, self._own, self._held),
             protocol.begin(state, self._parity.every_steps),
+            self._metrics,
             partial(self._release, self._round),
         )

@@ -148,7 +148,7 @@ class OwnRows:
         return own_part(self._copies[state], known.model, known.optimizers, self._tables)
 
     def to_keep(self, state: int) -> KeptPart:
-        """Return what a peer keeps of ``state`` beside parity, for :meth:`restore`."""
+        """Return what a peer keeps of ``state`` in addition to parity, for :meth:`restore`."""
         return (*flatten(self.own_copy(state)), self._checksums.of_state(state))
 
     def find_wrong_rows(self) -> None:

@@ -47,7 +47,7 @@ class RowChecksums:
         return self._known[state].view(torch.uint8)
 
     def go_back(self, state: int) -> None:
-        """The rows are of an earlier state again."""
+        """Take the checksums of an earlier state, whose rows are back."""
         self._known = {s: values for s, values in self._known.items() if s <= state}
         self._native.restore(self._known[state])
 

@@ -14,6 +14,7 @@ from cpr_ext.distributed.parity.placement import Group, part_held
 from cpr_ext.distributed.parity.protocol import Log
 from cpr_ext.distributed.parity.trade import Parcel, acknowledge, trade
 from cpr_ext.errors import PeerLostError
+from cpr_ext.metrics.parity_metrics import ParityMetrics
 
 _JOIN_SECONDS = 10.0
 
@@ -28,6 +29,7 @@ class Sender:
         inner: the group's connections in this round; nothing else uses them meanwhile.
         group: its members' ranks.
         log: of the state from which all members begin.
+        metrics: of what is sent and acknowledged.
         release: drops all other references to the connections; called from any thread, repeatedly.
     """
 
@@ -38,6 +40,7 @@ class Sender:
         own: OwnRows,
         held: HeldParity,
         log: Log,
+        metrics: ParityMetrics,
         release: Callable[[], None],
     ) -> None:
         self._inner: dist.ProcessGroup | None = inner
@@ -45,6 +48,7 @@ class Sender:
         self._me = inner.rank()
         self._rank = group[self._me]
         self._release = release
+        self._metrics = metrics
         self._own = own
         self._held = held
         self._changed = threading.Condition()
@@ -135,6 +139,7 @@ class Sender:
                 self._hold(self._group[member], step, other)
             assert protocol.may_acknowledge(self._held.logs, step)
         acknowledge(self._connected())
+        self._metrics.note_acknowledged(step, parcel.num_bytes)
         return True
 
     def _pack(self, step: int) -> Parcel:

@@ -32,6 +32,11 @@ class Parcel:
     words: dict[int, torch.Tensor]
     own_part: KeptPart | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that it sends."""
+        return sum(values.nbytes for values in (*self.words.values(), *(self.own_part or ())))
+
 
 def gather_numbers(inner: dist.ProcessGroup, numbers: list[int]) -> list[list[int]]:
     """Gather every member's numbers; each gives as many."""
@@ -106,6 +111,7 @@ def xor_over_group(
     root: int,
     give: Callable[[int, torch.Tensor], None],
     take: Callable[[int, torch.Tensor], None],
+    note: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
     """XOR what all members give, in pieces.
 
@@ -113,6 +119,7 @@ def xor_over_group(
         root: the member that takes the result.
         give: fills in this member's words from a place on; they are zero before.
         take: is given the result, with its place.
+        note: gets the bytes of each piece that is done.
     """
     options = dist.ReduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.BXOR)
@@ -123,6 +130,7 @@ def xor_over_group(
         inner.reduce([words], options).wait()
         if inner.rank() == root:
             take(begin, words)
+        note(words.nbytes)
 
 
 def _send(inner: dist.ProcessGroup, values: torch.Tensor | None, member: int, tag: int) -> None:

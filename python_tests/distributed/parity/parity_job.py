@@ -24,6 +24,9 @@ OPTIMIZERS = {
 }
 
 
+METRICS = ("protected", "lag_steps", "bytes_sent", "rebuild_progress", "rebuilds")
+
+
 def before_delta(step, until=lambda: None):
     right = sender.trade
 
@@ -142,6 +145,13 @@ class ParityJob(DrawingJob):
             size, every = known["group_size"], known.get("parity_every", 1)
             options["parity"] = Parity(group_size=size, every_steps=every)
         return options
+
+    def observe(self, event):
+        super().observe(event)
+        metrics = self.worker._parity._metrics if self.settings.recovery == "exact" else None
+        if metrics is not None:
+            known = {name: getattr(metrics, name) for name in METRICS}
+            self.journal.write("metrics", step=event.step, at=event.kind, **known)
 
     def describe(self):
         """All that must end as without failures, beside the rows and their state."""

@@ -120,6 +120,19 @@ def test_a_worker_killed_in_a_step_costs_nothing(make_cluster, right_states, sha
     suicides = {"1": {"1": [point, 5]}}
     cluster = make_cluster(suicides=suicides, **settings_of(shape))
     require_nothing_lost(cluster, right_states(shape), [1])
+    require_true_metrics(cluster)
+
+
+def require_true_metrics(cluster):
+    """Protected while all train, and not while a worker is missing or rebuilt."""
+    for rank in cluster.ranks:
+        seen = cluster.events(rank, "metrics")
+        assert {e["protected"] for e in seen if e["at"] == "peer_lost"} <= {False}
+        training = [e for e in seen if e["at"] in ("recovered", "step")]
+        assert {(e["protected"], e["rebuild_progress"]) for e in training} == {(True, 1.0)}
+        assert {e["lag_steps"] for e in training} <= {0, 1}
+        assert max(e["bytes_sent"] for e in training) > 0
+    assert [e["rebuilds"] for e in cluster.events(0, "metrics")][-1] == len(cluster.recoveries(0))
 
 
 @pytest.mark.parametrize(

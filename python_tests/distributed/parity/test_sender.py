@@ -8,6 +8,7 @@ import torch
 from cpr_ext.distributed.parity import protocol, trade
 from cpr_ext.distributed.parity.sender import Sender
 from cpr_ext.errors import PeerLostError
+from cpr_ext.metrics.parity_metrics import ParityMetrics
 from python_tests.distributed.parity.members import Trainer, connected, holding, together
 
 PAIR = (4, 7)  # ranks
@@ -23,7 +24,10 @@ def pair(tmp_path):
         trainer.own.begin(0)
     groups = connected(2)
     senders = [
-        Sender(groups.pop(), PAIR, trainer.own, parity, trainer.own.log, lambda: None)
+        Sender(
+            *(groups.pop(), PAIR, trainer.own, parity, trainer.own.log, ParityMetrics()),
+            lambda: None,
+        )
         for trainer, parity in reversed(list(zip(trainers, held, strict=True)))
     ][::-1]
     yield trainers, held, senders
