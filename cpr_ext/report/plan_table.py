@@ -10,7 +10,6 @@ from cpr_ext.report.run_table import format_bytes
 
 _HEAD = ("", "save every", "overhead", "save", "load", "lost", "resched.")
 _TAIL = ("formula", "PLS")
-_WIDTH = 100  # a wider table has its columns closer together
 
 
 def format_plan(plan: Plan) -> str:
@@ -24,9 +23,8 @@ def format_plan(plan: Plan) -> str:
     rows = [[*head, *(["written per h"] if with_bytes else [])]]
     rows += [_cells(plan, strategy, with_parity) for strategy in plan.strategies]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    gap = "  " if sum(widths) + 2 * len(widths) <= _WIDTH else " "
     return "\n".join(
-        gap.join(
+        "  ".join(
             [row[0].ljust(widths[0])]
             + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         ).rstrip()
