@@ -16,7 +16,7 @@ class ParityMetrics:
         protected: any one worker of the parity group could be rebuilt now.
         completed_step: the newest.
         acknowledged_step: the newest of which the peers have the changes.
-        bytes_sent: by this worker, since it was protected last.
+        bytes_sent: by this worker, in this round of all workers.
         rebuilt_bytes, bytes_to_rebuild: of this group's rows and parity, decoded or encoded by the
             newest rebuild, and in all.
         rebuilds: rebuilds of the group's rows or parity that were completed.
@@ -29,7 +29,7 @@ class ParityMetrics:
     rebuilt_bytes: int = 0
     bytes_to_rebuild: int = 0
     rebuilds: int = 0
-    _protected_since: float = 0.0
+    _sending_since: float = 0.0
 
     @property
     def lag_steps(self) -> int:
@@ -38,20 +38,23 @@ class ParityMetrics:
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes sent per second, since this worker was protected last; 0 while it is not."""
+        """Bytes sent per second, in this round of all workers; 0 while unprotected."""
         if not self.protected:
             return 0.0
-        return self.bytes_sent / max(time.perf_counter() - self._protected_since, 1e-9)
+        return self.bytes_sent / max(time.perf_counter() - self._sending_since, 1e-9)
 
     @property
     def rebuild_progress(self) -> float:
         """The share of the newest rebuild that is done, from 0 to 1."""
         return self.rebuilt_bytes / self.bytes_to_rebuild if self.bytes_to_rebuild else 1.0
 
-    def note_protected(self, step: int) -> None:
-        """Note that all parity of the group is encoded as of ``step``, and changes are sent."""
-        self._protected_since, self.bytes_sent = time.perf_counter(), 0
+    def begin_sending(self, step: int) -> None:
+        """Count what is sent from now on: the changes after ``step``."""
+        self._sending_since, self.bytes_sent = time.perf_counter(), 0
         self.completed_step = self.acknowledged_step = step
+
+    def note_protected(self) -> None:
+        """Note that all parity of the group is encoded, and changes are sent."""
         self.protected = True
 
     def note_unprotected(self) -> None:

@@ -22,7 +22,9 @@ def clock(monkeypatch):
 def test_nobody_is_protected_before_the_parity_is_encoded_or_after_it_is_gone(clock):
     metrics = ParityMetrics()
     assert not metrics.protected
-    metrics.note_protected(7)
+    metrics.begin_sending(7)
+    assert (metrics.protected, metrics.lag_steps) == (False, 0)
+    metrics.note_protected()
     metrics.completed_step, metrics.bytes_sent = 9, 600
     clock[0] += 3.0
     assert (metrics.protected, metrics.lag_steps, metrics.bytes_per_second) == (True, 2, 200.0)
@@ -31,7 +33,8 @@ def test_nobody_is_protected_before_the_parity_is_encoded_or_after_it_is_gone(cl
     metrics.note_unprotected()
     assert (metrics.protected, metrics.lag_steps, metrics.bytes_per_second) == (False, 0, 0.0)
     clock[0] += 5.0
-    metrics.note_protected(9)
+    metrics.begin_sending(9)
+    metrics.note_protected()
     assert metrics.bytes_per_second == 0.0
 
 

@@ -23,7 +23,8 @@ class HeldParity:
 
     Attributes:
         words: the buffer, int64.
-        logs: by member, the deltas in it; empty: it is not encoded.
+        logs: by member, the deltas in it; empty: it is of no state.
+        is_encoded: all of it is encoded.
         obstacle: why deltas do not say all that a member changed; empty: they do.
     """
 
@@ -31,19 +32,25 @@ class HeldParity:
         self._stride = stride
         self.words = torch.empty(0, dtype=torch.int64)
         self.logs: dict[int, Log] = {}
+        self.is_encoded = False
         self.obstacle = ""
         self._messages: dict[tuple[int, int], torch.Tensor] = {}  # by member and step
         self._own_parts: dict[tuple[int, int], KeptPart] = {}  # by member and state
 
     def forget(self) -> None:
         """It is of no state."""
-        self.logs, self.obstacle = {}, ""
+        self.logs, self.is_encoded, self.obstacle = {}, False, ""
         self._messages.clear()
         self._own_parts.clear()
 
-    def begin(self, state: int, members: Iterable[int]) -> None:
-        """Record that the buffer holds the parity of the members' rows of ``state``."""
+    def begin(self, state: int, members: Iterable[int], *, is_encoded: bool = True) -> None:
+        """Record that the buffer holds the parity of the members' rows of ``state``.
+
+        Args:
+            is_encoded: it does now, else it will while deltas are received.
+        """
         self.forget()
+        self.is_encoded = is_encoded
         self.logs = {member: protocol.begin(state, self._stride) for member in members}
 
     def receive(self, member: int, step: int, message: torch.Tensor) -> None:
@@ -67,6 +74,8 @@ class HeldParity:
 
     def go_back(self, state: int) -> None:
         """Return to an earlier state of all members."""
+        if not self.is_encoded:
+            return self.forget()
         for member in self.logs:
             for step in protocol.undo_order(self.logs[member], state):
                 self._undo_step(member, step)

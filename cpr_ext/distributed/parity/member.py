@@ -16,11 +16,13 @@ from cpr_ext import Checkpointer
 from cpr_ext.distributed.collective.process_group import ReformableGroup, Round
 from cpr_ext.distributed.identity.worker_identity import LOCAL_WORLD_SIZE, Identity
 from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.encoding import BackgroundEncoding
+from cpr_ext.distributed.parity.group_codec import GroupCodec
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.own_rows import OwnRows
-from cpr_ext.distributed.parity.placement import Group, hosts_by_count, part_held, place
-from cpr_ext.distributed.parity.protocol import PARITY, Report
+from cpr_ext.distributed.parity.placement import Group, hosts_by_count, place
+from cpr_ext.distributed.parity.protocol import Report
 from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
 from cpr_ext.distributed.parity.refusals import refuse_unprotected, require_memory
 from cpr_ext.distributed.parity.sender import Sender
@@ -29,7 +31,6 @@ from cpr_ext.distributed.parity.trade import (
     gather_numbers,
     hand_over,
     trade,
-    xor_over_group,
 )
 from cpr_ext.errors import PeerLostError, WorkersDifferError
 from cpr_ext.metrics.parity_metrics import ParityMetrics
@@ -115,6 +116,7 @@ class ParityMember(NoParity):
         self._network: ReformableGroup | None = None
         self._inner: dist.ProcessGroup | None = None
         self._round = 0
+        self._is_reported = True
 
     def attach(self, checkpointer: Checkpointer) -> None:
         """Protect the tables of a Checkpointer, from the first :meth:`begin` on.
@@ -141,7 +143,7 @@ class ParityMember(NoParity):
         if not is_live:
             return Report(None, {}, self._obstacle)
         obstacle = self._own.obstacle or self._held.obstacle
-        return Report(self._own.log, dict(self._held.logs), obstacle)
+        return Report(self._own.log, self._held.logs if self._held.is_encoded else {}, obstacle)
 
     def connect(self, this_round: Round) -> None:
         """Connect the group in a new round; all its members call it.
@@ -164,8 +166,11 @@ class ParityMember(NoParity):
         self._inner = self._network.connect()
         with self._minding_members():
             sizes = gather_numbers(self._inner, self._own.part_words)
-        self._sizes = {rank: sizes[n] for n, rank in enumerate(self._group)}
-        words = self._parity_words(self._rank)
+        self._codec = GroupCodec(
+            *(self._group, self._rank, dict(zip(self._group, sizes, strict=True))),
+            *(self._own, self._held, self._progress.note),
+        )
+        words = self._codec.parity_words(self._rank)
         if not self._held.logs:
             self._held.words = torch.empty(words, dtype=torch.int64)
         elif self._held.words.numel() != words:
@@ -222,12 +227,12 @@ class ParityMember(NoParity):
         self.has_spoiled_rows = is_lost
         rows = sum(rows for rows, _ in self._own.layout.records) if is_lost else 0
         to_decode = protocol.to_decode(reports, self._group)
-        words = sum(self._words(holder, lost) for lost, holder in to_decode)
+        words = sum(self._codec.words(holder, lost) for lost, holder in to_decode)
         to_encode = protocol.to_encode(reports, self._group)
         self._progress.begin(8 * words + self._bytes_to_encode(to_encode), rows)
         with self._minding_members():
             for lost, holder in to_decode:
-                self._decode(lost, holder)
+                self._codec.decode(self._connected(), lost, holder)
             for lost in (rank for rank in self._group if reports[rank].own is None):
                 at = self._group.index(lost)
                 self._hand_over_own_part(at, (at + 1) % len(self._group), state, whole)
@@ -251,15 +256,18 @@ class ParityMember(NoParity):
     def finish_step(self, step: int) -> None:
         """This worker has completed a step: keep it, and send its delta if it has one."""
         self._metrics.completed_step = step
+        if not self._is_reported:  # here, as it is the training thread that writes metrics
+            self._report_protected(step)
         if self._own.finish_step(step) and self._sender is not None:
             self._sender.submit(step)
 
     def stop(self) -> None:
         """End the round: peers that wait for this worker hear of it."""
-        self._metrics.note_unprotected()
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.stop()
+        self._metrics.note_unprotected()
+        self._is_reported = True
         self._release(self._round)
 
     def _release(self, of_round: int) -> None:
@@ -280,60 +288,44 @@ class ParityMember(NoParity):
             error.with_traceback(None)  # its frames refer to the connections
             raise PeerLostError(f"parity group {list(self._group)}: {error}") from error
 
-    def _encode_all_of(self, members: Sequence[int], state: int) -> None:
+    def _encode_all_of(self, holders: Sequence[int], state: int) -> None:
+        """Encode the parity of these members, now or during training, and send deltas."""
+        rate, codec = self._parity.encode_bytes_per_second, self._codec
+        encoding = None
+        if self._rank in holders:
+            self._held.begin(state, self._others, is_encoded=False)
         with self._minding_members():
-            for holder in members:
-                self._encode(holder, state)
-            self._protect(state)
+            if rate is not None and holders:
+                encoding = BackgroundEncoding(codec, holders, rate, self._note_encoded)
+            else:
+                for holder in holders:
+                    codec.encode(self._connected(), holder, 0, codec.parity_words(holder))
+            self._start_sending(state, encoding)
+        if encoding is None:
+            self._note_encoded()
+            self._report_protected(state)
+
+    def _note_encoded(self) -> None:
+        """Note that all parity of the group is encoded; called from any thread."""
+        self._held.is_encoded = True
+        self._metrics.note_protected()
+        self._is_reported = False
+
+    def _report_protected(self, step: int) -> None:
+        self._is_reported = True
+        logger.info(
+            "worker %d is protected from step %d on by parity group %s, of which it holds %d bytes",
+            *(self._rank, step, list(self._group), self._held.words.nbytes),
+        )
         self._progress.end()
         self._publish()
 
-    def _bytes_to_encode(self, members: Sequence[int]) -> int:
-        return 8 * sum(self._parity_words(holder) for holder in members)
-
-    def _parity_words(self, holder: int) -> int:
-        return max(self._words(holder, rank) for rank in self._group if rank != holder)
-
-    def _words(self, holder: int, member: int) -> int:
-        return self._sizes[member][part_held(self._group, holder, member)]
+    def _bytes_to_encode(self, holders: Sequence[int]) -> int:
+        return 8 * sum(self._codec.parity_words(holder) for holder in holders)
 
     def _connected(self) -> dist.ProcessGroup:
         assert self._inner is not None
         return self._inner
-
-    def _give(self, holder: int, lost: int | None, begin: int, words: torch.Tensor) -> None:
-        given = protocol.contribution(self._group, self._rank, holder, lost)
-        if given == PARITY:
-            words.copy_(self._held.words[begin : begin + words.numel()])
-        elif given is not None:
-            self._own.read(given, begin, words)
-
-    def _decode(self, lost: int, holder: int) -> None:
-        part = part_held(self._group, holder, lost)
-        xor_over_group(
-            self._connected(),
-            self._words(holder, lost),
-            self._group.index(lost),
-            partial(self._give, holder, lost),
-            partial(self._own.write, part),
-            self._progress.note,
-        )
-
-    def _encode(self, holder: int, state: int) -> None:
-        others = [rank for rank in self._group if rank != holder]
-        xor_over_group(
-            self._connected(),
-            self._parity_words(holder),
-            self._group.index(holder),
-            partial(self._give, holder, None),
-            self._take_parity,
-            self._progress.note,
-        )
-        if holder == self._rank:
-            self._held.begin(state, others)
-
-    def _take_parity(self, begin: int, words: torch.Tensor) -> None:
-        self._held.words[begin : begin + words.numel()].copy_(words)
 
     def _hand_over_own_part(self, lost: int, keeper: int, state: int, whole: DensePart) -> None:
         if self._me == keeper:
@@ -353,20 +345,17 @@ class ParityMember(NoParity):
                 f"worker {self._rank}: {self._own.obstacle}; all take the store in place of parity"
             )
 
-    def _protect(self, state: int) -> None:
-        """Start sending deltas: all members are at ``state``, all parity is encoded."""
+    def _start_sending(self, state: int, encoding: BackgroundEncoding | None) -> None:
+        """Send deltas from now on: all members are at ``state``."""
         parcel = Parcel(True, {}, self._own.to_keep(state))
         for number, other in trade(self._connected(), state, parcel).items():
             if other.own_part is not None:
                 self._held.keep_own_part(self._group[number], state, other.own_part)
-        logger.info(
-            "worker %d is protected from step %d on by parity group %s, of which it holds %d bytes",
-            *(self._rank, state, list(self._group), self._held.words.nbytes),
-        )
-        self._metrics.note_protected(state)
+        self._metrics.begin_sending(state)
         self._sender = Sender(
             *(self._connected(), self._group, self._own, self._held),
             protocol.begin(state, self._parity.every_steps),
             self._metrics,
             partial(self._release, self._round),
+            encoding,
         )

@@ -23,6 +23,9 @@ class Parity:
         every_steps: send changes after every so many steps. Fewer bytes cross the network, as a row
             that several of these steps change is sent once; after a loss up to twice so many steps
             are trained again.
+        encode_bytes_per_second: rate at which parity is encoded during training, at the start and
+            after a loss. The group is not protected until all is encoded. None: that is done before
+            training.
         delta_bytes: limit of the rows that ``every_steps`` steps may change on a worker, with their
             state. About five times as many bytes are in use at most.
 
@@ -34,6 +37,7 @@ class Parity:
     hosts: Sequence[str | int] | None = None
     delta_bytes: int = DEFAULT_DELTA_BYTES
     every_steps: int = 1
+    encode_bytes_per_second: int | None = None
 
     def __post_init__(self) -> None:
         if self.group_size < 2:
@@ -43,3 +47,4 @@ class Parity:
             )
         require_at_least_one("delta_bytes", self.delta_bytes)
         require_at_least_one("every_steps", self.every_steps)
+        require_at_least_one("encode_bytes_per_second", self.encode_bytes_per_second, ", or None")

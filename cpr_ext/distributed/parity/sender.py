@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.encoding import BackgroundEncoding
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import Group, part_held
@@ -30,6 +31,7 @@ class Sender:
         group: its members' ranks.
         log: of the state from which all members begin.
         metrics: of what is sent and acknowledged.
+        encoding: of parity that the group lacks, if that is done meanwhile.
         release: drops all other references to the connections; called from any thread, repeatedly.
     """
 
@@ -42,6 +44,7 @@ class Sender:
         log: Log,
         metrics: ParityMetrics,
         release: Callable[[], None],
+        encoding: BackgroundEncoding | None = None,
     ) -> None:
         self._inner: dist.ProcessGroup | None = inner
         self._group = group
@@ -49,6 +52,7 @@ class Sender:
         self._rank = group[self._me]
         self._release = release
         self._metrics = metrics
+        self._encoding = encoding
         self._own = own
         self._held = held
         self._changed = threading.Condition()
@@ -138,6 +142,7 @@ class Sender:
             for member, other in received.items():
                 self._hold(self._group[member], step, other)
             assert protocol.may_acknowledge(self._held.logs, step)
+        self._encode(min(p.wanted_words for p in (parcel, *received.values())))
         acknowledge(self._connected())
         self._metrics.note_acknowledged(step, parcel.num_bytes)
         return True
@@ -148,7 +153,13 @@ class Sender:
             for number, holder in enumerate(self._group)
             if holder != self._rank
         }
-        return Parcel(not self._own.obstacle, words, self._own.to_keep(step))
+        wanted_words = self._encoding.wanted_words() if self._encoding is not None else 0
+        return Parcel(not self._own.obstacle, words, self._own.to_keep(step), wanted_words)
+
+    def _encode(self, num_words: int) -> None:
+        """Encode some parity before rows may change again."""
+        if self._encoding is not None and not self._encoding.encode(self._connected(), num_words):
+            self._encoding = None
 
     def _hold(self, member: int, step: int, parcel: Parcel) -> None:
         if not parcel.is_sound:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from cpr_ext.distributed.parity.held_parity import KeptPart
 
-_HEAD = 5  # step, whether deltas say all, and the bytes of the own part's pieces
+_HEAD = 6  # step, whether deltas say all, words to encode, and the bytes of the own part's pieces
 _WORDS, _SIZES, *_PIECES = range(5)  # tags
 _CHUNK_WORDS = 1 << 20
 
@@ -25,12 +25,14 @@ class Parcel:
     Attributes:
         is_sound: the deltas say all that changed.
         words: by member, a delta.
+        wanted_words: of parity, which may be encoded in this step.
         own_part: for the next member, which keeps it; None: nothing.
     """
 
     is_sound: bool
     words: dict[int, torch.Tensor]
     own_part: KeptPart | None = None
+    wanted_words: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -51,7 +53,8 @@ def trade(inner: dist.ProcessGroup, step: int, parcel: Parcel) -> dict[int, Parc
     me, size = inner.rank(), inner.size()
     empty = torch.empty(0, dtype=torch.int64)
     pieces = parcel.own_part or (empty,) * len(_PIECES)
-    head = [step, int(parcel.is_sound), *(piece.numel() for piece in pieces)]
+    flags = int(parcel.is_sound), parcel.wanted_words
+    head = [step, *flags, *(piece.numel() for piece in pieces)]
     sizes = [parcel.words.get(member, empty).numel() for member in range(size)]
     heads = gather_numbers(inner, [*head, *sizes])
     if any(other[0] != step for other in heads):
@@ -62,9 +65,9 @@ def trade(inner: dist.ProcessGroup, step: int, parcel: Parcel) -> dict[int, Parc
             continue
         words = torch.empty(other[_HEAD + me], dtype=torch.int64)
         works.append(_receive(inner, words, member, _WORDS))
-        found = received[member] = Parcel(bool(other[1]), {me: words})
-        if (member + 1) % size == me and other[2]:
-            found.own_part, waits = _receive_part(inner, other[2:_HEAD], member)
+        found = received[member] = Parcel(bool(other[1]), {me: words}, wanted_words=other[2])
+        if (member + 1) % size == me and other[3]:
+            found.own_part, waits = _receive_part(inner, other[3:_HEAD], member)
             works += waits
     for member in ((me + 1 + number) % size for number in range(size - 1)):
         send_to(inner, member, parcel)
@@ -107,7 +110,7 @@ def hand_over(
 
 def xor_over_group(
     inner: dist.ProcessGroup,
-    num_words: int,
+    words_range: tuple[int, int],
     root: int,
     give: Callable[[int, torch.Tensor], None],
     take: Callable[[int, torch.Tensor], None],
@@ -116,6 +119,7 @@ def xor_over_group(
     """XOR what all members give, in pieces.
 
     Args:
+        words_range: from the first word's place to the end.
         root: the member that takes the result.
         give: fills in this member's words from a place on; they are zero before.
         take: is given the result, with its place.
@@ -124,8 +128,8 @@ def xor_over_group(
     options = dist.ReduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.BXOR)
     options.rootRank = root
-    for begin in range(0, num_words, _CHUNK_WORDS):
-        words = torch.zeros(min(_CHUNK_WORDS, num_words - begin), dtype=torch.int64)
+    for begin in range(*words_range, _CHUNK_WORDS):
+        words = torch.zeros(min(_CHUNK_WORDS, words_range[1] - begin), dtype=torch.int64)
         give(begin, words)
         inner.reduce([words], options).wait()
         if inner.rank() == root:

@@ -1,8 +1,8 @@
 """A job with parity whose workers kill themselves at named points of the protocol.
 
 ``Settings.suicides``: rank -> life -> [point, number], see ``POINTS``. ``Settings.options``: as of
-``DrawingJob``, ``group_size``, ``parity_every``, ``optimizer`` of the table, and ``faults``: rank
--> a point at which it does not kill itself.
+``DrawingJob``, ``group_size``, ``parity_every``, ``encode_rate``, ``optimizer`` of the table, and
+``faults``: rank -> a point at which it does not kill itself.
 """
 
 import time
@@ -11,7 +11,7 @@ import torch
 
 from cpr_ext.distributed import Parity, last_save
 from cpr_ext.distributed.collective.comparison import checksum
-from cpr_ext.distributed.parity import member, own_rows, sender, trade
+from cpr_ext.distributed.parity import encoding, group_codec, member, own_rows, sender, trade
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from python_tests.distributed.mlp_job import DrawingJob, die
 from python_tests.distributed.sharded_job import journal_of
@@ -109,18 +109,19 @@ POINTS = {
     "before the acknowledgement": lambda n: dies_in(sender, "acknowledge", n - 1),
     "before parity is undone": lambda n: dies_in(member.HeldParity, "go_back", n),
     "between two undone steps": lambda n: dies_in(own_rows.OwnRows, "_undo_step", n),
-    "decode": lambda n: dies_in(member, "xor_over_group", n),
+    "decode": lambda n: dies_in(group_codec, "xor_over_group", n),
     "encode": lambda n: dies_in(member.ParityMember, "encode_missing", n),
     "last save": lambda n: dies_in(last_save.LastSave, "save", n),
     "rows change unseen": rows_change_unseen,
     "parity is damaged": parity_is_damaged,
-    "protect": lambda n: dies_in(member.ParityMember, "_protect", n),
+    "protect": lambda n: dies_in(member.ParityMember, "_start_sending", n),
 }
 
 
 class ParityJob(DrawingJob):
     def __init__(self, settings, rank, life):
         super().__init__(settings, rank, life)
+        encoding._LEAST_WORDS = 100  # where it is during training, it takes several steps
         point, *numbers = self.suicide or settings.options.get("faults", {}).get(str(rank), (None,))
         if point == "before the delta, late":
             before_delta(numbers[0], lambda: wait_for_steps(settings, numbers[1:]))
@@ -142,8 +143,11 @@ class ParityJob(DrawingJob):
         options = super().worker_options()
         if self.settings.recovery == "exact":
             known = self.settings.options
-            size, every = known["group_size"], known.get("parity_every", 1)
-            options["parity"] = Parity(group_size=size, every_steps=every)
+            options["parity"] = Parity(
+                group_size=known["group_size"],
+                every_steps=known.get("parity_every", 1),
+                encode_bytes_per_second=known.get("encode_rate"),
+            )
         return options
 
     def observe(self, event):

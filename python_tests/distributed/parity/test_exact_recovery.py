@@ -219,6 +219,32 @@ def test_two_of_a_group_lost_together_fall_back_to_the_store_and_are_protected_a
 
 
 @pytest.mark.parametrize(
+    ("shape", "later"), [("mirror", 9), *(long(shape, 9) for shape in ("three", "four"))]
+)
+def test_parity_encoded_behind_training_protects_once_it_is_complete(
+    make_cluster, right_states, shape, later
+):
+    """Worker 1 dies twice: the second time its peers hold the parity that they encoded meanwhile.
+
+    The first time, none of it is complete, and the store is used, which was never written.
+    """
+    settings = settings_of(shape)
+    settings["options"]["encode_rate"] = 1
+    suicides = {"1": {"1": ["reduced", 0], "2": ["reduced", later]}}
+    cluster = make_cluster(suicides=suicides, **settings)
+    run(cluster)
+    _, early, late = (event["recovery"] for event in cluster.recoveries(0))
+    assert (early["recovery"], early["lost"]) == ("partial", [1])
+    assert "was not complete" in early["obstacle"]
+    assert (late["recovery"], late["lost"], late["obstacle"]) == ("exact", [1], "")
+    trained = {e["step"]: e["tables"] for e in cluster.events(1, "step")}
+    assert cluster.recoveries(1)[-1]["tables"] == trained[late["step"]]
+    states(cluster)  # steps that were trained twice are the same
+    protected = [e["protected"] for e in cluster.events(0, "metrics") if e["at"] == "step"]
+    assert (protected[0], any(protected)) == (False, True)
+
+
+@pytest.mark.parametrize(
     ("fault", "says"),
     [
         (["rows change unseen", 7], "worker 0: rows changed outside their optimizer unseen: table"),
@@ -240,8 +266,8 @@ def test_rows_that_differ_from_their_checksums_are_never_used(make_cluster, faul
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", range(10))
-def test_random_kills_cost_nothing(make_cluster, right_states, part):
+@pytest.mark.parametrize("part", range(50))
+def test_a_hundred_random_kills_cost_nothing(make_cluster, right_states, part):
     chance = random.Random()
     cluster = make_cluster(**settings_of("four"))
     cluster.start()

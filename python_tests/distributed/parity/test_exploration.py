@@ -47,6 +47,15 @@ def test_every_interleaving_reduced_keeps_the_promise(groups, steps, losses, sta
     assert (result.fallbacks > 0) == (losses > 1)  # one loss never needs the store
 
 
+def test_every_interleaving_with_parity_encoded_behind_training_keeps_the_promise():
+    result = report("behind", explore(Model(one_group(3), 1, 2, behind=True)))
+    assert result.states > 2000
+    assert result.recoveries > 0
+    assert result.fallbacks > 0
+    mirror = report("mirror, behind", explore(Model(one_group(2), 3, 2, behind=True)))
+    assert mirror.recoveries > 0
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
@@ -132,6 +141,7 @@ PAIR = {"groups": one_group(2), "steps": 3, "losses": 1}
         ({"agree_on_state": agrees_on_the_newest}, THREE),
         ({"agree_on_state": agrees_without_holders}, THREE),
         ({"agree_on_state": agrees_without_parity}, TWO_LOSSES),
+        ({"agree_on_state": agrees_without_parity}, {**TWO_LOSSES, "behind": True}),
         ({"contribution": leaves_a_member_out}, THREE),
         ({"contribution": gives_another_part}, THREE),
         ({"to_encode": lambda reports, group: []}, TWO_LOSSES),
@@ -149,6 +159,7 @@ PAIR = {"groups": one_group(2), "steps": 3, "losses": 1}
         "the newest state is agreed on",
         "holders are not asked",
         "parity counts before it is encoded",
+        "parity counts before it is encoded during training",
         "a member contributes nothing",
         "a member contributes another part",
         "parity is not encoded again",
