@@ -72,10 +72,14 @@ def test_every_interleaving_of_more_steps_and_workers(groups, steps, losses, sta
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("groups", "steps", "losses", "states"),
-    [(one_group(3), 3, 2, 15_058), (one_group(4), 2, 1, 10_593)],
+    [
+        (one_group(3), 3, 2, 15_058),
+        (one_group(4), 3, 1, 29_853),
+        (one_group(4), 2, 2, 63_857),
+    ],
 )
 def test_every_interleaving_of_more_steps_and_workers_reduced(groups, steps, losses, states):
-    model = ReducedModel(groups, steps, losses, atomic_undo=(len(groups[0]), steps) == (4, 3))
+    model = ReducedModel(groups, steps, losses)
     result = report(f"{groups}, {steps} steps, {losses} losses", explore(model))
     assert result.states == states
 
