@@ -31,9 +31,9 @@ def app() -> None:
 
 for command in (
     *(train, launch, plan, emulate, report, inspect, verify, repair, export, compact, bench),
-    doctor,
 ):
     app.add_command(command)
+app.add_command(doctor)
 
 
 def run() -> None:
