@@ -32,9 +32,10 @@ def app() -> None:
 
 for command in (
     *(train, launch, plan, emulate, report, inspect, verify),
-    *(repair, export, publish, compact, bench, doctor),
+    *(repair, export, publish, compact, bench),
 ):
     app.add_command(command)
+app.add_command(doctor)
 
 
 def run() -> None:

@@ -105,8 +105,8 @@ def _own(saved: Any, live: Any) -> Any:
         items = [_own(v, others[i] if others else None) for i, v in enumerate(saved)]
         return tuple(items) if isinstance(saved, tuple) else items
     if isinstance(saved, dict):
-        known = live if isinstance(live, dict) else {}
-        copy = {key: _own(value, known.get(key)) for key, value in saved.items()}
+        of_live = live if isinstance(live, dict) else {}
+        copy = {key: _own(value, of_live.get(key)) for key, value in saved.items()}
         # MultiStepLR counts in a Counter, whose methods it calls.
         return type(live)(copy) if type(live) in (Counter, OrderedDict) else copy
     return saved
