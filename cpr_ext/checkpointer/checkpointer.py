@@ -21,6 +21,7 @@ from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
 from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
 from cpr_ext.checkpointer.settings import OnNan, Settings
+from cpr_ext.cuda import release_kept
 from cpr_ext.errors import old_method
 from cpr_ext.metrics.counters import Metrics, ScalarWriter
 from cpr_ext.priorities import MostFrequentlyUsed, Priority
@@ -382,6 +383,7 @@ class Checkpointer:
             with self._guard.in_call("close()"):
                 self._saving.finish()
         finally:
+            release_kept()
             self._saving.release()
         self._saving.raise_unreported()
 
