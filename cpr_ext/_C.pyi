@@ -35,6 +35,7 @@ __all__: list[str] = [
     "SlotPool",
     "SnapshotPipeline",
     "StopFlag",
+    "StreamMark",
     "TakenRows",
     "TensorVersions",
     "ThreadPool",
@@ -340,6 +341,18 @@ class ParameterLists:
     def are_same(self, groups: list[dict[str, typing.Any]]) -> bool:
         """Check that the groups hold the same parameters in the same order."""
 
+class StreamMark:
+    """A place in the stream that this thread trains on: behind all that it has
+    submitted to the device.
+    """
+
+    def __init__(self, *, device: typing.SupportsIndex) -> None: ...
+    def is_passed(self) -> bool:
+        """Return whether the stream has got there."""
+
+    def wait(self) -> None:
+        """Wait until it has."""
+
 class DeviceStager:
     """Rows of tables on a CUDA device into staging slots and back, in the order of its stream."""
 
@@ -441,7 +454,12 @@ class SegmentTable:
         row_ids_offset: typing.SupportsIndex = -1,
         range_begin: typing.SupportsIndex = 0,
         row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
-    ) -> None: ...
+        is_packed: bool = False,
+    ) -> None:
+        """row_ids: (num_rows,) int64, ascending, not changed from now on. is_packed: the tensors
+        hold these rows alone, in this order.
+        """
+
     def add_bytes(
         self,
         name: str,
@@ -467,6 +485,13 @@ class SegmentTable:
 
     def chunk_bytes(self, count: typing.SupportsIndex) -> int:
         """Return the bytes of a chunk of `count` rows in a slot."""
+
+    def place(
+        self,
+        row_ids_offset: typing.SupportsIndex,
+        array_offsets: collections.abc.Sequence[typing.SupportsIndex],
+    ) -> None:
+        """Set where in the file the row ids (-1: a range) and the arrays begin."""
 
     def rows_per_chunk(
         self, slot_bytes: typing.SupportsIndex, max_chunk_bytes: typing.SupportsIndex = 0

@@ -21,16 +21,26 @@ from cpr_ext import _emulated
 
 
 def emulate() -> None:
-    """Before anything else of cpr_ext is imported."""
+    """From now on; modules of cpr_ext that are imported already get the other core, too."""
     os.environ["CPR_EXT_GPU"] = "emulated"
+    real = sys.modules.get("cpr_ext._C")
     sys.modules["cpr_ext._C"] = _emulated
     cpr_ext._C = _emulated
+    _rebind("native", real, _emulated)
     devices = importlib.import_module("cpr_ext.cuda")
-    devices.device_of = _device_of
+    _rebind("device_of", devices.device_of, _device_of)
     devices._current_stream = lambda device: 0
     devices._record_stream = lambda tensor, device: None
     checkpointer = importlib.import_module("cpr_ext.checkpointer").Checkpointer
     checkpointer.__init__ = _as_on_a_gpu(checkpointer.__init__)
+
+
+def _rebind(name: str, before: Any, now: Any) -> None:
+    """In every module of cpr_ext that has it under this name."""
+    for module in list(sys.modules.values()):
+        of_package = getattr(module, "__name__", "").startswith("cpr_ext.")
+        if of_package and before is not None and getattr(module, name, None) is before:
+            setattr(module, name, now)
 
 
 def _device_of(tensor: torch.Tensor) -> int:

@@ -22,6 +22,7 @@ from cpr_ext.checkpointer.refused_models import refuse_sharded_models
 from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
 from cpr_ext.checkpointer.settings import OnNan, Settings
+from cpr_ext.cuda import release_kept
 from cpr_ext.errors import old_method
 from cpr_ext.metrics.counters import Metrics, ScalarWriter
 from cpr_ext.priorities import MostFrequentlyUsed, Priority
@@ -404,6 +405,7 @@ class Checkpointer:
             with self._guard.in_call("close()"):
                 self._saving.finish()
         finally:
+            release_kept()
             self._saving.release()
         self._saving.raise_unreported()
 

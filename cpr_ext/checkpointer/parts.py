@@ -13,7 +13,7 @@ from torch import nn
 from cpr_ext._native import native
 from cpr_ext.checkpointer.dense_capture import DenseCapture
 from cpr_ext.checkpointer.settings import Settings
-from cpr_ext.cuda import devices_of, make_stagers, use_training_streams
+from cpr_ext.cuda import device_of, devices_of, make_stagers, use_training_streams
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.cost_meter import CostMeter
 from cpr_ext.metrics.run_state import RunState
@@ -100,6 +100,7 @@ def build_parts(
     overlaps = Overlap.is_wanted(settings.overlap, tables)
     slot_bytes = choose_slot_bytes(staging.slot_bytes, tables)
     devices = devices_of(table.weight for table in tables)
+    all_on_gpu = bool(tables) and all(device_of(t.weight) is not None for t in tables)
     use_training_streams(devices)
     stagers = make_stagers(devices, slot_bytes=slot_bytes, num_slots=staging.num_slots)
     threads = native.ThreadPool(num_threads=staging.num_threads or min(4, os.cpu_count() or 1))
@@ -190,6 +191,7 @@ def build_parts(
             WriteOptions(staging.direct_io, refuse_nan=settings.refuses_nan),
             chooses_all=settings.priority.fraction >= 1,
             devices=devices,
+            gather_bytes=staging.gather_bytes if all_on_gpu else 0,
         ),
     )
     recorder.attach()  # last: what fails above leaves the model as it was

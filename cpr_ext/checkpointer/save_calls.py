@@ -264,7 +264,5 @@ class SaveCalls:
         """Return whether the current snapshot waits for rows or the dense part as of a step."""
         snapshot = self._saver.in_flight
         return (
-            snapshot is not None
-            and snapshot.state == "capturing"
-            and not snapshot.is_copied_on_write
+            snapshot is not None and snapshot.state == "capturing" and not snapshot.is_of_fixed_step
         )

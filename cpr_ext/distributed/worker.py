@@ -88,6 +88,8 @@ class Worker:
             only at the start, after each recovery and at the end.
         last_save: directory for the trained model of a worker whose store cannot be written then,
             e.g. because its disk is full; None: it is tried again only.
+        nccl: experimental, it has not run on GPUs: collectives of tensors on GPUs use NCCL, whose
+            communicator is aborted and made again with each round. All others use gloo.
 
     Attributes:
         recoveries: every :class:`Recovery` this process took part in.
@@ -108,6 +110,7 @@ class Worker:
         observe: Callable[[Event], None] = lambda event: None,
         check_every_steps: int | None = DEFAULT_CHECK_EVERY_STEPS,
         last_save: str | os.PathLike[str] | None = None,
+        nccl: bool = False,
     ) -> None:
         require_at_least_one("check_every_steps", check_every_steps, ", or None")
         require_recovery(recovery, parity)
@@ -117,6 +120,7 @@ class Worker:
         self._recovery = recovery
         self._time_outs = time_outs or TimeOuts()
         self._observe = observe
+        self._nccl = nccl
         self._last_save = LastSave(
             identity,
             self._time_outs.join_seconds / 2,  # so long that peers still wait
@@ -183,7 +187,7 @@ class Worker:
             if self._rendezvous.all_noted(finish_notes):
                 logger.info("the job is finished: all workers have done %d steps", num_steps)
                 return None
-            group = init_group(self.identity.rank, self.identity.world_size)
+            group = init_group(self.identity.rank, self.identity.world_size, nccl=self._nccl)
             try:
                 return self._live(
                     lambda: self._make_job(build, self._make, group),

@@ -46,6 +46,7 @@ class SavingOptions:
     Attributes:
         chooses_all: every dirty row is saved, so that no selection is needed.
         devices: GPUs that have tables, and choose rows during training.
+        gather_bytes: limit of the memory for rows that GPUs copy at one step; 0: they copy none.
     """
 
     consistency: Consistency
@@ -53,6 +54,7 @@ class SavingOptions:
     write: WriteOptions
     chooses_all: bool
     devices: Sequence[int]
+    gather_bytes: int = 0
 
 
 class Saver:
@@ -175,21 +177,34 @@ class Saver:
             mode=mode,
         )
         self._next_number += 1
+        if mode is CaptureMode.GATHER and self._chooses_at_once:
+            snapshot.choose_rows()
         if mode is CaptureMode.COPY_ON_WRITE:
             snapshot.fix_step(self._account.step, self._account.num_samples)
         return snapshot
 
     def _mode(self, kind: SnapshotKind, *, at_once: bool) -> CaptureMode:
         options = self._options
+        if options.gather_bytes and kind == "partial" and not at_once:
+            return CaptureMode.GATHER
         if options.consistency == "row":
             is_later = self._is_overlapping or (bool(options.devices) and not at_once)
             return CaptureMode.SHARD_BY_SHARD if is_later else CaptureMode.AT_ONCE
         if not self._is_overlapping:
             return CaptureMode.AT_ONCE
-        # Choosing reads all counts: it is done while training runs, unless every dirty row is to be
-        # saved or the step is given.
-        is_ahead = kind == "partial" and not options.chooses_all and options.when_busy == "delay"
+        is_ahead = kind == "partial" and not self._chooses_at_once
         return CaptureMode.CHOOSE_FIRST if is_ahead else CaptureMode.COPY_ON_WRITE
+
+    @property
+    def _chooses_at_once(self) -> bool:
+        """Whether a partial snapshot of one step is of the step that begins it.
+
+        Choosing reads all counts: it is done while training runs, unless every dirty row is to be
+        saved or the step is given.
+        """
+        options = self._options
+        is_given = options.chooses_all or options.when_busy == "wait"
+        return options.consistency == "step" and is_given
 
     def pause(self) -> None:
         """Wait until no other thread uses tables or trackers."""
@@ -204,7 +219,8 @@ class Saver:
             self.advance(rows=False)
             self._resume()
         else:
-            wait = self._options.consistency == "step"
+            gathers = self.in_flight.mode in (CaptureMode.GATHER, CaptureMode.GATHERED)
+            wait = self._options.consistency == "step" and not gathers
             self.advance(max_bytes=0 if wait else self._pipeline.slot_bytes, wait_for_slot=wait)
 
     def take_held_seconds(self) -> float:
@@ -237,7 +253,15 @@ class Saver:
                 snapshot.choose_rows(one_table=max_bytes > 0)
             if snapshot.is_chosen:
                 snapshot.fix_step(step, num_samples)
-        if rows and snapshot.mode is not CaptureMode.CHOOSE_FIRST:
+        if snapshot.mode is CaptureMode.GATHER:
+            snapshot.choose_rows(wait=wait_for_slot)
+            if snapshot.is_chosen:
+                is_one = self._options.consistency == "step"
+                otherwise = CaptureMode.AT_ONCE if is_one else CaptureMode.SHARD_BY_SHARD
+                snapshot.gather(step, num_samples, self._options.gather_bytes, otherwise)
+                if snapshot.mode is CaptureMode.AT_ONCE:
+                    max_bytes, wait_for_slot = 0, True
+        if rows and snapshot.mode not in (CaptureMode.CHOOSE_FIRST, CaptureMode.GATHER):
             snapshot.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
         snapshot.finish_if_captured(step, num_samples)
         if snapshot.is_captured:

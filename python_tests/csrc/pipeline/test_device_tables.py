@@ -100,6 +100,29 @@ def test_the_file_is_the_one_that_the_cpu_writes(
     assert (tmp_path / "s").read_bytes() == on.layout.expected_file()
 
 
+@pytest.mark.parametrize("device_slot_bytes", [None, 40_000])
+def test_rows_that_were_packed_before_make_the_same_file(device, tmp_path, device_slot_bytes):
+    table = random_table(3000, np.arange(0, 3000, 3))
+    on = OnDevice(device, table, device_slot_bytes=device_slot_bytes)
+    where = on.layout.offsets[0]
+    spec = on.native.SegmentTable(
+        name="t", num_rows=1000, row_ids_offset=where[""], row_ids=table.row_ids, is_packed=True
+    )
+    for name, array in table.arrays.items():
+        packed = device.put(np.ascontiguousarray(array[table.row_ids]))
+        spec.add_rows(name, packed, where[name], stager=on.stager)
+    job = on.pipe.start(
+        path=str(tmp_path / "s"),
+        header_bytes=len(HEADER),
+        file_bytes=on.layout.file_bytes,
+        tables=[spec],
+    )
+    job.capture(step=1, wait_for_slot=True)
+    job.wait("written")
+    job.finish(HEADER)
+    assert (tmp_path / "s").read_bytes() == on.layout.expected_file()
+
+
 @pytest.mark.parametrize("first", [0, 500])
 @pytest.mark.parametrize("wanted", [(0, 1 << 40), (1000, 2000), (505, 506)])
 @pytest.mark.parametrize("row_ids", SELECTED[:2], ids=["range", "every third"])

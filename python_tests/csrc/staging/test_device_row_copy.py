@@ -103,6 +103,22 @@ def test_a_row_larger_than_a_buffer_is_refused(device, stager):
         stager.gather_rows(table, np.array([1]), np.zeros((1, 2 * SLOT_BYTES), np.uint8))
 
 
+def test_row_ids_are_checked_round_by_round(device, stager):
+    """More rounds than there are buffers; a bad id in the last is told by its position."""
+    rows = random_bytes((100, 4096), 3)
+    table, row_ids = device.put(rows), np.arange(100).repeat(2)
+    out = np.zeros((200, 4096), np.uint8)
+    stager.gather_rows(table, row_ids, out)
+    np.testing.assert_array_equal(out, rows[row_ids])
+    row_ids[199] = 100
+    with pytest.raises(RowIndexError, match=r"row_ids\[199\] is 100; the table has 100 rows"):
+        stager.gather_rows(table, row_ids, out)
+    before = device.get(table).copy()
+    with pytest.raises(RowIndexError, match=r"row_ids\[199\]"):
+        stager.scatter_rows(out + 1, row_ids, table)
+    np.testing.assert_array_equal(device.get(table), before)  # of a scatter all are checked first
+
+
 @pytest.mark.parametrize("bad", [-1, 10, 2**62])
 def test_a_row_outside_the_table_is_refused(device, stager, bad):
     table, out = device.put(np.zeros((10, 2), np.float32)), np.zeros((1, 2), np.float32)
