@@ -72,10 +72,6 @@ def _current_stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def _is_capturing() -> bool:
-    return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
-
-
 class _HeldTensors(threading.local):
     """Tensors that this thread's native work reads on devices, until that is done.
 
@@ -100,7 +96,7 @@ class _HeldTensors(threading.local):
             return
         held, self._open = self._open, []
         devices, self._devices = self._devices, set()
-        if _is_capturing():
+        if is_capturing():
             return  # it belongs to the graph's own memory
         try:
             marks = [native.StreamMark(device=device) for device in devices]

@@ -255,17 +255,21 @@ class Saver:
                 snapshot.fix_step(step, num_samples)
         if snapshot.mode is CaptureMode.GATHER:
             snapshot.choose_rows(wait=wait_for_slot)
-            if snapshot.is_chosen:
-                is_one = self._options.consistency == "step"
-                otherwise = CaptureMode.AT_ONCE if is_one else CaptureMode.SHARD_BY_SHARD
-                snapshot.gather(step, num_samples, self._options.gather_bytes, otherwise)
-                if snapshot.mode is CaptureMode.AT_ONCE:
-                    max_bytes, wait_for_slot = 0, True
+            if snapshot.is_chosen and not self._gather(snapshot):
+                max_bytes, wait_for_slot = 0, True
         if rows and snapshot.mode not in (CaptureMode.CHOOSE_FIRST, CaptureMode.GATHER):
             snapshot.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
         snapshot.finish_if_captured(step, num_samples)
         if snapshot.is_captured:
             self._committer.submit(snapshot.commit)
+
+    def _gather(self, snapshot: Snapshot) -> bool:
+        """Copy chosen rows on their GPUs; return False if training must wait for the host's."""
+        is_one = self._options.consistency == "step"
+        otherwise = CaptureMode.AT_ONCE if is_one else CaptureMode.SHARD_BY_SHARD
+        step, num_samples = self._account.step, self._account.num_samples
+        snapshot.gather(step, num_samples, self._options.gather_bytes, otherwise)
+        return snapshot.mode is not CaptureMode.AT_ONCE
 
     def forget_saved_rows(self) -> None:
         """Forget saved rows: restored rows may differ from them."""
