@@ -33,11 +33,11 @@ ROOMS_WITH_MACRO = ("bindings", "testing")
 
 # A room may import those of any line above its own.
 PYTHON_ROOMS: list[set[str]] = [
-    {"errors", "dtypes"},
+    {"errors"},
     {"_native", "validation", "runtime", "policy"},
     {"cuda", "state", "schedules"},
     {"tracking", "storage"},
-    {"priorities", "recovery", "metrics"},
+    {"recovery", "metrics"},
     {"saving"},
     {"checkpointer"},
     {"__init__"},

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext import _emulated, cuda, priorities
+from cpr_ext import _emulated, cuda
 from cpr_ext.checkpointer import call_guard
 from cpr_ext.errors import CudaError, RowIndexError, UntrackedChangeWarning, UsageError
-from cpr_ext.saving import background_capture
+from cpr_ext.saving import background_capture, priorities
 from cpr_ext.storage import segment_format
 from cpr_ext.tracking import lookup_recorder, table_watch
 from python_tests.helpers import assert_same, read_chunks, shard_records

@@ -25,12 +25,12 @@ from cpr_ext.checkpointer.settings import OnNan, Settings
 from cpr_ext.cuda import release_kept
 from cpr_ext.errors import old_method
 from cpr_ext.metrics.counters import Metrics, ScalarWriter
-from cpr_ext.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.forks import leave_to_parent_when_forked
 from cpr_ext.runtime.log_text import EncodableMessages
 from cpr_ext.saving.background_capture import OverlapChoice
+from cpr_ext.saving.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.saving.saver import Consistency, WhenBusy
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle

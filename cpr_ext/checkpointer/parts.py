@@ -17,9 +17,9 @@ from cpr_ext.cuda import device_of, devices_of, make_stagers, use_training_strea
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.cost_meter import CostMeter
 from cpr_ext.metrics.run_state import RunState
-from cpr_ext.priorities import make_tracker
 from cpr_ext.recovery.recoverer import Recoverer
 from cpr_ext.saving.background_capture import Overlap
+from cpr_ext.saving.priorities import make_tracker
 from cpr_ext.saving.rebase_policy import BaseRule
 from cpr_ext.saving.saver import Saver, SavingOptions
 from cpr_ext.saving.segment_capture import WriteOptions

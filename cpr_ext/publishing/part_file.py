@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.dtypes import DTYPES
 from cpr_ext.errors import DamageError
-from cpr_ext.maintenance.safetensors_stream import TensorSpec, write_safetensors
 from cpr_ext.publishing.row_batch import RowBatch
+from cpr_ext.state.dtypes import DTYPES
 from cpr_ext.storage.filesystem import read_whole
+from cpr_ext.storage.safetensors_stream import TensorSpec, write_safetensors
 
 FileFormat = Literal["safetensors", "parquet"]
 ROW_ID = "row_id"

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from cpr_ext.dtypes import DTYPE_NAMES, DTYPES
 from cpr_ext.errors import DamageError
 from cpr_ext.publishing.store_position import StorePosition
+from cpr_ext.state.dtypes import DTYPE_NAMES, DTYPES
 from cpr_ext.state.position import is_count
 from cpr_ext.storage.checksummed_json import read_checksummed, write_checksummed
 

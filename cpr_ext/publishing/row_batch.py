@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cpr_ext.dtypes import DTYPE_NAMES
+from cpr_ext.state.dtypes import DTYPE_NAMES
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.state.position import is_count
 from cpr_ext.storage.store_reader import StoreReader
 

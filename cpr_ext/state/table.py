@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.errors import UsageError, old_method
+from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.state.table_part import TablePart
 
 WEIGHT = "weight"
