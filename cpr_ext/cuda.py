@@ -66,7 +66,8 @@ def _current_stream(device: int) -> int:
 
 
 def _is_capturing() -> bool:
-    return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
+    has_cuda = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    return bool(has_cuda) and torch.cuda.is_current_stream_capturing()
 
 
 class _HeldTensors(threading.local):

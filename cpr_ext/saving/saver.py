@@ -252,8 +252,8 @@ class Saver:
             if snapshot.is_chosen:
                 is_one = self._options.consistency == "step"
                 otherwise = CaptureMode.AT_ONCE if is_one else CaptureMode.SHARD_BY_SHARD
-                snapshot.gather(step, num_samples, self._options.gather_bytes, otherwise)
-                if snapshot.mode is CaptureMode.AT_ONCE:
+                limit = self._options.gather_bytes
+                if not snapshot.gather(step, num_samples, limit, otherwise) and is_one:
                     max_bytes, wait_for_slot = 0, True
         if rows and snapshot.mode not in (CaptureMode.CHOOSE_FIRST, CaptureMode.GATHER):
             snapshot.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
