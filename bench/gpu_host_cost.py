@@ -31,6 +31,8 @@ DIM = 4
 BATCH_SIZE = 1024
 FRACTION = 0.5
 _MOST_STEPS = 100
+_GATHER = "gather rows (PyTorch's, on the CPU here)"
+_DEVICE = "the emulated device's own work"  # it works when it is asked whether it is done
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ def watch_all(stages: Stages) -> None:
 
     for module in (table_watch, call_guard):
         stages.watch(module, "use_training_streams", "tell the native core the stream")
-    for module in (table_watch, selection):
-        stages.watch(module, "keep_for_stream", "keep tensors for the stream")
+    stages.watch(table_watch, "keep_for_stream", "keep tensors for the stream")
+    stages.watch(selection, "record_on_stream", "keep tensors for the stream")
     stages.watch(table_watch.TableWatch, "_before_step", "hooks of the optimizer")
     stages.watch(table_watch.TableWatch, "_after_step", "hooks of the optimizer")
     stages.watch(table_watch.TableWatch, "_note_gradients", "read the gradients")
@@ -126,6 +128,10 @@ def watch_all(stages: Stages) -> None:
     stages.watch(segment_capture.SegmentCapture, "capture", "submit gathers")
     stages.watch(selection.Selection, "take", "submit taking")
     stages.watch(snapshot.Snapshot, "_finish_capture", "copy the dense part")
+    stages.watch(snapshot, "gather", _GATHER)
+    for kind, name in (("StreamMark", "is_passed"), ("PendingRows", "is_ready")):
+        if hasattr(native, kind):
+            stages.watch(getattr(native, kind), name, _DEVICE)
     stages.count(segment_capture, "native_table", "SegmentTable made")
     for name in ("_current_stream", "_record_stream"):
         stages.count(cuda, name, f"torch: {name[1:]}")
@@ -185,6 +191,7 @@ class Run:
         self._optimizer.step()
         self.checkpointer.step(BATCH_SIZE)
         seconds, calls = self._stages.take()
+        del seconds[_DEVICE]
         for name, number in self._emulator.calls().items():
             calls[f"cuda: {name}"] += number
         self.drain()
@@ -196,14 +203,18 @@ class Run:
         self._emulator.allocations()
 
     def steps_of_snapshot(self) -> list[tuple[Counter[str], Counter[str]]]:
-        """The steps from the one that begins a snapshot to the one that finds it committed."""
+        """The steps from the one that begins a partial snapshot to the one that finds it saved."""
         every_other = torch.arange(0, self._size.rows_per_table, 2)
         for table in self.checkpointer.tables:
             self.checkpointer.record_lookups(table.name, every_other)
         self.step()
+        self._schedule.is_asked = True
+        return self.steps_until_saved()
+
+    def steps_until_saved(self) -> list[tuple[Counter[str], Counter[str]]]:
+        """The steps until one more snapshot is committed."""
         metrics = self.checkpointer.metrics
         saved = metrics.base_snapshots + metrics.partial_snapshots
-        self._schedule.is_asked = True
         steps = []
         while metrics.base_snapshots + metrics.partial_snapshots == saved:
             steps.append(self.step())
@@ -218,7 +229,7 @@ def measure(size: Size, folder: Path) -> list[Row]:
     stages = Stages()
     watch_all(stages)
     run = Run(size, folder, stages)
-    run.steps_of_snapshot()  # the base snapshot
+    run.steps_until_saved()  # the base snapshot
     quiet = [run.step() for _ in range(size.steps)]
     per_step = {
         name: statistics.median(seconds[name] for seconds, _ in quiet)
@@ -266,9 +277,9 @@ def main() -> None:
         rows = measure(size, Path(folder) / "store")
     for row in rows:
         if "stage" in row:
-            print(f"per {row['per']:<10}{row['stage']:<34}{row['us']:>12.1f} us")
+            print(f"per {row['per']:<10}{row['stage']:<42}{row['us']:>12.1f} us")
         else:
-            print(f"per {row['per']:<10}{row['calls']:<34}{row['number']:>12} calls")
+            print(f"per {row['per']:<10}{row['calls']:<42}{row['number']:>12} calls")
     if not options.tiny:
         name = f"gpu_host_cost_{options.label}" if options.label else "gpu_host_cost"
         keep(name, rows, size=asdict(size), batch_size=BATCH_SIZE)

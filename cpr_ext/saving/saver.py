@@ -268,8 +268,9 @@ class Saver:
         is_one = self._options.consistency == "step"
         otherwise = CaptureMode.AT_ONCE if is_one else CaptureMode.SHARD_BY_SHARD
         step, num_samples = self._account.step, self._account.num_samples
-        snapshot.gather(step, num_samples, self._options.gather_bytes, otherwise)
-        return snapshot.mode is not CaptureMode.AT_ONCE
+        return (
+            snapshot.gather(step, num_samples, self._options.gather_bytes, otherwise) or not is_one
+        )
 
     def forget_saved_rows(self) -> None:
         """Forget saved rows: restored rows may differ from them."""

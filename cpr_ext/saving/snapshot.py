@@ -273,20 +273,23 @@ class Snapshot:
         except Exception as error:
             self._fail(error)
 
-    def gather(self, step: int, num_samples: int, max_bytes: int, otherwise: CaptureMode) -> None:
+    def gather(self, step: int, num_samples: int, max_bytes: int, otherwise: CaptureMode) -> bool:
         """Copy all rows, which are chosen, on their GPUs: this is a snapshot of ``step`` then.
 
         Args:
             max_bytes: limit of the memory for it.
             otherwise: the mode if the rows need more, or a GPU has not as much.
+
+        Returns:
+            Whether the rows are copied.
         """
         if self._state != "capturing":
-            return
+            return False
         try:
             found = gather([each for part in self._parts for each in part.selections], max_bytes)
             if found is None:
                 self.mode = otherwise
-                return
+                return False
             sources = iter(found)
             for part in self._parts:
                 part.sources = [next(sources) for _ in part.selections]
@@ -294,6 +297,7 @@ class Snapshot:
             self._take_all(step, num_samples)
         except Exception as error:
             self._fail(error)
+        return self._state == "capturing"
 
     def _take_all(self, step: int, num_samples: int) -> None:
         """Take all rows for saved, and the dense part: they are of this step from now on."""
