@@ -37,7 +37,7 @@ PYTHON_ROOMS: list[set[str]] = [
     {"_native", "validation", "runtime", "policy"},
     {"cuda", "state", "schedules"},
     {"tracking", "storage"},
-    {"priorities", "recovery", "metrics"},
+    {"priorities", "recovery", "metrics", "remote"},
     {"saving"},
     {"checkpointer"},
     {"__init__"},

@@ -26,6 +26,8 @@ from cpr_ext.metrics.counters import Metrics, ScalarWriter
 from cpr_ext.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.remote.objects import RemoteOptions
+from cpr_ext.remote.remote_copy import RemoteStatus
 from cpr_ext.runtime.forks import leave_to_parent_when_forked
 from cpr_ext.runtime.log_text import EncodableMessages
 from cpr_ext.saving.background_capture import OverlapChoice
@@ -91,6 +93,9 @@ class Checkpointer:
             were lost. ``MostFrequentlyUsed`` always does.
         scalar_writer: the metrics are written to it after each snapshot and recovery; anything
             with ``add_scalar(tag, value, step)``, such as TensorBoard's ``SummaryWriter``.
+        remote: object storage to which committed states are copied in the background, such as
+            ``"s3://bucket/job"``, or ``cpr_ext.remote.RemoteOptions``. If ``directory`` is empty,
+            the state there is read into it first. See ``docs/remote.md``.
 
     Raises:
         UsageError: the model has no tables, or an option is out of range.
@@ -119,6 +124,7 @@ class Checkpointer:
         staging: StagingOptions | None = None,
         count_row_updates: bool = False,
         scalar_writer: ScalarWriter | None = None,
+        remote: str | RemoteOptions | None = None,
         **old: Unpack[OldKeywords],
     ) -> None:
         require_callable_or_none("extra_state", extra_state)
@@ -137,6 +143,7 @@ class Checkpointer:
             compaction=compaction,
             count_row_updates=count_row_updates,
             scalar_writer=scalar_writer,
+            remote=RemoteOptions(remote) if isinstance(remote, str) else remote,
         )
         self.model = model
         self.optimizers = as_optimizers(optimizers)
@@ -174,6 +181,10 @@ class Checkpointer:
     def metrics(self) -> Metrics:
         """Counts and costs of checkpointing so far."""
         return self._account.metrics
+
+    def remote_status(self) -> RemoteStatus | None:
+        """Return how far the copy in object storage is; None without ``remote``."""
+        return None if self._parts.remote is None else self._parts.remote.status()
 
     @property
     def step_count(self) -> int:

@@ -45,6 +45,8 @@ class SaveCalls:
         self._saver = parts.saver
         self._store = parts.store
         self._watch = parts.watch
+        self._remote = parts.remote
+        self._is_finished = False
         self._guard = guard
         self._requested: SnapshotHandle | None = None
         self._is_first_step = True
@@ -143,6 +145,7 @@ class SaveCalls:
         else:
             self.take_requested()
         self._saver.finish()
+        self._is_finished = True
 
     def _abort_mid_step(self) -> None:
         """Abort everything that needs a next step(): there will be none."""
@@ -172,6 +175,8 @@ class SaveCalls:
         self._watch.detach()
         try:
             self._saver.close()  # interrupted: threads may still write, so the locks are kept
+            if self._remote is not None:
+                self._remote.end(waits=self._is_finished)
         except Exception:
             self._guard.is_closed = True
             self._store.close()
