@@ -39,6 +39,8 @@ from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.stateful import Stateful, as_stateful
 from cpr_ext.state.table import Table
 from cpr_ext.storage.reading import OnReadError, falling_back
+from cpr_ext.storage.remote.objects import RemoteOptions
+from cpr_ext.storage.remote.remote_copy import RemoteStatus
 from cpr_ext.storage.retention import Retention
 from cpr_ext.tracking.unwatched import require_own_optimizers, warn_of_large_parameters
 from cpr_ext.validation import (
@@ -99,6 +101,9 @@ class Checkpointer:
             were lost. ``MostFrequentlyUsed`` always does.
         scalar_writer: the metrics are written to it after each snapshot and recovery; anything
             with ``add_scalar(tag, value, step)``, such as TensorBoard's ``SummaryWriter``.
+        remote: object storage to which committed states are copied in the background, such as
+            ``"s3://bucket/job"``, or ``cpr_ext.storage.remote.RemoteOptions``. If ``directory`` is
+            empty, the state there is read into it first. See ``docs/remote.md``.
 
     Raises:
         UsageError: the model has no tables or is under FSDP, or an option is out of range.
@@ -129,6 +134,7 @@ class Checkpointer:
         staging: StagingOptions | None = None,
         count_row_updates: bool = False,
         scalar_writer: ScalarWriter | None = None,
+        remote: str | RemoteOptions | None = None,
         **old: Unpack[OldKeywords],
     ) -> None:
         require_callable_or_none("extra_state", extra_state)
@@ -147,6 +153,7 @@ class Checkpointer:
             compaction=compaction,
             count_row_updates=count_row_updates,
             scalar_writer=scalar_writer,
+            remote=RemoteOptions(remote) if isinstance(remote, str) else remote,
         )
         refuse_sharded_models(model)
         self.model = model
@@ -190,6 +197,10 @@ class Checkpointer:
     def metrics(self) -> Metrics:
         """Counts and costs of checkpointing so far."""
         return self._account.metrics
+
+    def remote_status(self) -> RemoteStatus | None:
+        """Return how far the copy in object storage is; None without ``remote``."""
+        return None if self._parts.remote is None else self._parts.remote.status()
 
     @property
     def step_count(self) -> int:

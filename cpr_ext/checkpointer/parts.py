@@ -30,7 +30,9 @@ from cpr_ext.state.stateful import Stateful
 from cpr_ext.state.table import Table, find_tables, prioritized_tables, register_tables
 from cpr_ext.storage.commit_thread import Committer
 from cpr_ext.storage.compactor import make_compactor
-from cpr_ext.storage.store import Store
+from cpr_ext.storage.remote.opening import RemoteStore, view_of
+from cpr_ext.storage.remote.remote_copy import RemoteCopy
+from cpr_ext.storage.store import Store, describe_model
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from cpr_ext.tracking.table_watch import TableWatch
 
@@ -43,6 +45,7 @@ class Parts:
         devices: GPUs that have tables.
         stagers: their staging buffers, which live as long as this.
         trackers: by table name.
+        remote: copies the store to object storage; None: nothing does.
     """
 
     devices: Sequence[int]
@@ -56,6 +59,7 @@ class Parts:
     base_rule: BaseRule
     dense: DenseCapture
     saver: Saver
+    remote: RemoteCopy | None
 
 
 def choose_tables(
@@ -127,6 +131,7 @@ def build_parts(
         pool=threads,
         stagers=stagers,
     )
+    remote = None if settings.remote is None else RemoteStore(settings.remote, directory)
     store = Store(
         directory, tables=tables, num_shards=settings.num_shards, retention=settings.retention
     )
@@ -194,6 +199,9 @@ def build_parts(
             gather_bytes=staging.gather_bytes if all_on_gpu else 0,
         ),
     )
+    copy = None
+    if remote is not None:
+        copy = _start_copy(remote, store, tables, committer)
     recorder.attach()  # last: what fails above leaves the model as it was
     watch.attach()
     return Parts(
@@ -208,4 +216,20 @@ def build_parts(
         base_rule,
         dense,
         saver,
+        copy,
     )
+
+
+def _start_copy(
+    remote: RemoteStore, store: Store, tables: Sequence[Table], committer: Committer
+) -> RemoteCopy:
+    """Copy the store now, and after each change of its manifests."""
+    model = describe_model(tables, store.num_shards)
+    try:
+        copy = remote.start(store, model)
+    except BaseException:
+        committer.close()
+        store.close()
+        raise
+    committer.after_change = lambda: copy.submit(view_of(store, model))
+    return copy

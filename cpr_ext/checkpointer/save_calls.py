@@ -51,6 +51,8 @@ class SaveCalls:
         self._saver = parts.saver
         self._store = parts.store
         self._watch = parts.watch
+        self._remote = parts.remote
+        self._is_finished = False
         self._guard = guard
         self._requested: SnapshotHandle | None = None
         self._is_first_step = True
@@ -164,6 +166,7 @@ class SaveCalls:
             self.take_requested()
         self._saver.finish()
         self._save_last()
+        self._is_finished = True
 
     def _save_last(self) -> None:
         """Save all rows if training has passed the newest snapshot, or report what is not saved."""
@@ -235,6 +238,8 @@ class SaveCalls:
         self._watch.detach()
         try:
             self._saver.close()  # interrupted: threads may still write, so the locks are kept
+            if self._remote is not None:
+                self._remote.end(waits=self._is_finished)
         except Exception:
             self._guard.is_closed = True
             self._store.close()

@@ -12,6 +12,7 @@ from cpr_ext.saving.background_capture import OverlapChoice
 from cpr_ext.saving.priorities import LargestChange, Priority
 from cpr_ext.saving.saver import Consistency, WhenBusy
 from cpr_ext.schedules.intervals import Schedule
+from cpr_ext.storage.remote.objects import RemoteOptions
 from cpr_ext.storage.retention import Retention
 from cpr_ext.validation import (
     as_whole_number,
@@ -44,6 +45,7 @@ class Settings:
     compaction: CompactionOptions
     count_row_updates: bool
     scalar_writer: ScalarWriter | None
+    remote: RemoteOptions | None = None
 
     def __post_init__(self) -> None:
         require_one_of("consistency", self.consistency, ("row", "step"))
