@@ -24,6 +24,7 @@ _stagers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _DEFAULT_SLOT_BYTES = 8 << 20
 # So far the device may lag behind training's calls before the oldest tensors are waited for.
 _MOST_MARKS = 64
+_torch_has_cuda = bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
 # As torch's own compiled code asks: no Python object is made of the stream.
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -66,8 +67,7 @@ def _current_stream(device: int) -> int:
 
 
 def _is_capturing() -> bool:
-    has_cuda = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
-    return bool(has_cuda) and torch.cuda.is_current_stream_capturing()
+    return _torch_has_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class _HeldTensors(threading.local):
