@@ -96,6 +96,45 @@ def test_a_complete_snapshot_of_one_step_is_of_the_step_that_begins_it(tmp_path)
     other.checkpointer.close()
 
 
+def test_a_table_that_is_saved_whole_is_copied_too(tmp_path):
+    """Its rows are captured last, when training has changed them long since."""
+    tables = [torch.nn.Embedding(rows, 16, sparse=True) for rows in (20_000, 100)]
+    model = torch.nn.ModuleList(tables)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(checkpointer):
+        optimizer.zero_grad()
+        sum(table(torch.arange(100)).sum() for table in tables).backward()
+        optimizer.step()
+        checkpointer.step()
+
+    with cpr_ext.Checkpointer(
+        model, optimizer, tmp_path, staging=cpr_ext.StagingOptions(**SMALL), overlap="never"
+    ) as checkpointer:
+        checkpointer.schedule = cpr_ext.EverySteps(1000)
+        train(checkpointer)
+        checkpointer.save("base")
+        checkpointer.wait()
+        checkpointer.record_lookups("0", torch.arange(2000))
+        checkpointer.schedule = cpr_ext.EverySteps(1)
+        train(checkpointer)
+        checkpointer.schedule = cpr_ext.EverySteps(1000)
+        snapshot = checkpointer._saver.in_flight
+        while snapshot.first_step < 0:
+            train(checkpointer)
+        selections = [each for part in snapshot._parts for each in part.selections]
+        assert [each.row_ids is None for each in selections] == [False, True]
+        expected = [table.weight.detach().clone() for table in tables]
+        assert snapshot.has_rows_left
+        while snapshot.has_rows_left:
+            train(checkpointer)
+        checkpointer.wait()
+        assert snapshot.state == "committed"
+        assert checkpointer.recover(shards=[0]).step >= snapshot.first_step
+        for table, values in zip(tables, expected, strict=True):
+            assert torch.equal(table.weight[:100], values[:100])
+
+
 def no_memory(selection):
     raise torch.cuda.OutOfMemoryError("there is none")
 
