@@ -45,22 +45,15 @@ test-distributed: build
 	for i in $$(seq 20); do $(BIN)/python -m pytest -q python_tests/distributed || exit 1; done
 
 # With the Python and the torch of the machine that has the GPU: GPU_PYTHON, not .venv.
+# PARTS="build test": only these. GPU_OUT: where logs and results go. GPU_OPTIONS: --emulated, --minutes N.
 GPU_PYTHON ?= python3
-build-gpu:
-	CPR_EXT_CUDA=ON CPR_EXT_EMULATED=1 $(GPU_PYTHON) -m pip install --quiet --no-build-isolation --no-deps --editable .
-
-test-gpu: build-gpu
-	$(GPU_PYTHON) -m pytest -rs python_tests/csrc python_tests/test_gpu.py python_tests/cli/test_train.py -k "cuda or gpu"
-
-bench-gpu: build-gpu
-	$(GPU_PYTHON) bench/gpu_targets.py
-
-profile-gpu: build-gpu
-	$(GPU_PYTHON) bench/gpu_profile.py
-
-# PARTS="build test": only these.
+GPU_OUT ?= build/gpu
+GPU := $(GPU_PYTHON) tools/gpu.py --out $(GPU_OUT) $(GPU_OPTIONS)
 gpu:
-	$(GPU_PYTHON) tools/gpu.py $(PARTS)
+	$(GPU) $(PARTS)
+
+build-gpu test-gpu bench-gpu profile-gpu:
+	$(GPU) $(@:-gpu=)
 
 crash-test: build
 	$(BIN)/python -m python_tests.faults crash_test

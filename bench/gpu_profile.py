@@ -9,7 +9,6 @@ chrome://tracing.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -17,7 +16,16 @@ from pathlib import Path
 
 import gpu_device
 import torch
-from gpu_timeline import HOST, draw, longest_gap, read_events, seconds_by_stage, timeline_of
+from gpu_timeline import (
+    HOST,
+    draw,
+    longest_gap,
+    read_events,
+    read_trace,
+    seconds_by_stage,
+    timeline_of,
+    write_trace,
+)
 from pause import PRIORITY, fill_budget
 from results import parser_of
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -32,7 +40,7 @@ _CLOCK = "cpr_ext clock"
 
 def main() -> int:
     parser = parser_of(__doc__)
-    parser.add_argument("--trace", type=Path, help="keep the trace here")
+    parser.add_argument("--trace", type=Path, help="keep the trace here; compressed if .gz")
     parser.add_argument("--picture", type=Path, default=PICTURE)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -89,7 +97,7 @@ def add_log(trace: Path, log: list[tuple[str, int, int]], clock: int) -> None:
         log: (what, begin, end) in nanoseconds.
         clock: when the trace's event of the clock began, in these.
     """
-    content = json.loads(trace.read_text())
+    content = read_trace(trace)
     events = content["traceEvents"]
     [began] = {
         float(event["ts"])
@@ -100,7 +108,7 @@ def add_log(trace: Path, log: list[tuple[str, int, int]], clock: int) -> None:
         place = {"pid": "cpr_ext", "tid": {"check": "checker", "write": "writer"}[what]}
         times = {"ts": began + (begin - clock) / 1e3, "dur": (end - begin) / 1e3}
         events.append({"ph": "X", "cat": HOST, "name": what, **place, **times})
-    trace.write_text(json.dumps(content))
+    write_trace(trace, content)
 
 
 def show(trace: Path, picture: Path) -> None:

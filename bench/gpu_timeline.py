@@ -6,6 +6,7 @@ kernels lie in the namespace ``cpr_ext``, the pipeline's work has the category `
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections import Counter
@@ -82,6 +83,23 @@ class Timeline:
         return min(span.begin for span in ours), max(span.end for span in ours)
 
 
+def read_trace(trace: Path) -> dict[str, Any]:
+    """A trace as JSON; compressed if its name ends with .gz, as torch.profiler writes it then."""
+    with _opener(trace)(trace, "rt") as file:
+        content: dict[str, Any] = json.load(file)
+    return content
+
+
+def write_trace(trace: Path, content: dict[str, Any]) -> None:
+    """As :func:`read_trace` reads it."""
+    with _opener(trace)(trace, "wt") as file:
+        json.dump(content, file)
+
+
+def _opener(trace: Path) -> Any:
+    return gzip.open if trace.suffix == ".gz" else open
+
+
 def read_events(trace: Path) -> list[Event]:
     """The events with a duration, in the order of their beginnings."""
     found = [
@@ -92,7 +110,7 @@ def read_events(trace: Path) -> list[Event]:
             1e-6 * (float(event["ts"]) + float(event["dur"])),
             _stream(event.get("args")),
         )
-        for event in json.loads(trace.read_text())["traceEvents"]
+        for event in read_trace(trace)["traceEvents"]
         if event.get("ph") == "X" and "dur" in event
     ]
     return sorted(found, key=lambda event: event.begin)

@@ -29,11 +29,13 @@ __all__: list[str] = [
     "RowTracker",
     "SegmentJob",
     "SegmentTable",
+    "ShardChecksums",
     "ShardLayout",
     "SlotLease",
     "SlotPool",
     "SnapshotPipeline",
     "StopFlag",
+    "StreamMark",
     "TakenRows",
     "TensorVersions",
     "ThreadPool",
@@ -51,7 +53,9 @@ __all__: list[str] = [
     "restore_segment",
     "restore_segments",
     "scatter_rows",
+    "set_memory_reclaimer",
     "top_rows",
+    "trim_memory",
     "use_dlpack",
     "use_instruction_set",
     "use_stream",
@@ -337,6 +341,18 @@ class ParameterLists:
     def are_same(self, groups: list[dict[str, typing.Any]]) -> bool:
         """Check that the groups hold the same parameters in the same order."""
 
+class StreamMark:
+    """A place in the stream that this thread trains on: behind all that it has
+    submitted to the device.
+    """
+
+    def __init__(self, *, device: typing.SupportsIndex) -> None: ...
+    def is_passed(self) -> bool:
+        """Return whether the stream has got there."""
+
+    def wait(self) -> None:
+        """Wait until it has."""
+
 class DeviceStager:
     """Rows of tables on a CUDA device into staging slots and back, in the order of its stream."""
 
@@ -438,7 +454,12 @@ class SegmentTable:
         row_ids_offset: typing.SupportsIndex = -1,
         range_begin: typing.SupportsIndex = 0,
         row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
-    ) -> None: ...
+        is_packed: bool = False,
+    ) -> None:
+        """row_ids: (num_rows,) int64, ascending, not changed from now on. is_packed: the tensors
+        hold these rows alone, in this order.
+        """
+
     def add_bytes(
         self,
         name: str,
@@ -464,6 +485,13 @@ class SegmentTable:
 
     def chunk_bytes(self, count: typing.SupportsIndex) -> int:
         """Return the bytes of a chunk of `count` rows in a slot."""
+
+    def place(
+        self,
+        row_ids_offset: typing.SupportsIndex,
+        array_offsets: collections.abc.Sequence[typing.SupportsIndex],
+    ) -> None:
+        """Set where in the file the row ids (-1: a range) and the arrays begin."""
 
     def rows_per_chunk(
         self, slot_bytes: typing.SupportsIndex, max_chunk_bytes: typing.SupportsIndex = 0
@@ -621,6 +649,26 @@ class ShardLayout:
     @property
     def records(self) -> list[tuple[int, int]]: ...
 
+class ShardChecksums:
+    """Checksums of a shard's rows by blocks of rows, of which there are at most max_blocks
+    and one more for each table. All zero at first.
+    """
+
+    def __init__(
+        self, layout: ShardLayout, *, max_blocks: typing.SupportsIndex, pool: ThreadPool
+    ) -> None: ...
+    def find_wrong_rows(self) -> list[tuple[int, int, int]]:
+        """Return (table, begin, end) of blocks with a row that no finish() and no read() saw."""
+
+    def read(self) -> None:
+        """Take the rows as they are."""
+
+    def restore(self, values: torch.Tensor) -> None:
+        """Take values() of an earlier moment."""
+
+    def values(self) -> numpy.ndarray:
+        """Return a copy (n,) int64, for restore()."""
+
 class RowDelta:
     """The rows that one step changes, before XOR after it."""
 
@@ -628,8 +676,8 @@ class RowDelta:
     def clear(self) -> None:
         """Forget all; begin a step."""
 
-    def finish(self) -> None:
-        """The step is done: keep what it changed."""
+    def finish(self, checksums: ShardChecksums | None = None) -> None:
+        """The step is done: keep what it changed, also in the checksums of the same layout."""
 
     def note(self, table: typing.SupportsIndex, row_ids: torch.Tensor) -> None:
         """Keep rows (n,) int64, some perhaps repeated, that are about to change."""
@@ -757,6 +805,11 @@ def scatter_rows(
 ) -> None:
     """Write packed rows (n, ...) to the rows row_ids (n,) int64, ascending, of table."""
 
+def set_memory_reclaimer(reclaim: collections.abc.Callable[[int], bool]) -> None:
+    """Have reclaim(device) called when a device is out of memory, on any thread. It frees
+    what others only keep for later, and returns whether it did.
+    """
+
 def top_rows(
     scores: torch.Tensor | numpy.typing.NDArray[typing.Any],
     k: typing.SupportsIndex,
@@ -769,6 +822,9 @@ def top_rows(
     Returns (<= k) int64 row ids, ascending. Linear in num_rows. Raises UsageError for
     a score that is NaN or negative.
     """
+
+def trim_memory(device: typing.SupportsIndex) -> None:
+    """Give memory of the device that is kept for later back to other allocators."""
 
 def use_dlpack(use: bool) -> bool:
     """Let torch's DLPack exchange API read tensors, or not; for tests and measurements.

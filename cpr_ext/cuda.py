@@ -8,18 +8,25 @@ thread waits.
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import CudaError, UsageError
 
 _stagers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _DEFAULT_SLOT_BYTES = 8 << 20
+# So far the device may lag behind training's calls before the oldest tensors are waited for.
+_MOST_MARKS = 64
+# As torch's own compiled code asks: no Python object is made of the stream.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def device_of(tensor: torch.Tensor) -> int | None:
@@ -45,18 +52,123 @@ def devices_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 def use_training_streams(devices: Sequence[int]) -> None:
     """Send this thread's later native work to the streams that are current in PyTorch."""
+    if not devices:
+        return
+    _held.mark()  # on the streams that were used until now
+    _held.release()
     for device in devices:
         native.use_stream(device, _current_stream(device))
 
 
+def is_capturing() -> bool:
+    """Return whether the current stream captures a CUDA graph, so that what it is given waits."""
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return is_used and torch.cuda.is_current_stream_capturing()
+
+
 def _current_stream(device: int) -> int:
+    if _raw_stream is not None:
+        return int(_raw_stream(device))
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
+class _HeldTensors(threading.local):
+    """Tensors that this thread's native work reads on devices, until that is done.
+
+    PyTorch reuses a tensor's memory once nobody has the tensor and the stream on which it was
+    allocated is past its last use there. The native work may be on another stream. So the tensors
+    are held until that work is done, which one mark per call shows, instead of a ``record_stream``
+    per tensor.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[torch.Tensor] = []
+        self._devices: set[int] = set()
+        self._marked: deque[tuple[list[Any], list[torch.Tensor]]] = deque()
+
+    def hold(self, tensor: torch.Tensor, device: int) -> None:
+        self._open.append(tensor)
+        self._devices.add(device)
+
+    def mark(self) -> None:
+        """Note where the streams are: all that is held until now was submitted before."""
+        if not self._open:
+            return
+        held, self._open = self._open, []
+        devices, self._devices = self._devices, set()
+        if is_capturing():
+            return  # it belongs to the graph's own memory
+        try:
+            marks = [native.StreamMark(device=device) for device in devices]
+        except CudaError:  # the next call that is checked reports what is wrong
+            for tensor in held:
+                record_on_stream(tensor)
+        else:
+            self._marked.append((marks, held))
+
+    def release(self, *, wait: bool = False) -> None:
+        """Let go what is done; of more than some calls wait for the oldest."""
+        try:
+            while self._marked:
+                marks, _ = self._marked[0]
+                if wait or len(self._marked) > _MOST_MARKS:
+                    for mark in marks:
+                        mark.wait()
+                elif not all(mark.is_passed() for mark in marks):
+                    return
+                self._marked.popleft()
+        except CudaError:  # the device is lost: nothing will be used any more
+            self._marked.clear()
+
+
+_held = _HeldTensors()
+
+
 def keep_for_stream(tensor: torch.Tensor) -> None:
-    """Keep a tensor's memory until the current stream has used it."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    """Keep a tensor until the native work of this thread that reads it is done.
+
+    For tensors that live shorter than that work, such as lookups: see also
+    :func:`record_on_stream`.
+    """
+    device = device_of(tensor)
+    if device is not None:
+        _held.hold(tensor, device)
+
+
+def release_kept() -> None:
+    """Wait until what this thread has kept for streams is used, and let go of it."""
+    _held.mark()
+    _held.release(wait=True)
+
+
+def record_on_stream(tensor: torch.Tensor) -> None:
+    """Record in PyTorch that the current stream uses a tensor that is not to be kept: a table."""
+    device = device_of(tensor)
+    if device is not None:
+        _record_stream(tensor, device)
+
+
+def _record_stream(tensor: torch.Tensor, device: int) -> None:
+    tensor.record_stream(torch.cuda.current_stream(device))
+
+
+def trim_memory(devices: Sequence[int]) -> None:
+    """Give memory that no snapshot uses any more back to torch and other allocators."""
+    for device in devices:
+        with suppress(CudaError):  # it is broken; whoever needs it next is told
+            native.trim_memory(device)
+
+
+def _free_cache(device: int) -> bool:
+    """Free what torch's allocator keeps for later; return whether it has one."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    torch.cuda.empty_cache()
+    return True
+
+
+if native.has_cuda:
+    native.set_memory_reclaimer(lambda device: _free_cache(device))
 
 
 def make_stagers(devices: Sequence[int], *, slot_bytes: int, num_slots: int) -> list[Any]:
@@ -80,11 +192,13 @@ def make_stagers(devices: Sequence[int], *, slot_bytes: int, num_slots: int) -> 
 
 
 def stager_of(tensor: torch.Tensor) -> Any:
-    """Return the copier of rows between a tensor's device and slots; None: it is on no device."""
+    """Return the copier of rows between a tensor's device and slots; None: it is on no device.
+
+    The caller keeps the tensor until its rows have arrived.
+    """
     device = device_of(tensor)
     if device is None:
         return None
-    keep_for_stream(tensor)
     stager = _stagers.get(device)
     if stager is None:
         [stager] = make_stagers([device], slot_bytes=_DEFAULT_SLOT_BYTES, num_slots=2)

@@ -33,16 +33,16 @@ ROOMS_WITH_MACRO = ("bindings", "testing")
 
 # A room may import those of any line above its own.
 PYTHON_ROOMS: list[set[str]] = [
-    {"errors", "dtypes"},
+    {"errors"},
     {"_native", "validation", "runtime", "policy"},
     {"cuda", "state", "schedules"},
     {"tracking", "storage"},
-    {"priorities", "recovery", "metrics"},
+    {"recovery", "metrics"},
     {"saving"},
     {"checkpointer"},
     {"__init__"},
     {"dlrm", "distributed", "maintenance"},
-    {"emulation", "integrations"},
+    {"emulation", "integrations", "publishing"},
     {"report", "doctor"},
     {"cli"},
 ]

@@ -3,12 +3,16 @@
 The checkout is appended to the path, not inserted: ``python_tests.*`` can be imported, and the
 cpr_ext under test stays the installed one or that on PYTHONPATH (such as a sanitizer build).
 Profiles are chosen by CPR_EXT_HYPOTHESIS=dev|ci|sanitize|threads (dev if unset).
+
+Tests with the marker ``gpu`` are skipped where there is no GPU. CPR_EXT_GPU=required makes every
+skip of such a test a failure; ``emulated`` lets them run on what python_tests/emulated_gpu.py sets.
 """
 
 import gc
 import os
 import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -43,11 +47,53 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """No test is run on a GPU by its parameters alone: the marker chooses those of ``make gpu``."""
+    given = getattr(item, "callspec", None)
+    values = given.params.values() if given else ()
+    flat = [each for v in values for each in (v if isinstance(v, tuple) else (v,))]
+    on_gpu = any(isinstance(each, str) and each == "cuda" for each in flat)
+    if on_gpu and item.get_closest_marker("gpu") is None:
+        raise pytest.UsageError(f"{item.nodeid} runs on a GPU without the marker 'gpu'")
+
+
+def _no_gpu() -> str:
+    """Why tests cannot use a GPU; empty: they can."""
+    import torch
+
+    from cpr_ext._native import native
+
+    if os.environ.get("CPR_EXT_GPU") == "emulated":
+        return ""
+    if not native.has_cuda:
+        return "this build has no CUDA"
+    if native.num_devices() == 0:
+        return "no CUDA device or driver"
+    return "" if torch.cuda.is_available() else f"PyTorch {torch.__version__} finds none"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and (why := _no_gpu()):
+        pytest.skip(f"needs a GPU: {why}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    is_required = os.environ.get("CPR_EXT_GPU") == "required"
+    if report.skipped and is_required and item.get_closest_marker("gpu") is not None:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, with CPR_EXT_GPU=required: {report.longrepr}"
+    return report
+
+
 @pytest.fixture(scope="session")
 def real_movietweetings() -> Path:
-    """The full data set: in CPR_EXT_MOVIETWEETINGS, or where the checkout has it beside it."""
-    beside = Path(__file__).parents[2] / "shared" / "data" / "movietweetings"
-    folder = Path(os.environ.get("CPR_EXT_MOVIETWEETINGS", beside))
-    if not folder.is_dir():
-        pytest.skip(f"the MovieTweetings data set is not at {folder}; set CPR_EXT_MOVIETWEETINGS")
+    """The full data set, which the tree carries: S. Dooms, MIT licence."""
+    folder = Path(__file__).parent / "data" / "movietweetings"
+    for name in ("ratings.dat.gz", "movies.dat.gz"):
+        if not (folder / name).is_file():
+            pytest.fail(f"{folder / name} is missing; restore it: git checkout python_tests/data")
     return folder

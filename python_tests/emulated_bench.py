@@ -76,7 +76,7 @@ def main(what: str, folder: Path) -> int:
         return gpu_targets.measure(True, None)
     import gpu_profile
 
-    gpu_profile.record(folder / "store", folder / "trace.json", tiny=True)
+    gpu_profile.record(folder / "store", folder / "trace.json.gz", tiny=True)
     return 0
 
 

@@ -25,10 +25,8 @@ import cpr_ext
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.saving.background_capture import CaptureThread
 
-NEEDS_GPU = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a GPU: no CUDA device or driver"
-)
-on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+on_devices = pytest.mark.parametrize("device", DEVICES)
 
 # The models are so small that more threads wait for each other most of the time.
 torch.set_num_threads(1)

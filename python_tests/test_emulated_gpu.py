@@ -15,7 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.parametrize(
     "files",
     [
-        ["emulated_cases", "saving/test_snapshot", "test_checkpointer"],
+        [
+            "emulated_cases",
+            "saving/emulated_gathering",
+            "saving/test_snapshot",
+            "test_checkpointer",
+        ],
         ["recovery/test_recoverer", "saving/test_failed_saves"],
     ],
     ids="-".join,

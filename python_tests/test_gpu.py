@@ -1,7 +1,12 @@
-"""The Checkpointer on a real GPU; what an emulated one cannot show is PyTorch's part in it."""
+"""The Checkpointer on a real GPU; what an emulated one cannot show is PyTorch's part in it.
+
+``python -m python_tests.emulated_gpu python_tests/test_gpu.py`` runs those tests on the emulated
+device that need no stream or graph of PyTorch's.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,10 +15,22 @@ import torch
 import cpr_ext
 from cpr_ext._native import native
 
-pytestmark = pytest.mark.skipif(
-    native.num_devices() == 0 or not torch.cuda.is_available(),
-    reason="needs a GPU: no CUDA device or driver, or a PyTorch without CUDA",
+pytestmark = pytest.mark.gpu
+of_pytorch = pytest.mark.skipif(
+    os.environ.get("CPR_EXT_GPU") == "emulated",
+    reason="PyTorch has no streams and no graphs on the emulated device",
 )
+
+
+@pytest.fixture(autouse=True)
+def device():
+    if os.environ.get("CPR_EXT_GPU") != "emulated":
+        yield
+        return
+    from python_tests.emulated_gpu import OnHost
+
+    with OnHost():
+        yield
 
 
 def build(device, num_rows=20_000, seed=0):
@@ -98,6 +115,7 @@ def test_lost_shards_come_back_on_the_gpu_and_others_stay(tmp_path):
     assert torch.equal(before[1], after[1])
 
 
+@of_pytorch
 def test_training_on_a_stream_of_its_own_is_followed(tmp_path):
     model, optimizer = build("cuda")
     torch.cuda.synchronize()
@@ -112,6 +130,7 @@ def test_training_on_a_stream_of_its_own_is_followed(tmp_path):
     assert torch.equal(weight, expected[0])
 
 
+@of_pytorch
 def test_counting_can_be_captured_in_a_graph_and_counts_at_every_launch():
     counter = native.DeviceAccessCounter(name="t", num_rows=1000, device=0)
     indices = torch.arange(0, 1000, 2, device="cuda")
@@ -177,7 +196,7 @@ def test_rows_saved_by_any_priority_are_as_they_were_at_one_step(tmp_path, prior
     ) as checkpointer:
         seen = train(model, optimizer, checkpointer, 40)
         checkpointer.wait()
-        assert checkpointer.metrics.failures == 0
+        assert checkpointer.metrics.failures == []
     _, (weight, state) = restore(tmp_path / "s", "cpu")
     found = torch.zeros(len(weight), dtype=torch.bool)
     for old_weight, old_state in seen:
@@ -185,6 +204,7 @@ def test_rows_saved_by_any_priority_are_as_they_were_at_one_step(tmp_path, prior
     assert found.all()
 
 
+@of_pytorch
 def test_a_graph_of_sampled_lookups_numbers_them_on_at_every_launch():
     sampler = native.DeviceRowSampler(name="t", num_rows=10, capacity=10, period=4, device=0)
     indices = torch.arange(3, device="cuda")
@@ -201,3 +221,76 @@ def test_a_graph_of_sampled_lookups_numbers_them_on_at_every_launch():
         torch.cuda.synchronize()
     native.use_stream(0, 0)
     assert sampler.select(0, 10, 10).tolist() == [0, 1]
+
+
+def test_rows_count_where_a_compiler_makes_cuda_graphs_of_the_model(tmp_path):
+    """Graphs of forward and backward alone: the hooks of the optimizer's step run each time."""
+    model, optimizer = build("cuda")
+    compiled = torch.compile(model, mode="reduce-overhead")
+    random = torch.Generator().manual_seed(1)
+    with cpr_ext.Checkpointer(
+        model,
+        optimizer,
+        tmp_path / "s",
+        priority=cpr_ext.AllRows(),
+        schedule=cpr_ext.EverySteps(10**6),
+    ) as checkpointer:
+        for step in range(12):
+            indices = torch.randint(model.num_embeddings, (512, 4), generator=random).cuda()
+            optimizer.zero_grad()
+            compiled(indices).pow(2).sum().backward()
+            optimizer.step()
+            checkpointer.step()
+            if step == 5:
+                checkpointer.save("base")
+                checkpointer.wait()
+        checkpointer.save("partial")
+        checkpointer.wait()
+        assert checkpointer.store.dense.segments[-1].is_complete
+        expected = state_of(model, optimizer)
+    _, (weight, state) = restore(tmp_path / "s", "cuda")
+    assert torch.equal(weight, expected[0])
+    assert torch.equal(state, expected[1])
+
+
+def test_a_graph_of_the_whole_step_counts_its_rows_at_every_replay(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.EmbeddingBag(2000, 16, mode="sum", sparse=True).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    indices = torch.arange(8, device="cuda").reshape(2, 4)
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with (
+        torch.cuda.stream(side),
+        cpr_ext.Checkpointer(
+            model, optimizer, tmp_path / "s", priority=cpr_ext.AllRows()
+        ) as checkpointer,
+    ):
+
+        def step():
+            optimizer.zero_grad()
+            model(indices).pow(2).sum().backward()
+            optimizer.step()
+
+        step()
+        checkpointer.step()
+        checkpointer.save("base")
+        checkpointer.wait()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            step()
+            with pytest.raises(cpr_ext.UsageError, match="while a CUDA graph is captured"):
+                checkpointer.step()
+        for first in (100, 200):
+            indices.copy_(torch.arange(first, first + 8).reshape(2, 4))
+            graph.replay()
+            checkpointer.step()
+        checkpointer.save("partial")
+        checkpointer.wait()
+        assert not checkpointer.store.dense.segments[-1].is_complete
+        expected = model.weight.detach().cpu().clone()
+    other = torch.nn.EmbeddingBag(2000, 16, mode="sum", sparse=True)
+    with cpr_ext.Checkpointer(
+        other, torch.optim.SGD(other.parameters(), lr=0.1), tmp_path / "s"
+    ) as checkpointer:
+        checkpointer.recover()
+    assert torch.equal(other.weight.detach(), expected)

@@ -36,6 +36,17 @@ def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path: Path) 
     assert len([line for line in shown.splitlines() if "simplest kernel" in line]) == 3
 
 
+def test_the_hosts_cost_is_told_by_stage_for_a_step_and_for_a_snapshot() -> None:
+    shown = run("bench/gpu_host_cost.py", "--tiny").splitlines()
+    for stage in ("read the gradients", "submit counting", "all stages"):
+        assert any(line.startswith("per step") and stage in line for line in shown), stage
+    for stage in ("submit choosing", "describe tables (SegmentTable)", "all stages"):
+        [line] = [line for line in shown if line.startswith("per snapshot") and stage in line]
+        assert float(line.split()[-2]) > 0, line
+    [launched] = [line for line in shown if line.startswith("per step") and "LaunchKernel" in line]
+    assert launched.split()[-2:] == ["1", "calls"]
+
+
 @pytest.fixture
 def bounds(monkeypatch: pytest.MonkeyPatch) -> Any:
     """gpu_bounds with its kernels emulated."""

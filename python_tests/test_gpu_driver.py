@@ -1,6 +1,11 @@
-"""tools/gpu.py, which runs all that needs a GPU, with parts that need none."""
+"""tools/gpu.py, which runs all that needs a GPU, with parts and machines that need none."""
 
-import importlib.util
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -8,98 +13,257 @@ from types import ModuleType
 
 import pytest
 
-FILE = Path(__file__).resolve().parents[1] / "tools" / "gpu.py"
+from cpr_ext import _emulated, _native
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ROOT / "tools"
+WHOLE = {"python": "3.11", "include": "/usr/include", "has_header": True, "has_gpu": True}
 
 
-@pytest.fixture(scope="module")
-def gpu() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_driver", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def load(name: str) -> ModuleType:
+    """A module of tools/, whose scripts find each other by being in one folder."""
+    sys.path.insert(0, str(TOOLS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(TOOLS))
 
 
-def run(gpu: ModuleType, logs: Path, *parts: object, minutes: float = 1.0) -> list[tuple[str, str]]:
-    outcomes = gpu.run_all(parts, sys.executable, logs, minutes)
-    return [(outcome.state, outcome.told) for outcome in outcomes]
+gpu, machines, parts_of = load("gpu"), load("gpu_machine"), load("gpu_parts")
+Part = parts_of.Part
+
+
+def a_machine(tools=(), **about):
+    return machines.Machine(sys.executable, {**WHOLE, "missing": [], **about}, dict(tools))
+
+
+def run(out: Path, *parts: object, minutes: float = 1.0, machine=None) -> list[tuple[bool, str]]:
+    outcomes = gpu.run_all(parts, machine or a_machine(), out, minutes)
+    return [(outcome.passed, outcome.told) for outcome in outcomes]
+
+
+# --- parts are run ---
 
 
 def test_every_part_is_run_and_told_whatever_the_others_do(
-    gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = [
-        gpu.Part("good", "PYTHON -c 'print(\"one\\n== 3 passed ==\")'", 30, expects=" passed"),
-        gpu.Part("bad", "echo oh no >&2; exit 3", 30),
-        gpu.Part("silent", "echo all skipped", 30, expects=" passed"),
-        gpu.Part("absent", "echo never", 30, needs="no-such-program"),
-        gpu.Part("variable", "test $GIVEN = 7 && echo yes", 30, variables={"GIVEN": "7"}),
+        Part("good", '"$PYTHON" -c \'print("one\\n== 3 passed ==")\'', 30, expects=" passed"),
+        Part("bad", "echo oh no >&2; exit 3", 30),
+        Part("silent", "echo all skipped", 30, expects=" passed"),
+        Part("variable", "test $GIVEN = 7 && echo yes", 30, variables={"GIVEN": "7"}),
     ]
-    assert run(gpu, tmp_path / "logs", *parts) == [
-        ("passed", "3 passed"),
-        ("failed", "exit status 3: oh no"),
-        ("failed", "its output has no ' passed'"),
-        ("skipped", "no-such-program is not on the PATH"),
-        ("passed", "yes"),
+    out = tmp_path / "a folder" / "out"
+    assert run(out, *parts) == [
+        (True, "3 passed"),
+        (False, "exit status 3: oh no"),
+        (False, "its output has no ' passed'"),
+        (True, "yes"),
     ]
-    assert (tmp_path / "logs" / "bad.log").read_text().endswith("oh no\n")
+    assert (out / "bad.log").read_text().endswith("oh no\n")
     table = capsys.readouterr().out.split("part ")[1].splitlines()
-    assert [line.split()[:2] for line in table[1:6]] == [
-        [part.name, state]
-        for part, state in zip(
-            parts, ("passed", "failed", "failed", "skipped", "passed"), strict=True
-        )
+    states = ("passed", "failed", "failed", "passed")
+    assert [line.split()[:2] for line in table[1:5]] == [
+        [part.name, state] for part, state in zip(parts, states, strict=True)
     ]
+    kept = json.loads((out / "summary.json").read_text())
+    assert [part["passed"] for part in kept["parts"]] == [True, False, False, True]
+    assert kept["machine"]["python"] == "3.11"
+    assert kept["commit"]
 
 
-def test_a_part_that_takes_too_long_is_killed_with_what_it_started(
-    gpu: ModuleType, tmp_path: Path
-) -> None:
+def test_a_part_that_takes_too_long_is_killed_with_what_it_started(tmp_path: Path) -> None:
     left = tmp_path / "left"
-    hangs = gpu.Part("hangs", f"echo started; (sleep 3; touch {left}) & sleep 600", 1)
+    hangs = Part("hangs", f"echo started; (sleep 3; touch {left}) & sleep 600", 1)
     begin = time.monotonic()
-    [(state, told)] = run(gpu, tmp_path, hangs)
-    assert (state, told) == ("failed", "killed after 1 s: started")
+    assert run(tmp_path, hangs) == [(False, "killed after 1 s: started")]
     assert time.monotonic() - begin < 30
     time.sleep(3)
     assert not left.exists()
 
 
-def test_a_part_for_which_no_time_is_left_is_not_begun(gpu: ModuleType, tmp_path: Path) -> None:
+def test_a_part_for_which_no_time_is_left_is_not_begun(tmp_path: Path) -> None:
     began = tmp_path / "began"
-    assert run(gpu, tmp_path, gpu.Part("late", f"touch {began}", 30), minutes=0) == [
-        ("failed", "no time was left for it")
+    assert run(tmp_path, Part("late", f"touch {began}", 30), minutes=0) == [
+        (False, "no time was left for it")
     ]
     assert not began.exists()
 
 
-def test_the_parts_of_the_driver_are_what_there_is(gpu: ModuleType) -> None:
-    """Files, targets and tests that they name exist; each ends within nine minutes."""
-    root = FILE.parents[1]
-    makefile = (root / "Makefile").read_text()
-    for part in gpu.PARTS:
-        assert part.limit_seconds <= 540
-        words = part.command.replace("'", "").split()
-        for word in words:
-            if word.endswith(".py") or word.startswith("python_tests"):
-                assert (root / word).exists(), word
-        if words[0] == "make":
-            assert f"\n{words[1]}:" in makefile
-
-
-def test_without_a_gpu_nothing_is_run(
-    gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+def test_results_are_kept_if_the_part_wrote_them_also_if_it_then_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "HAS_GPU", "raise SystemExit(1)")
-    monkeypatch.setattr(gpu, "PARTS", (gpu.Part("only", "touch began", 30),))
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--logs", str(tmp_path)])
-    assert gpu.main() == 1
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    (tmp_path / "old.json").touch()
+    os.utime(tmp_path / "old.json", (1, 1))
+    part = Part(
+        "p", 'echo 1 > new.json; echo 2 > "$GPU_OUT/own"; exit 1', 9, keeps=("old.json", "new.json")
+    )
+    run(tmp_path / "out", part)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"new.json", "own", "p.log", "summary.json"}
+
+
+def test_nothing_is_run_on_a_core_that_was_not_built(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    parts = [Part("build", "echo no; exit 1", 9), Part("test", f"touch {began}", 9)]
+    assert run(tmp_path, *parts) == [
+        (False, "exit status 1: no"),
+        (False, "not run: the build failed"),
+    ]
+    assert not began.exists()
+
+
+# --- what a machine lacks ---
+
+
+@pytest.mark.parametrize(
+    ("part", "machine", "told"),
+    [
+        (Part("p", "touch $BEGAN", 9, needs=("nvcc",)), a_machine(), r"nvcc .* set CUDA_HOME"),
+        (
+            Part("p", "touch $BEGAN", 9, modules=("torch", "sklearn")),
+            a_machine(missing=["sklearn"]),
+            r"no module sklearn: \S+ -m pip install scikit-learn$",
+        ),
+        (
+            Part("p", "touch $BEGAN", 9, needs_header=True),
+            a_machine(has_header=False),
+            r"Python.h is not in /usr/include: install the headers of Python 3.11 \(python3-dev",
+        ),
+    ],
+    ids=["tool", "module", "header"],
+)
+def test_a_part_that_lacks_something_fails_with_the_remedy(
+    tmp_path: Path, monkeypatch, part, machine, told
+) -> None:
+    monkeypatch.setenv("BEGAN", str(tmp_path / "began"))
+    [(passed, said)] = run(tmp_path, part, machine=machine)
+    assert not passed
+    assert re.search(told, said), said
+    assert (tmp_path / "p.log").read_text() == f"{said}\n"
+    assert not (tmp_path / "began").exists()
+
+
+def program(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_tool_is_found_where_it_usually_lies(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(machines, "INSTALLED", tmp_path / "local")
+    assert machines.find_tool("nvcc", {"PATH": str(tmp_path)}) is None
+    old, new = (program(tmp_path / "local" / f"cuda-{v}" / "bin" / "nvcc") for v in ("9.2", "13.0"))
+    assert machines.find_tool("nvcc", {"PATH": ""}) == new
+    usual = program(tmp_path / "local" / "cuda" / "bin" / "nvcc")
+    assert machines.find_tool("nvcc", {"PATH": ""}) == usual
+    assert machines.find_tool("nvcc", {"PATH": "", "CUDA_HOME": str(old.parents[1])}) == old
+    on_path = program(tmp_path / "path" / "nvcc")
+    given = {"PATH": str(on_path.parent), "CUDA_HOME": str(old.parents[1])}
+    assert machines.find_tool("nvcc", given) == on_path
+    assert machines.find_tool("nvcc", {**given, "CUDACXX": str(new)}) == new
+
+
+def test_a_build_finds_nvcc_and_compiles_for_the_gpu_that_is_here(monkeypatch) -> None:
+    for name in ("CUDACXX", "TORCH_CUDA_ARCH_LIST"):
+        monkeypatch.delenv(name, raising=False)
+    machine = a_machine({"nvcc": Path("/opt/c/bin/nvcc")}, architecture="9.0")
+    found = machine.environment()
+    assert found["CUDACXX"] == "/opt/c/bin/nvcc"
+    assert found["PATH"].split(os.pathsep)[0] == "/opt/c/bin"
+    assert found["TORCH_CUDA_ARCH_LIST"] == "9.0"
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
+    assert "TORCH_CUDA_ARCH_LIST" not in machine.environment()
+
+
+def test_the_interpreter_is_asked_what_it_has() -> None:
+    found = machines.examine(sys.executable, ["json", "no_such_module"])
+    assert found.about["missing"] == ["no_such_module"]
+    assert found.about["torch"].split("+")[0].count(".") == 2
+    with pytest.raises(RuntimeError, match="ended with exit status"):
+        machines.examine("false", [])
+
+
+# --- the parts that there are ---
+
+
+@pytest.mark.parametrize("parts", ["PARTS", "EMULATED_PARTS"])
+def test_the_parts_of_the_driver_are_what_there_is(parts: str) -> None:
+    """Files that they name exist; each ends within nine minutes, on a GPU with the build."""
+    found = getattr(parts_of, parts)
+    build = found[0]
+    assert [part.name for part in found] == [part.name for part in parts_of.PARTS]
+    for part in found:
+        with_build = part.limit_seconds + (build.limit_seconds if part is not build else 0)
+        assert part.limit_seconds <= parts_of.MOST_SECONDS
+        assert parts == "EMULATED_PARTS" or with_build <= parts_of.MOST_SECONDS
+        for word in part.command.replace("'", "").split():
+            if word.endswith((".py", ".sh")) or word.startswith("python_tests/"):
+                assert (ROOT / word).exists(), word
+    assert set(build.modules) >= {"setuptools", "pybind11"}
+
+
+def test_every_test_of_a_gpu_is_in_a_part() -> None:
+    """A file that has the marker, or what gives it, is named by a part, or its folder is."""
+    commands = " ".join(part.command for part in parts_of.PARTS).split()
+    for path in (ROOT / "python_tests").rglob("test_*.py"):
+        text = path.read_text()
+        marked = "mark.gpu" in text or "@on_devices" in text or "backends.DEVICE_NAMES" in text
+        if not marked or path.name == "test_gpu_driver.py":
+            continue
+        name = path.relative_to(ROOT).as_posix()
+        assert any(name == word or name.startswith(f"{word}/") for word in commands), name
+
+
+def main(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments])
+    return gpu.main()
+
+
+def test_without_a_gpu_nothing_is_run(tmp_path: Path, capsys, monkeypatch) -> None:
+    machine = a_machine(has_gpu=False, torch="2.11")
+    monkeypatch.setattr(gpu, "examine", lambda python, modules: machine)
+    monkeypatch.setattr(gpu, "PARTS", (Part("only", f"touch {tmp_path}/began", 30),))
+    assert main(monkeypatch, "--out", str(tmp_path)) == 1
     assert "finds no GPU here; nothing was run" in capsys.readouterr().err
-    monkeypatch.setattr(gpu, "HAS_GPU", "")
-    monkeypatch.setattr(gpu, "PARTS", (gpu.Part("only", "exit 4", 30),))
-    assert gpu.main() == 1
-    assert "only        failed" in capsys.readouterr().out
-    monkeypatch.setattr(gpu, "PARTS", (gpu.Part("only", "echo yes", 30),))
-    assert gpu.main() == 0
+    assert not (tmp_path / "began").exists()
+
+
+def test_the_build_comes_first_and_a_failed_part_is_the_exit_status(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(gpu, "examine", lambda python, modules: a_machine())
+    parts = (Part("build", "echo built", 30), Part("a", "echo yes", 30), Part("b", "exit 4", 30))
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    assert main(monkeypatch, "--out", str(tmp_path), "a") == 0
+    names = [part["name"] for part in json.loads((tmp_path / "summary.json").read_text())["parts"]]
+    assert names == ["build", "a"]
+    assert main(monkeypatch, "--out", str(tmp_path), "--no-build", "a", "b") == 1
+    shown = capsys.readouterr().out
+    assert "b           failed" in shown
+    with pytest.raises(SystemExit):
+        main(monkeypatch, "c")
+    assert "no part is called c; there are build, a, b" in capsys.readouterr().err
+
+
+# --- of a copy of the tree ---
+
+
+def test_a_part_runs_from_a_copy_of_the_tree_alone(tmp_path: Path) -> None:
+    """As on a machine that was sent the tree: no git, no data beside it, nothing installed."""
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    ignored = shutil.ignore_patterns(".*", "build", "demo_out", "*.so", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, tree, ignore=ignored)
+    for module in (_native.native, _emulated):
+        shutil.copy(module.__file__, tree / "cpr_ext")
+    command = [sys.executable, "tools/gpu.py", "--emulated", "--no-build", "profile"]
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    done = subprocess.run(
+        [*command, "--out", str(out)], cwd=tree, env=environment, capture_output=True, text=True
+    )
+    log = out / "profile.log"
+    assert done.returncode == 0, done.stdout + (log.read_text() if log.exists() else done.stderr)
+    assert {path.name for path in out.iterdir()} >= {"trace.json.gz", "summary.json", log.name}

@@ -155,7 +155,7 @@ def test_what_the_pipelines_threads_did_lies_where_the_trace_has_it(tmp_path: Pa
 
 def test_a_snapshot_is_recorded_with_what_the_pipelines_threads_did(tmp_path: Path) -> None:
     run_emulated("profile", tmp_path)
-    events = timeline.read_events(tmp_path / "trace.json")
+    events = timeline.read_events(tmp_path / "trace.json.gz")
     [clock] = [e for e in events if e.name == "cpr_ext clock"]
     done = {e.name: e for e in events if e.category == timeline.HOST}
     assert set(done) == {"check", "write"}

@@ -1,107 +1,95 @@
-"""Runs everything that needs a GPU, each part with a time limit and a log, and says how it went.
+"""Runs everything that needs a GPU, part by part, each with a time limit and a log; says how it
+went.
 
-    python tools/gpu.py [--python PYTHON] [--logs DIR] [--minutes 25] [PART ...]
+    python tools/gpu.py [--out DIR] [--minutes N] [--python PYTHON] [--emulated] [PART ...]
 
-Without names all parts, in their order. Exit status 1 if one failed or ran out of time. A part that
-this machine has no tool for is skipped. Interrupted, it still says what was done.
+Without names all parts, in their order. The native core is built first, unless --no-build. Needs
+neither make nor an installed cpr_ext, and no network. Exit status 1 if a part failed or ran out of
+time; one that lacks a program, a module or data has failed, and its line has the remedy. The logs
+and results lie in DIR, also after an interrupt. --emulated runs the same on the emulated device.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gpu_machine import Machine, examine
+from gpu_parts import EMULATED_PARTS, MOST_SECONDS, PARTS, Part
+
 ROOT = Path(__file__).resolve().parents[1]
-HAS_GPU = "import torch; raise SystemExit(not torch.cuda.is_available())"
-
-
-@dataclass(frozen=True)
-class Part:
-    """
-    Attributes:
-        command: PYTHON stands for the interpreter.
-        limit_seconds: then it is killed, with all that it started.
-        needs: a program that it cannot do without.
-        expects: what its output must hold; "" for nothing.
-    """
-
-    name: str
-    command: str
-    limit_seconds: float
-    needs: str = ""
-    expects: str = ""
-    variables: dict[str, str] = field(default_factory=dict)
-
-
-def _sanitizer(tool: str, expects: str) -> Part:
-    tests = "-m pytest python_tests/csrc -k cuda -q -rs -p no:cacheprovider -o timeout=480"
-    return Part(
-        tool,
-        f"compute-sanitizer --tool {tool} --error-exitcode 9 PYTHON {tests}",
-        420,
-        needs="compute-sanitizer",
-        expects=expects,
-        variables={"CPR_EXT_HYPOTHESIS": "sanitize"},
-    )
-
-
-PARTS = (
-    Part("build", "make build-gpu GPU_PYTHON=PYTHON", 420, needs="nvcc"),
-    Part(
-        "test",
-        "PYTHON -m pytest -q -rs python_tests/csrc python_tests/test_gpu.py -k 'cuda or gpu'",
-        400,
-        expects=" passed",
-    ),
-    Part("bench", "PYTHON bench/gpu_targets.py", 480, needs="nvcc"),
-    Part("profile", "PYTHON bench/gpu_profile.py --trace build/gpu/trace.json", 150),
-    Part(
-        "train",  # MovieTweetings; killed by SIGKILL; from one device to another
-        "PYTHON -m pytest -q -rs python_tests/cli/test_train.py python_tests/dlrm/test_trainer.py"
-        " -k 'cuda or gpu'",
-        300,
-        expects=" passed",
-    ),
-    _sanitizer("memcheck", "ERROR SUMMARY: 0 errors"),
-    _sanitizer("racecheck", "RACECHECK SUMMARY: 0 hazards displayed"),
-)
+_ALL_MINUTES = 25.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part went: ``state`` is passed, failed or skipped, ``told`` its last line or why."""
+    """How a part went: ``told`` is its last line, or why it failed."""
 
     name: str
-    state: str
+    passed: bool
     seconds: float
     told: str
 
+    def line(self) -> str:
+        """As shown in the table."""
+        state = "passed" if self.passed else "failed"
+        return f"{self.name:<12}{state:<10}{self.seconds:>8.0f}  {self.told}"
 
-def run_part(part: Part, python: str, log: Path, seconds_left: float) -> Outcome:
-    """Runs it; all that it prints goes to ``log`` too."""
-    if part.needs and shutil.which(part.needs) is None:
-        return Outcome(part.name, "skipped", 0.0, f"{part.needs} is not on the PATH")
+
+def run_part(part: Part, machine: Machine, out: Path, seconds_left: float) -> Outcome:
+    """Runs it; all that it prints goes to its log in ``out`` too."""
+    if lack := machine.lacks(part.needs, part.modules, header=part.needs_header):
+        (out / f"{part.name}.log").write_text(f"{lack}\n")
+        return Outcome(part.name, False, 0.0, lack)
     limit = min(part.limit_seconds, seconds_left)
     if limit <= 0:
-        return Outcome(part.name, "failed", 0.0, "no time was left for it")
-    began = time.monotonic()
-    command = part.command.replace("PYTHON", shlex.quote(python))
+        return Outcome(part.name, False, 0.0, "no time was left for it")
+    began, began_at = time.monotonic(), time.time()
+    code, text = _run(part, machine, out, limit)
+    seconds = time.monotonic() - began
+    for name in part.keeps:
+        path = ROOT / name
+        if path.is_file() and path.stat().st_mtime >= began_at:
+            shutil.copy(path, out / path.name)
+    last = text.rstrip().rsplit("\n", 1)[-1].strip("= ")[:120]
+    if code is None:
+        return Outcome(part.name, False, seconds, f"killed after {limit:.0f} s: {last}")
+    if code != 0:
+        return Outcome(part.name, False, seconds, f"exit status {code}: {last}")
+    if part.expects not in text:
+        return Outcome(part.name, False, seconds, f"its output has no {part.expects!r}")
+    return Outcome(part.name, True, seconds, last)
+
+
+def _run(part: Part, machine: Machine, out: Path, limit: float) -> tuple[int | None, str]:
+    """Exit status, None if it was killed for its time; and what it printed."""
+    environment = {
+        **os.environ,
+        **machine.environment(),
+        **part.variables,
+        "PYTHON": machine.python,
+        "GPU_OUT": str(out),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "MPLBACKEND": "Agg",
+    }
+    log = out / f"{part.name}.log"
     with log.open("w") as file:
-        print(f"$ {command}", file=file, flush=True)
+        print(f"$ {part.command}", file=file, flush=True)
         process = subprocess.Popen(
-            ["bash", "-c", command],
+            ["bash", "-c", part.command],
             cwd=ROOT,
-            env={**os.environ, **part.variables, "PYTHONUNBUFFERED": "1", "MPLBACKEND": "Agg"},
+            env=environment,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -112,16 +100,7 @@ def run_part(part: Part, python: str, log: Path, seconds_left: float) -> Outcome
             code = None
         finally:
             _end(process)
-    seconds = time.monotonic() - began
-    text = log.read_text(errors="replace")
-    last = text.rstrip().rsplit("\n", 1)[-1].strip("= ")
-    if code is None:
-        return Outcome(part.name, "failed", seconds, f"killed after {limit:.0f} s: {last}")
-    if code != 0:
-        return Outcome(part.name, "failed", seconds, f"exit status {code}: {last}")
-    if part.expects not in text:
-        return Outcome(part.name, "failed", seconds, f"its output has no {part.expects!r}")
-    return Outcome(part.name, "passed", seconds, last)
+    return code, log.read_text(errors="replace")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -131,45 +110,87 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def run_all(parts: Iterable[Part], python: str, logs: Path, minutes: float) -> list[Outcome]:
-    """Runs the parts, tells each as it ends, and all of them in the end."""
-    logs.mkdir(parents=True, exist_ok=True)
+def run_all(parts: Sequence[Part], machine: Machine, out: Path, minutes: float) -> list[Outcome]:
+    """Runs the parts, tells each as it ends, and all of them in the end.
+
+    After a build that failed, nothing is run: a core of other sources would be measured.
+    """
+    out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes
     outcomes: list[Outcome] = []
     try:
         for part in parts:
+            if outcomes and outcomes[0].name == "build" and not outcomes[0].passed:
+                outcomes.append(Outcome(part.name, False, 0.0, "not run: the build failed"))
+                continue
             print(f"{part.name} ...", flush=True)
             left = deadline - time.monotonic()
-            outcomes.append(run_part(part, python, logs / f"{part.name}.log", left))
-            print(_line(outcomes[-1]), flush=True)
+            outcomes.append(run_part(part, machine, out, left))
+            print(outcomes[-1].line(), flush=True)
+            _keep(outcomes, machine, out)
     finally:
         print(f"\n{'part':<12}{'':<10}{'seconds':>8}")
         for outcome in outcomes:
-            print(_line(outcome))
-        print(f"logs: {logs}", flush=True)
+            print(outcome.line())
+        print(f"logs and results: {out}", flush=True)
     return outcomes
 
 
-def _line(outcome: Outcome) -> str:
-    return f"{outcome.name:<12}{outcome.state:<10}{outcome.seconds:>8.0f}  {outcome.told[:120]}"
+def _keep(outcomes: Sequence[Outcome], machine: Machine, out: Path) -> None:
+    """What ran until now, on what: ``out`` may be all that is left of the machine."""
+    kept = {
+        "commit": _commit(),
+        "machine": {**machine.about, "tools": {k: str(v) for k, v in machine.tools.items()}},
+        "parts": [asdict(outcome) for outcome in outcomes],
+    }
+    (out / "summary.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def _commit() -> str:
+    """Of the tree; "unknown" in a copy without git's folder."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    with suppress(OSError):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return "unknown"
+
+
+def _wanted(parts: Sequence[Part], names: Sequence[str], builds: bool) -> list[Part]:
+    chosen = [part for part in parts if not names or part.name in names]
+    build = [part for part in parts if part.name == "build"]
+    others = [part for part in chosen if part.name != "build"]
+    return [*(build if builds else []), *others]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
     parser.add_argument("parts", nargs="*", help=", ".join(part.name for part in PARTS))
     parser.add_argument("--python", default=sys.executable, help="the one that has torch with CUDA")
-    parser.add_argument("--logs", type=Path, default=ROOT / "build" / "gpu")
-    parser.add_argument("--minutes", type=float, default=25.0, help="for all parts together")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu")
+    minutes = f"for this call (default: {MOST_SECONDS / 60:g} if parts are named, else 25)"
+    parser.add_argument("--minutes", type=float, help=minutes)
+    parser.add_argument("--no-build", action="store_true", help="the core is built already")
+    parser.add_argument("--emulated", action="store_true", help="without a GPU")
     options = parser.parse_args()
-    known = [part.name for part in PARTS]
+    parts = EMULATED_PARTS if options.emulated else PARTS
+    known = [part.name for part in parts]
     if unknown := [name for name in options.parts if name not in known]:
         parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(known)}")
-    if subprocess.run([options.python, "-c", HAS_GPU]).returncode != 0:
-        print(f"PyTorch of {options.python} finds no GPU here; nothing was run", file=sys.stderr)
+    wanted = _wanted(parts, options.parts, not options.no_build)
+    machine = examine(options.python, sorted({name for part in wanted for name in part.modules}))
+    if not (options.emulated or machine.has_gpu):
+        print(
+            f"PyTorch of {options.python} ({machine.about['torch']}) finds no GPU here; nothing "
+            "was run. --emulated runs the parts without one",
+            file=sys.stderr,
+        )
         return 1
-    wanted = [part for part in PARTS if not options.parts or part.name in options.parts]
-    outcomes = run_all(wanted, options.python, options.logs, options.minutes)
-    return int(any(outcome.state == "failed" for outcome in outcomes))
+    minutes_left = options.minutes
+    if minutes_left is None:
+        minutes_left = MOST_SECONDS / 60 if options.parts else _ALL_MINUTES
+    outcomes = run_all(wanted, machine, options.out.resolve(), minutes_left)
+    return int(not all(outcome.passed for outcome in outcomes))
 
 
 if __name__ == "__main__":

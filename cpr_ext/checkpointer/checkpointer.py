@@ -22,14 +22,15 @@ from cpr_ext.checkpointer.refused_models import refuse_sharded_models
 from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
 from cpr_ext.checkpointer.settings import OnNan, Settings
+from cpr_ext.cuda import release_kept
 from cpr_ext.errors import old_method
 from cpr_ext.metrics.counters import Metrics, ScalarWriter
-from cpr_ext.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.forks import leave_to_parent_when_forked
 from cpr_ext.runtime.log_text import EncodableMessages
 from cpr_ext.saving.background_capture import OverlapChoice
+from cpr_ext.saving.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.saving.saver import Consistency, WhenBusy
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
@@ -173,7 +174,7 @@ class Checkpointer:
         )
         self._recovery = RecoveryCalls(parts, self._guard, self.num_shards)
         #: For rows that are rebuilt from peers' memory.
-        self.rewinding = Rewinding(parts, self._guard)
+        self.rewinding = Rewinding(parts, self._guard, self.tables)
         leave_to_parent_when_forked(self)
 
     @property
@@ -404,6 +405,7 @@ class Checkpointer:
             with self._guard.in_call("close()"):
                 self._saving.finish()
         finally:
+            release_kept()
             self._saving.release()
         self._saving.raise_unreported()
 

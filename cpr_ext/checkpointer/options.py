@@ -17,6 +17,9 @@ class StagingOptions:
             that has tables needs the same amount.
         copy_on_write_bytes: limit of the memory for rows that are copied before they change; when
             it is full, training waits for the disk.
+        gather_bytes: limit of the GPUs' memory for the rows of a partial snapshot, which they copy
+            there at one step. A snapshot that needs more is captured over several steps, or, of one
+            step, while training waits. 0: they copy none. Used if all tables are on GPUs.
         num_threads: threads for counting, selecting and copying, the caller's included. None: one
             for each core, at most 4.
         direct_io: bypass the page cache where the file system allows it.
@@ -28,11 +31,12 @@ class StagingOptions:
     slot_bytes: int | None = None
     num_slots: int = 3
     copy_on_write_bytes: int = 32 << 20
+    gather_bytes: int = 1 << 30
     num_threads: int | None = None
     direct_io: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("num_slots", 2), ("copy_on_write_bytes", 0)):
+        for name, least in (("num_slots", 2), ("copy_on_write_bytes", 0), ("gather_bytes", 0)):
             object.__setattr__(self, name, as_whole_number(name, getattr(self, name), least))
         for name in ("slot_bytes", "num_threads"):
             if (value := getattr(self, name)) is not None:

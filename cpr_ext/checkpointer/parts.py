@@ -13,18 +13,19 @@ from torch import nn
 from cpr_ext._native import native
 from cpr_ext.checkpointer.dense_capture import DenseCapture
 from cpr_ext.checkpointer.settings import Settings
-from cpr_ext.cuda import devices_of, make_stagers, use_training_streams
+from cpr_ext.cuda import device_of, devices_of, make_stagers, use_training_streams
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.cost_meter import CostMeter
 from cpr_ext.metrics.run_state import RunState
-from cpr_ext.priorities import make_tracker
 from cpr_ext.recovery.recoverer import Recoverer
 from cpr_ext.saving.background_capture import Overlap
+from cpr_ext.saving.priorities import make_tracker
 from cpr_ext.saving.rebase_policy import BaseRule
 from cpr_ext.saving.saver import Saver, SavingOptions
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector
 from cpr_ext.saving.slot_size import choose_slot_bytes
+from cpr_ext.state.row_caches import refuse_cached_rows
 from cpr_ext.state.stateful import Stateful
 from cpr_ext.state.table import Table, find_tables, prioritized_tables, register_tables
 from cpr_ext.storage.commit_thread import Committer
@@ -65,7 +66,7 @@ def choose_tables(
     """Return the given tables, or those that the model has.
 
     Raises:
-        UsageError: there are none, and no empty list was given.
+        UsageError: there are none, and no empty list was given; or a cache holds newer rows.
     """
     chosen = (
         find_tables(model, optimizers) if tables is None else register_tables(tables, optimizers)
@@ -75,6 +76,7 @@ def choose_tables(
             "the model has no nn.Embedding or nn.EmbeddingBag; give its tables by name: "
             'Checkpointer(..., tables={"name": parameter})'
         )
+    refuse_cached_rows(model, chosen)
     return chosen
 
 
@@ -98,6 +100,7 @@ def build_parts(
     overlaps = Overlap.is_wanted(settings.overlap, tables)
     slot_bytes = choose_slot_bytes(staging.slot_bytes, tables)
     devices = devices_of(table.weight for table in tables)
+    all_on_gpu = bool(tables) and all(device_of(t.weight) is not None for t in tables)
     use_training_streams(devices)
     stagers = make_stagers(devices, slot_bytes=slot_bytes, num_slots=staging.num_slots)
     threads = native.ThreadPool(num_threads=staging.num_threads or min(4, os.cpu_count() or 1))
@@ -187,7 +190,8 @@ def build_parts(
             settings.when_busy,
             WriteOptions(staging.direct_io, refuse_nan=settings.refuses_nan),
             chooses_all=settings.priority.fraction >= 1,
-            on_gpu=bool(devices),
+            devices=devices,
+            gather_bytes=staging.gather_bytes if all_on_gpu else 0,
         ),
     )
     recorder.attach()  # last: what fails above leaves the model as it was

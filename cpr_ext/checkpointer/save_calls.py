@@ -73,6 +73,7 @@ class SaveCalls:
         account, saver = self._account, self._saver
         saver.pause()
         self._recorder.flush()
+        self._watch.end_step(*self._recorder.take_seen())
         self._recorder.begin_step()
         self._watch.begin_step()
         account.resume_at(account.step + 1, account.num_samples + num_samples)
@@ -263,7 +264,5 @@ class SaveCalls:
         """Return whether the current snapshot waits for rows or the dense part as of a step."""
         snapshot = self._saver.in_flight
         return (
-            snapshot is not None
-            and snapshot.state == "capturing"
-            and not snapshot.is_copied_on_write
+            snapshot is not None and snapshot.state == "capturing" and not snapshot.is_of_fixed_step
         )

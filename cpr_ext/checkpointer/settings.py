@@ -8,8 +8,8 @@ from typing import Literal
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.counters import ScalarWriter
-from cpr_ext.priorities import LargestChange, Priority
 from cpr_ext.saving.background_capture import OverlapChoice
+from cpr_ext.saving.priorities import LargestChange, Priority
 from cpr_ext.saving.saver import Consistency, WhenBusy
 from cpr_ext.schedules.intervals import Schedule
 from cpr_ext.storage.retention import Retention

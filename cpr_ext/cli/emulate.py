@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpr_ext.cli.output import json_option, print_table
+from cpr_ext.cli.parity_inputs import cost_options, parity_costs
 from cpr_ext.cli.required import require_for_training
 from cpr_ext.errors import UsageError
 
@@ -50,10 +51,10 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
     "strategies",
     multiple=True,
     type=click.Choice(
-        ["no-failure", "full", "partial", "cpr-vanilla", "cpr-scar", "cpr-mfu", "cpr-ssu"]
+        ["no-failure", "full", "partial", "cpr-vanilla", "cpr-scar", "cpr-mfu", "cpr-ssu", "parity"]
     ),
     help="Play these only; may be given several times. no-failure is always played, for "
-    "comparison. Default: all.",
+    "comparison. Default: all; parity needs --parity-group-size.",
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option(
@@ -92,6 +93,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--load-minutes", type=click.FloatRange(min=0), help="Loading all shards.")
 @click.option("--load-shard-minutes", type=click.FloatRange(min=0), help="Loading lost shards.")
 @click.option("--reschedule-minutes", type=click.FloatRange(min=0), help="Replacing a node.")
+@cost_options
 @click.option(
     "--costs",
     type=click.Choice(["given", "measured"]),
@@ -132,7 +134,9 @@ def emulate(**given: Any) -> None:
 
     data = given["data"]
     out = given["out"] or Path("runs") / f"{given['preset']}-{data.partition(':')[0]}"
-    chosen = [name for name in STRATEGIES if name in given["strategies"] or name == "no-failure"]
+    asked = given["strategies"] or [name for name in STRATEGIES if name != "parity"]
+    with_parity = ["parity"] if given["parity_group_size"] is not None else []
+    asked = ("no-failure", *asked, *with_parity)
     training = Training(
         data, given["model"], given["epochs"], given["batch_size"], given["steps"]
     )  # fmt: skip
@@ -141,7 +145,7 @@ def emulate(**given: Any) -> None:
             _scenario(given),
             training,
             out,
-            strategies=chosen if given["strategies"] else list(STRATEGIES),
+            strategies=[name for name in STRATEGIES if name in asked],
             seeds=range(given["seeds"]),
             num_workers=given["jobs"],
             table_bytes=1e9 * given["table_gb"] if given["costs"] == "measured" else None,
@@ -180,13 +184,14 @@ def _scenario(given: dict[str, Any]) -> Scenario:
     }
     if given["mtbf_hours"] is not None and given["num_failures"] is None:
         changes["num_failures"] = None
+    new_job = replace(scenario.job, **_given(given, job))
+    minutes_given = _given(given, costs).items()
+    new_costs = replace(scenario.costs, **{name: value / 60 for name, value in minutes_given})
+    changes["parity"], _ = parity_costs(given, new_job, new_costs)
     return replace(
         scenario,
-        job=replace(scenario.job, **_given(given, job)),
-        costs=replace(
-            scenario.costs,
-            **{name: minutes / 60 for name, minutes in _given(given, costs).items()},
-        ),
+        job=new_job,
+        costs=new_costs,
         failure_model=(
             ExponentialFailures(mtbf_hours)
             if shape is None

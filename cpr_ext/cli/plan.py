@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpr_ext.cli.output import json_option, to_json
+from cpr_ext.cli.parity_inputs import add_parity, cost_options, size_options
 from cpr_ext.cli.required import require_packages
 from cpr_ext.errors import UsageError
 
@@ -86,6 +87,8 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
     help="When failures strike. training: the paper's account. running: also during saves and "
     "while lost work is done again; dearer, above all for full recovery.",
 )
+@cost_options
+@size_options
 @json_option
 @click.option(
     "--plot",
@@ -97,8 +100,9 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
 def plan(**given: Any) -> None:
     """Plan a job: full or partial recovery, how often to save, which rows first, at what cost.
 
-    Compares six strategies by their overhead (saving, loading, lost computation, rescheduling) and
-    by the share of training they lose (PLS), and recommends one.
+    Compares strategies by their overhead (saving, loading, lost computation, rescheduling) and by
+    the share of training they lose (PLS), and recommends one. With --parity-group-size, parity in
+    peers' memory is among them.
     """
     from cpr_ext.cli.plan_inputs import gather
     from cpr_ext.report.plan_table import describe_plan, format_plan
@@ -109,6 +113,7 @@ def plan(**given: Any) -> None:
     if plot_file is not None:
         require_packages("cpr plan --plot", "matplotlib")
     inputs = gather(given)
+    add_parity(inputs, given)
     planner = _planner(inputs, inputs.failures, given)
     made = planner.plan(inputs.target_pls)
     notes = [*inputs.notes, *_uncertainty(inputs, given)]
@@ -142,6 +147,7 @@ def _planner(inputs: PlanInputs, failures: FailureModel, given: dict[str, Any]) 
         failures,
         fraction=given["fraction"],
         state_bytes=inputs.state_bytes,
+        parity=inputs.parity,
         clock=given["clock"],
     )
 

@@ -88,6 +88,8 @@ class Worker:
             only at the start, after each recovery and at the end.
         last_save: directory for the trained model of a worker whose store cannot be written then,
             e.g. because its disk is full; None: it is tried again only.
+        nccl: experimental, it has not run on GPUs: collectives of tensors on GPUs use NCCL, whose
+            communicator is aborted and made again with each round. All others use gloo.
 
     Attributes:
         recoveries: every :class:`Recovery` this process took part in.
@@ -108,6 +110,7 @@ class Worker:
         observe: Callable[[Event], None] = lambda event: None,
         check_every_steps: int | None = DEFAULT_CHECK_EVERY_STEPS,
         last_save: str | os.PathLike[str] | None = None,
+        nccl: bool = False,
     ) -> None:
         require_at_least_one("check_every_steps", check_every_steps, ", or None")
         require_recovery(recovery, parity)
@@ -117,6 +120,7 @@ class Worker:
         self._recovery = recovery
         self._time_outs = time_outs or TimeOuts()
         self._observe = observe
+        self._nccl = nccl
         self._last_save = LastSave(
             identity,
             self._time_outs.join_seconds / 2,  # so long that peers still wait
@@ -183,7 +187,7 @@ class Worker:
             if self._rendezvous.all_noted(finish_notes):
                 logger.info("the job is finished: all workers have done %d steps", num_steps)
                 return None
-            group = init_group(self.identity.rank, self.identity.world_size)
+            group = init_group(self.identity.rank, self.identity.world_size, nccl=self._nccl)
             try:
                 return self._live(
                     lambda: self._make_job(build, self._make, group),
@@ -205,6 +209,14 @@ class Worker:
         finish_notes: list[str],
     ) -> Job:
         begun_with = generator_states()
+
+        def make_again() -> Job:
+            self._abort(job.group)
+            self._is_live = self._has_tried = False
+            job.release()
+            restore_generators(begun_with)
+            return make_job()
+
         job = make_job()
         fruitless, furthest = 0, -1
         while True:
@@ -219,11 +231,7 @@ class Worker:
                         self._finish(job, finish_notes)
                         break
                 # Building is done alone; then all join again, this time with nothing to lose.
-                self._abort(job.group)
-                self._is_live = self._has_tried = False
-                job.release()
-                restore_generators(begun_with)
-                job = make_job()
+                job = make_again()
             except PeerLostError as error:
                 fruitless = 0 if job.step > furthest else fruitless + 1
                 furthest = max(furthest, job.step)
@@ -233,9 +241,11 @@ class Worker:
                     job.release()
                     raise
                 logger.warning(
-                    "worker %d lost a peer after step %d and joins again: %s",
+                    "worker %d stopped after step %d and joins again: %s",
                     *(self.identity.rank, job.step, error),
                 )
+                if self._parity.has_spoiled_rows:
+                    job = make_again()
             except BaseException:
                 job.release()
                 raise

@@ -7,6 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
+class ScalarGroup(Protocol):
+    """Metrics of a part of the library, with scalars of their own."""
+
+    def write_scalars(self, writer: ScalarWriter, step: int) -> None:
+        """Write all of them for ``step``."""
+
+
 class ScalarWriter(Protocol):
     """A destination of scalars, such as TensorBoard's ``SummaryWriter``."""
 
@@ -32,6 +39,7 @@ class Metrics:
         row_updates_lost: exactly those that recoveries of shards reverted: for each row, all since
             it was last saved. None: not counted, see ``count_row_updates``.
         compactions, failed_compactions: merged segments that became live; merges that failed.
+        parity: of a worker with parity; None: it has none.
     """
 
     base_snapshots: int = 0
@@ -47,6 +55,7 @@ class Metrics:
     compactions: int = 0
     failed_compactions: int = 0
     failures: list[str] = field(default_factory=list)
+    parity: ScalarGroup | None = None
 
     @property
     def share_of_row_updates_lost(self) -> float | None:
@@ -62,6 +71,8 @@ class Metrics:
                 writer.add_scalar(f"cpr/{name}", value, step)
         if (share := self.share_of_row_updates_lost) is not None:
             writer.add_scalar("cpr/share_of_row_updates_lost", share, step)
+        if self.parity is not None:
+            self.parity.write_scalars(writer, step)
 
 
 class MetricsWriter:

@@ -12,12 +12,17 @@ class CaptureMode(Enum):
         CHOOSE_FIRST: the rows are chosen while training runs; after that, COPY_ON_WRITE.
         COPY_ON_WRITE: all rows are captured with their values at one step, however long that takes;
             before training changes a row that waits, the row is copied.
+        GATHER: GPUs choose the rows while training runs; after that, GATHERED, if they have the
+            memory.
+        GATHERED: all rows were copied on their GPUs at one step, and are captured from there.
     """
 
     AT_ONCE = "at once"
     SHARD_BY_SHARD = "shard by shard"
     CHOOSE_FIRST = "choose first"
     COPY_ON_WRITE = "copy on write"
+    GATHER = "gather"
+    GATHERED = "gathered"
 
     @property
     def is_of_one_step(self) -> bool:

@@ -38,6 +38,7 @@ class RowChoice:
         """Let GPUs choose rows as they are now; :meth:`choose_next` reads which they are."""
         if self._kind == "base":
             return
+        self._selector.record_weights()
         for shard in range(self._num_shards):
             for table in range(self._selector.num_tables):
                 pending = self._selector.begin_partial(table, shard)

@@ -22,6 +22,7 @@ from cpr_ext.storage.segment_format import (
     TableSpec,
     array_specs,
     native_table,
+    place_native,
 )
 
 
@@ -32,12 +33,16 @@ class Source:
     Attributes:
         arrays: the memory to capture.
         live_arrays: returns the arrays that training uses now; None if nothing else has the memory.
+        is_packed: the arrays hold the rows ``row_ids`` alone, in their order.
+        first_row_id: of the arrays' first row; 0 unless they hold a part of the table.
     """
 
     spec: TableSpec
     arrays: Mapping[str, torch.Tensor]
     row_ids: RowIds | None = None
     live_arrays: Callable[[], Mapping[str, torch.Tensor]] | None = None
+    is_packed: bool = False
+    first_row_id: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,23 +103,33 @@ class SegmentCapture:
         self._manifest = manifest
         self._snapshot = snapshot
         self._kind: Kind = kind
-        self._sources = sources
+        self._sources: Sequence[Source] = sources
         self._layout = SegmentLayout(
             tuple(source.spec for source in sources),
             {"kind": kind, "snapshot": snapshot, **metadata},
         )
+        tables = [
+            native_table(
+                self._layout,
+                index,
+                source.arrays,
+                source.row_ids,
+                is_packed=source.is_packed,
+                first_row_id=source.first_row_id,
+            )
+            for index, source in enumerate(sources)
+        ]
         self._layout.place(
-            [
-                table.rows_per_chunk(pipeline.slot_bytes, options.max_chunk_bytes)
-                for table in self._native_tables()
-            ]
+            [table.rows_per_chunk(pipeline.slot_bytes, options.max_chunk_bytes) for table in tables]
         )
+        for index, table in enumerate(tables):
+            place_native(self._layout, index, table)
         self._steps: list[int] = []
-        self._job = pipeline.start(
+        self._job: Any = pipeline.start(
             path=manifest.directory / segment_name(snapshot, kind),
             header_bytes=self._layout.header_bytes,
             file_bytes=self._layout.file_bytes,
-            tables=self._native_tables(),
+            tables=tables,
             direct_io=options.direct_io,
             refuse_nan=options.refuse_nan,
             max_chunk_bytes=options.max_chunk_bytes,
@@ -129,7 +144,7 @@ class SegmentCapture:
     @property
     def is_capturing(self) -> bool:
         """True while rows remain to be captured."""
-        return bool(self._job.state == "capturing")
+        return self._job is not None and bool(self._job.state == "capturing")
 
     def capture(
         self, step: int, *, max_bytes: int, wait_for_slot: bool, stop: Any = None
@@ -173,9 +188,12 @@ class SegmentCapture:
 
     def cancel(self, reason: str) -> None:
         """Give the segment up; returns once its slots are free and its file is gone."""
+        if self._job is None:
+            return
         self._job.cancel(reason)
         with suppress(Exception):  # of a job given up, wait() raises what it was given up for
             self._job.wait("written")
+        self._release()
 
     def finish(self, *, num_samples: int, is_complete: bool = False) -> SegmentRecord:
         """Wait until the rows are written, write the header, sync; what the manifest is to say."""
@@ -197,12 +215,12 @@ class SegmentCapture:
     def mark_committed(self) -> None:
         """Record that the manifest names the segment."""
         self._job.mark_committed()
+        self._release()
 
-    def _native_tables(self) -> list[Any]:
-        return [
-            native_table(self._layout, index, source.arrays, source.row_ids)
-            for index, source in enumerate(self._sources)
-        ]
+    def _release(self) -> None:
+        """Let go of the memory that was captured: a user may keep the snapshot for long."""
+        self._job = None
+        self._sources = ()
 
 
 def _was_replaced(source: Source) -> bool:

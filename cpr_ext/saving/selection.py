@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cpr_ext.cuda import keep_for_stream
-from cpr_ext.priorities import AllRows, Priority
+from cpr_ext.cuda import record_on_stream
+from cpr_ext.saving.priorities import AllRows, Priority
 from cpr_ext.state.table import Table, shard_row_range
 
 SnapshotKind = Literal["base", "partial"]  # of all rows, or of selected ones
@@ -83,6 +83,11 @@ class Selector:
         chosen = self._tables[table]
         return Selection(chosen, self._trackers[chosen.name], *self._range(chosen, shard))
 
+    def record_weights(self) -> None:
+        """Record in PyTorch that the current streams read the weights, to choose rows."""
+        for table in self._tables:
+            record_on_stream(table.weight)
+
     def partial(self, table: int, shard: int, pending: Any = None) -> Selection:
         """Choose the rows to save first, at most the fraction if the table is prioritised.
 
@@ -106,7 +111,6 @@ class Selector:
         if chosen.name not in self._prioritized or self._saves_all(end - begin):
             return None
         budget = self._priority.budget(end - begin)
-        keep_for_stream(chosen.weight)
         tracker = self._trackers[chosen.name]
         return tracker.begin_select(begin, end, budget, weight=chosen.weight)
 

@@ -17,9 +17,11 @@ import torch
 from cpr_ext.errors import SnapshotError
 from cpr_ext.runtime.forks import Creator
 from cpr_ext.saving.capture_mode import CaptureMode
+from cpr_ext.saving.gathered_rows import gather
 from cpr_ext.saving.row_choice import RowChoice
 from cpr_ext.saving.segment_capture import (
     SegmentCapture,
+    Source,
     WriteOptions,
     dense_sources,
     selection_source,
@@ -37,15 +39,17 @@ class _Part:
     """The segment of one shard."""
 
     shard: int
-    capture: SegmentCapture
     selections: Sequence[Selection]
+    # What the rows are captured from; None: the tables.
+    sources: Sequence[Source] | None = None
+    capture: SegmentCapture | None = None  # None: not begun
     # (tracker, what it gave for captured rows), put back if the segment is not committed.
     taken: list[tuple[Any, Any]] = field(default_factory=list)
     is_committed: bool = False
 
 
 def _is_capturing(part: _Part) -> bool:
-    return part.capture.is_capturing
+    return part.capture is None or part.capture.is_capturing
 
 
 class RowSample(Protocol):
@@ -67,7 +71,7 @@ class Snapshot:
         file_bytes: bytes of all its segments.
         bytes_captured: bytes of rows captured so far.
         is_complete: it makes a full-recovery point.
-        mode: how rows are chosen and captured; :meth:`fix_step` changes it.
+        mode: how rows are chosen and captured; :meth:`fix_step` and :meth:`gather` change it.
         error: why it failed.
 
     Args:
@@ -112,7 +116,7 @@ class Snapshot:
         self._creator = Creator()
         self._parts: list[_Part] = []
         self._choice = RowChoice(selector, kind, store.num_shards)
-        if mode is CaptureMode.SHARD_BY_SHARD:
+        if mode in (CaptureMode.SHARD_BY_SHARD, CaptureMode.GATHER):
             self._begin_choosing()
         elif mode is not CaptureMode.CHOOSE_FIRST:
             self.choose_rows()
@@ -122,21 +126,29 @@ class Snapshot:
         """Rows that wait for their capture must be copied before they change."""
         return self.mode is CaptureMode.COPY_ON_WRITE
 
+    @property
+    def is_of_fixed_step(self) -> bool:
+        """The step of all rows is given, whenever they are captured."""
+        return self.mode in (CaptureMode.COPY_ON_WRITE, CaptureMode.GATHERED)
+
     def _begin_choosing(self) -> None:
         try:
             self._choice.begin()
         except Exception as error:
             self._fail(error)
 
-    def choose_rows(self, stop: Any = None, *, one_table: bool = False) -> None:
+    def choose_rows(self, stop: Any = None, *, one_table: bool = False, wait: bool = True) -> None:
         """Choose rows, on any thread.
 
         Args:
             stop: a native ``StopFlag``; once it is set, returns after the current table.
             one_table: choose those of the next table only, instead of all.
+            wait: wait for a GPU that chooses, instead of returning.
         """
         try:
             while not self.is_chosen:
+                if not wait and self._choice.is_pending:
+                    return
                 self._choose_next()
                 if one_table or (stop is not None and stop.is_set()):
                     return
@@ -156,25 +168,32 @@ class Snapshot:
         shard, of_shard = chosen
         selections = [selection for selection in of_shard if selection.num_rows > 0]
         if selections:
-            self._parts.append(_Part(shard, self._start(shard, selections), selections))
+            self._parts.append(_Part(shard, selections))
+            if self.mode is not CaptureMode.GATHER:
+                self._begun(self._parts[-1])
 
-    def _start(self, shard: int, selections: Sequence[Selection]) -> SegmentCapture:
-        self._store.shards[shard].require_in_place()
-        return SegmentCapture(
-            self._pipeline,
-            self._store.shards[shard],
-            snapshot=self.number,
-            kind=self.kind,
-            sources=[selection_source(selection) for selection in selections],
-            metadata={"shard": shard},
-            options=self._options,
-        )
+    def _begun(self, part: _Part) -> SegmentCapture:
+        """Return the capture of a part, which begins now if it had not."""
+        if part.capture is None:
+            manifest = self._store.shards[part.shard]
+            manifest.require_in_place()
+            part.capture = SegmentCapture(
+                self._pipeline,
+                manifest,
+                snapshot=self.number,
+                kind=self.kind,
+                sources=part.sources or [selection_source(each) for each in part.selections],
+                metadata={"shard": part.shard},
+                options=self._options,
+            )
+            part.sources = None
+        return part.capture
 
     @property
     def has_rows_left(self) -> bool:
         """Rows remain to be chosen or captured."""
         return self._state == "capturing" and (
-            not self.is_chosen or any(part.capture.is_capturing for part in self._parts)
+            not self.is_chosen or any(map(_is_capturing, self._parts))
         )
 
     def capture_rows(
@@ -213,12 +232,12 @@ class Snapshot:
                 continue
             part = self._parts[index]
             index += 1
-            if not part.capture.is_capturing:
+            if not _is_capturing(part):
                 continue
             if 0 < max_bytes <= captured_bytes:
                 break
-            chunks = part.capture.capture(
-                self.first_step if self.is_copied_on_write else step,
+            chunks = self._begun(part).capture(
+                self.first_step if self.is_of_fixed_step else step,
                 max_bytes=max_bytes - captured_bytes if max_bytes else 0,
                 wait_for_slot=wait_for_slot,
                 stop=stop,
@@ -234,7 +253,7 @@ class Snapshot:
         if self._state != "capturing" or self.has_rows_left:
             return
         try:
-            if self.is_copied_on_write:
+            if self.is_of_fixed_step:
                 self._state = "captured"
             else:
                 self._finish_capture(step, num_samples)
@@ -250,14 +269,44 @@ class Snapshot:
         if self._state != "capturing":
             return
         try:
-            for part in self._parts:
-                for selection in part.selections:
-                    self._take_rows(part, selection, 0, selection.num_rows)
-            self.first_step = step
-            self._finish_capture(step, num_samples)
-            self._state = "capturing"
+            self._take_all(step, num_samples)
         except Exception as error:
             self._fail(error)
+
+    def gather(self, step: int, num_samples: int, max_bytes: int, otherwise: CaptureMode) -> bool:
+        """Copy all rows, which are chosen, on their GPUs: this is a snapshot of ``step`` then.
+
+        Args:
+            max_bytes: limit of the memory for it.
+            otherwise: the mode if the rows need more, or a GPU has not as much.
+
+        Returns:
+            Whether the rows are copied.
+        """
+        if self._state != "capturing":
+            return False
+        try:
+            found = gather([each for part in self._parts for each in part.selections], max_bytes)
+            if found is None:
+                self.mode = otherwise
+                return False
+            sources = iter(found)
+            for part in self._parts:
+                part.sources = [next(sources) for _ in part.selections]
+            self.mode = CaptureMode.GATHERED
+            self._take_all(step, num_samples)
+        except Exception as error:
+            self._fail(error)
+        return self._state == "capturing"
+
+    def _take_all(self, step: int, num_samples: int) -> None:
+        """Take all rows for saved, and the dense part: they are of this step from now on."""
+        for part in self._parts:
+            for selection in part.selections:
+                self._take_rows(part, selection, 0, selection.num_rows)
+        self.first_step = step
+        self._finish_capture(step, num_samples)
+        self._state = "capturing"
 
     def copy_before_change(self, table: str, row_ids: torch.Tensor) -> None:
         """Copy rows of ``table`` that are about to change and not yet captured.
@@ -276,23 +325,23 @@ class Snapshot:
 
     def _copy(self, part: _Part, index: int, row_ids: torch.Tensor) -> None:
         done = 0
-        while (done := part.capture.copy_before_change(index, row_ids, done)) < row_ids.numel():
+        capture = self._begun(part)
+        while (done := capture.copy_before_change(index, row_ids, done)) < row_ids.numel():
             self._capture_rows(self.first_step, max_bytes=1, wait_for_slot=True, stop=None)
 
     def _take(self, part: _Part, chunks: Sequence[Chunk], step: int) -> int:
         """Note captured rows as saved; returns their bytes."""
         if chunks and self.first_step < 0:
             self.first_step = step
-        if not self.is_copied_on_write:
+        if not self.is_of_fixed_step:
             for chunk in chunks:
                 self._take_rows(part, part.selections[chunk.table], chunk.first, chunk.num_rows)
         if self._captured_rows is not None:
             for chunk in chunks:
                 selection = part.selections[chunk.table]
                 self._captured_rows.note(selection, chunk.first, chunk.num_rows)
-        captured_bytes = sum(
-            part.capture.chunk_bytes(chunk.table, chunk.num_rows) for chunk in chunks
-        )
+        capture = self._begun(part)
+        captured_bytes = sum(capture.chunk_bytes(chunk.table, chunk.num_rows) for chunk in chunks)
         self.bytes_captured += captured_bytes
         return captured_bytes
 
@@ -315,9 +364,10 @@ class Snapshot:
         """Finish every segment and commit it; the dense part last. On the committer's thread."""
         try:
             for part in self._parts:
-                record = part.capture.finish(num_samples=self.num_samples)
+                capture = self._begun(part)
+                record = capture.finish(num_samples=self.num_samples)
                 self._store.add_to_shard(part.shard, record)
-                part.capture.mark_committed()
+                capture.mark_committed()
                 part.is_committed = True
                 self.file_bytes += record.file_bytes
             self._commit_dense()
@@ -360,7 +410,8 @@ class Snapshot:
     def _fail(self, error: Exception) -> None:
         try:
             for part in self._parts:
-                if not part.is_committed:
+                part.sources = None
+                if not part.is_committed and part.capture is not None:
                     part.capture.cancel(str(error))
         finally:  # threads that wait must see the end
             self.error = error
@@ -373,6 +424,11 @@ class Snapshot:
             if not part.is_committed:
                 for tracker, taken in part.taken:
                     tracker.put_back(taken)
+        self.forget_taken()
+
+    def forget_taken(self) -> None:
+        """Free what trackers gave for captured rows: some of it is in a GPU's memory."""
+        for part in self._parts:
             part.taken.clear()
 
     @property

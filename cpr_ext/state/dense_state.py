@@ -286,8 +286,11 @@ def _restore_optimizer(
 ) -> None:
     """State made since the snapshot is dropped; that of rows is left to the shards."""
     num_rows = {id(table.weight): table.num_embeddings for table in tables}
+    groups: list[dict[str, Any]] = []  # of each parameter
     for group, saved_group in zip(optimizer.param_groups, saved["groups"], strict=True):
-        group.update(saved_group)
+        for name, value in saved_group.items():
+            group[name] = _restored_setting(group.get(name), value)
+        groups += [group] * len(group["params"])
     for index, parameter in enumerate(_parameters(optimizer)):
         rows = num_rows.get(id(parameter))
         saved_state = saved["states"][str(index)]
@@ -297,18 +300,37 @@ def _restore_optimizer(
             if name in saved_state or (rows is not None and is_row_state(value, rows))
         }
         for name, value in saved_state.items():
-            state[name] = _restored_value(state.get(name), value, parameter)
+            device = _device_of_state(name, value, parameter, groups[index])
+            state[name] = _restored_value(state.get(name), value, device)
         if state:
             optimizer.state[parameter] = state
 
 
-def _restored_value(live: Any, saved: Any, parameter: torch.Tensor) -> Any:
+def _restored_setting(live: Any, saved: Any) -> Any:
+    """Return a group's setting; a tensor (a learning rate) goes to the device of the live one."""
+    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return saved.to(live.device, copy=True)
+    return saved
+
+
+def _device_of_state(
+    name: str, saved: Any, parameter: torch.Tensor, group: dict[str, Any]
+) -> torch.device:
+    """Return where a state belongs: with its parameter, as torch's load_state_dict() has it.
+
+    Step counters stay on the CPU unless the optimizer's kernels read them.
+    """
+    is_counter = isinstance(saved, torch.Tensor) and saved.dim() == 0 and name == "step"
+    if is_counter and not (group.get("fused") or group.get("capturable")):
+        return torch.device("cpu")
+    return parameter.device
+
+
+def _restored_value(live: Any, saved: Any, device: torch.device) -> Any:
     if not isinstance(saved, torch.Tensor):
         return saved
     if isinstance(live, torch.Tensor) and (live.shape, live.dtype) == (saved.shape, saved.dtype):
         return live.copy_(saved)
-    # As the optimizer makes it: step counters stay on the CPU, the rest follows.
-    device = "cpu" if saved.dim() == 0 else parameter.device
     return saved.to(device, copy=True)
 
 

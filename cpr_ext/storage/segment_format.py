@@ -19,8 +19,8 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.cuda import stager_of
-from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.errors import UsageError
+from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
 
 ALIGNMENT: int = native.ALIGNMENT
 FORMAT_VERSION = 1
@@ -252,11 +252,15 @@ def native_table(
     index: int,
     arrays: Mapping[str, torch.Tensor],
     row_ids: np.ndarray[Any, np.dtype[np.int64]] | None = None,
+    *,
+    is_packed: bool = False,
+    first_row_id: int = 0,
 ) -> Any:
     """Table ``index`` of a layout, joined with the tensors (num_rows, ...) its arrays come from.
 
     ``arrays`` may be those a capture reads or those a restore writes; ``row_ids`` is given for a
-    capture of selected rows.
+    capture of selected rows. If ``is_packed``, these rows alone are in ``arrays``. The first row of
+    ``arrays`` is row ``first_row_id`` of the table.
     """
     spec = layout.tables[index]
     table = native.SegmentTable(
@@ -265,12 +269,21 @@ def native_table(
         row_ids_offset=-1 if spec.range_begin is not None else layout.offset(index, ROW_IDS),
         range_begin=spec.range_begin or 0,
         row_ids=row_ids,
+        is_packed=is_packed,
     )
     for array in spec.arrays:
         tensor = arrays[array.name]
         offset = layout.offset(index, array.name)
-        table.add_rows(array.name, tensor, offset, stager=stager_of(tensor))
+        stager = stager_of(tensor)
+        table.add_rows(array.name, tensor, offset, first_row_id=first_row_id, stager=stager)
     return table
+
+
+def place_native(layout: SegmentLayout, index: int, table: Any) -> None:
+    """Set where in the file a native table has its rows, of a layout that was placed since."""
+    spec = layout.tables[index]
+    ids_offset = -1 if spec.range_begin is not None else layout.offset(index, ROW_IDS)
+    table.place(ids_offset, [layout.offset(index, array.name) for array in spec.arrays])
 
 
 @dataclass(frozen=True)

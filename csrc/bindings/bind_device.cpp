@@ -1,4 +1,9 @@
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
 
 #include "bindings/annotations.h"
 #include "bindings/register.h"
@@ -6,6 +11,7 @@
 #include "bindings/tensor_view.h"
 #include "bindings/vector_array.h"
 #include "core/error.h"
+#include "core/stream_mark.h"
 #include "staging/device_stager.h"
 
 #if CPR_EXT_HAS_CUDA
@@ -23,7 +29,8 @@ namespace {
 
 using Stager = std::shared_ptr<DeviceStager>;
 
-// The arguments of gather and scatter: one array, its rows, and packed rows in host memory.
+// The arguments of gather and scatter: one array, its rows, and packed rows in host memory. What
+// needs all ids to be good asks for that with check().
 struct DeviceCopy {
   StagedArray array;
   StagedRows rows;
@@ -34,12 +41,6 @@ struct DeviceCopy {
     const TensorView ids = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
     rows.row_ids = static_cast<const int64_t*>(ids.data);
     rows.count = ids.shape[0];
-    for (int64_t i = 0; i < rows.count; ++i) {
-      if (array.rows.holds(rows.row_ids[i])) continue;
-      throw RowIndexError("row_ids[" + std::to_string(i) + "] is " +
-                          std::to_string(rows.row_ids[i]) + "; the table has " +
-                          std::to_string(array.rows.num_rows) + " rows");
-    }
     const TensorView bytes = view_tensor(packed, "packed");
     const int64_t needed = rows.count * array.rows.row_bytes;
     if (!bytes.is_contiguous() || bytes.numel() * bytes.item_bytes != needed) {
@@ -49,6 +50,16 @@ struct DeviceCopy {
     }
     this->packed = static_cast<std::byte*>(bytes.data);
   }
+
+  // Throws RowIndexError if the table lacks one of the rows [first, first + count).
+  void check(int64_t first, int64_t count) const {
+    for (int64_t i = first; i < first + count; ++i) {
+      if (array.rows.holds(rows.row_ids[i])) continue;
+      throw RowIndexError("row_ids[" + std::to_string(i) + "] is " +
+                          std::to_string(rows.row_ids[i]) + "; the table has " +
+                          std::to_string(array.rows.num_rows) + " rows");
+    }
+  }
 };
 
 void gather_to_host(DeviceStager& stager, const ArrayLike& table, const ArrayLike& row_ids,
@@ -56,13 +67,26 @@ void gather_to_host(DeviceStager& stager, const ArrayLike& table, const ArrayLik
   if (!view_tensor(out, "out").writable) throw UsageError("out is read-only");
   const DeviceCopy copy(stager, table, row_ids, out);
   py::gil_scoped_release release;
-  stager.gather({copy.array}, copy.rows, copy.packed)->wait();
+  // A round at a time: the device gathers one while the ids of the next are checked. What was
+  // submitted is waited for also if a later id is bad.
+  const int64_t row_bytes = copy.array.rows.row_bytes;
+  const int64_t in_round =
+      std::max<int64_t>(1, stager.buffer_bytes() / (row_bytes + int64_t{sizeof(int64_t)}));
+  std::vector<std::unique_ptr<Arrival>> arrivals;
+  for (int64_t first = 0; first < copy.rows.count; first += in_round) {
+    const int64_t count = std::min(in_round, copy.rows.count - first);
+    copy.check(first, count);
+    const StagedRows rows{copy.rows.row_ids + first, 0, count};
+    arrivals.push_back(stager.gather({copy.array}, rows, copy.packed + first * row_bytes));
+  }
+  for (const auto& arrival : arrivals) arrival->wait();
 }
 
 void scatter_from_host(DeviceStager& stager, const ArrayLike& packed, const ArrayLike& row_ids,
                        const ArrayLike& table) {
   const DeviceCopy copy(stager, table, row_ids, packed);
   py::gil_scoped_release release;
+  copy.check(0, copy.rows.count);
   stager.scatter({copy.array}, copy.rows, copy.packed);
   stager.finish();
 }
@@ -75,6 +99,19 @@ py::array_t<int64_t> device_top_rows_of(const ArrayLike& scores, int64_t k, int 
     row_ids = device_top_rows(device, static_cast<const uint32_t*>(view.data), view.shape[0], k);
   }
   return to_numpy(std::move(row_ids));
+}
+
+void reclaim_memory_by(py::typing::Callable<bool(int)> reclaim) {
+  auto* const call = new py::function(std::move(reclaim));  // threads may outlive the module
+  set_memory_reclaimer([call](int device) {
+    const py::gil_scoped_acquire gil;
+    try {
+      return (*call)(device).cast<bool>();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("a memory reclaimer");
+      return false;
+    }
+  });
 }
 
 void register_stager(py::module_& module) {
@@ -110,6 +147,20 @@ void register_device(py::module_& module) {
       py::arg("device"), py::arg("stream"),
       "Submit this thread's later work on the device to this stream (a cudaStream_t as a\n"
       "number), the one that it trains on.");
+  module.def("set_memory_reclaimer", &reclaim_memory_by, py::arg("reclaim"),
+             "Have reclaim(device) called when a device is out of memory, on any thread. It frees\n"
+             "what others only keep for later, and returns whether it did.");
+  module.def("trim_memory", &trim_memory, py::arg("device"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Give memory of the device that is kept for later back to other allocators.");
+  py::class_<StreamMark>(
+      module, "StreamMark",
+      "A place in the stream that this thread trains on: behind all that it has\n"
+      "submitted to the device.")
+      .def(py::init(&mark_stream), py::kw_only(), py::arg("device"))
+      .def("is_passed", &StreamMark::is_passed, "Return whether the stream has got there.")
+      .def("wait", &StreamMark::wait, py::call_guard<py::gil_scoped_release>(),
+           "Wait until it has.");
   register_stager(module);
   register_device_tracking(module);
   module.def("device_top_rows", &device_top_rows_of, py::arg("scores"), py::arg("k"), py::kw_only(),
@@ -124,8 +175,8 @@ void register_device(py::module_& module) {
   module.def(
       "num_devices", [] { return 0; },
       "Count the usable CUDA devices: none, as this build has no CUDA.");
-  py::class_<DeviceStager, std::shared_ptr<DeviceStager> >(module, "DeviceStager",
-                                                           "Of a build with CUDA.");
+  py::class_<DeviceStager, std::shared_ptr<DeviceStager>>(module, "DeviceStager",
+                                                          "Of a build with CUDA.");
 }
 
 #endif

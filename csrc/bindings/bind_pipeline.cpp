@@ -97,8 +97,7 @@ Job start(std::shared_ptr<SnapshotPipeline> pipeline, const std::filesystem::pat
   for (const TableSpec* spec : tables) {
     if (spec == nullptr) throw UsageError("a table is None");
     spec->require_rows_in_memory();
-    if (!spec->table.is_range() &&
-        static_cast<int64_t>(spec->row_ids.size()) != spec->table.num_rows) {
+    if (!spec->table.is_range() && spec->row_ids == nullptr && spec->table.num_rows > 0) {
       throw UsageError("table '" + spec->table.name + "': row_ids are needed to capture its rows");
     }
     plan.tables.push_back(spec->table);

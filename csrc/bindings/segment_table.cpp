@@ -5,6 +5,7 @@
 #include "bindings/register.h"
 #include "bindings/row_array_view.h"
 #include "bindings/tensor_view.h"
+#include "bindings/vector_array.h"
 #include "core/error.h"
 
 namespace py = pybind11;
@@ -12,20 +13,23 @@ namespace py = pybind11;
 namespace cpr_ext {
 
 TableSpec::TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset,
-                     int64_t range_begin, const ArrayLike& ids) {
+                     int64_t range_begin, const ArrayLike& ids, bool is_packed) {
   table.name = std::move(name);
   table.num_rows = num_rows;
   table.row_ids_offset = row_ids_offset;
   table.range_begin = range_begin;
+  table.is_packed = is_packed;
   check_table(table);
+  if (is_packed && (ids.is_none() || table.is_range())) {
+    throw UsageError("table '" + table.name + "': packed rows need row_ids");
+  }
   if (!ids.is_none()) {
     const TensorView view = view_contiguous(ids, "row_ids", 1, {DType::kInt64});
-    const auto* begin = static_cast<const int64_t*>(view.data);
-    row_ids.assign(begin, begin + view.shape[0]);
-    if (static_cast<int64_t>(row_ids.size()) != num_rows || table.is_range()) {
-      throw UsageError("table '" + table.name + "': " + std::to_string(row_ids.size()) +
+    if (view.shape[0] != num_rows || table.is_range()) {
+      throw UsageError("table '" + table.name + "': " + std::to_string(view.shape[0]) +
                        " row_ids for " + std::to_string(num_rows) + " rows");
     }
+    row_ids = share_row_ids(ids, static_cast<const int64_t*>(view.data), view.shape[0]);
   }
 }
 
@@ -52,24 +56,40 @@ void TableSpec::add_bytes(std::string name, const ArrayLike& tensor, int64_t fil
   add({name, rows, file_offset}, tensor);
 }
 
+void TableSpec::place(int64_t row_ids_offset, const std::vector<int64_t>& array_offsets) {
+  if ((row_ids_offset < 0) != table.is_range() || array_offsets.size() != table.arrays.size()) {
+    throw UsageError("table '" + table.name + "': " + std::to_string(array_offsets.size()) +
+                     " offsets, row_ids at " + std::to_string(row_ids_offset) + ", for " +
+                     std::to_string(table.arrays.size()) + " arrays of a " +
+                     (table.is_range() ? "range" : "table with row_ids"));
+  }
+  SegmentTable placed = table;
+  placed.row_ids_offset = row_ids_offset;
+  for (size_t i = 0; i < array_offsets.size(); ++i) placed.arrays[i].file_offset = array_offsets[i];
+  check_table(placed);
+  table = std::move(placed);
+}
+
 void TableSpec::require_rows_in_memory() const {
+  if (row_ids != nullptr) {
+    const RowIdVector& ids = *row_ids;
+    bool ascend = true;
+    for (size_t i = 1; i < ids.size(); ++i) ascend &= ids[i] > ids[i - 1];
+    if (!ascend) throw UsageError("table '" + table.name + "': row_ids must ascend");
+  }
+  if (table.num_rows == 0) return;
+  const int64_t last = table.num_rows - 1;
+  int64_t first_row = table.range_begin, last_row = table.range_begin + last;
+  if (row_ids != nullptr) first_row = row_ids->front(), last_row = row_ids->back();
+  if (table.is_packed) first_row = 0, last_row = last;
   for (const SegmentArray& array : table.arrays) {
-    const auto require = [&](int64_t row_id) {
-      if (array.rows.holds(row_id)) return;
+    for (const int64_t row_id : {first_row, last_row}) {
+      if (array.rows.holds(row_id)) continue;
       throw RowIndexError("table '" + table.name + "', " + array.name + ": row " +
                           std::to_string(row_id) + " is not among the rows " +
                           std::to_string(array.rows.first_row_id) + " to " +
                           std::to_string(array.rows.first_row_id + array.rows.num_rows - 1));
-    };
-    if (table.is_range() && table.num_rows > 0) {
-      require(table.range_begin);
-      require(table.range_begin + table.num_rows - 1);
     }
-    for (const int64_t row_id : row_ids) require(row_id);
-  }
-  for (size_t i = 1; i < row_ids.size(); ++i) {
-    if (row_ids[i] > row_ids[i - 1]) continue;
-    throw UsageError("table '" + table.name + "': row_ids must ascend");
   }
 }
 
@@ -90,9 +110,12 @@ void TableSpec::add(SegmentArray array, const py::object& tensor) {
 void register_segment_table(py::module_& module) {
   module.attr("ALIGNMENT") = kAlignment;
   py::class_<TableSpec>(module, "SegmentTable", "The rows of one table in a segment file.")
-      .def(py::init<std::string, int64_t, int64_t, int64_t, const ArrayLike&>(), py::kw_only(),
-           py::arg("name"), py::arg("num_rows"), py::arg("row_ids_offset") = -1,
-           py::arg("range_begin") = 0, py::arg("row_ids") = py::none())
+      .def(
+          py::init<std::string, int64_t, int64_t, int64_t, const ArrayLike&, bool>(), py::kw_only(),
+          py::arg("name"), py::arg("num_rows"), py::arg("row_ids_offset") = -1,
+          py::arg("range_begin") = 0, py::arg("row_ids") = py::none(), py::arg("is_packed") = false,
+          "row_ids: (num_rows,) int64, ascending, not changed from now on. is_packed: the tensors\n"
+          "hold these rows alone, in this order.")
       .def("add_rows", &TableSpec::add_rows, py::arg("name"), py::arg("tensor"),
            py::arg("file_offset"), py::arg("first_row_id") = 0, py::arg("stager") = nullptr,
            "Add an array of rows.\n\n"
@@ -102,6 +125,8 @@ void register_segment_table(py::module_& module) {
       .def("add_bytes", &TableSpec::add_bytes, py::arg("name"), py::arg("tensor"),
            py::arg("file_offset"), py::arg("check_nan") = true,
            "Add a tensor that is not made of rows: one row per byte.")
+      .def("place", &TableSpec::place, py::arg("row_ids_offset"), py::arg("array_offsets"),
+           "Set where in the file the row ids (-1: a range) and the arrays begin.")
       .def(
           "rows_per_chunk",
           [](const TableSpec& spec, int64_t slot_bytes, int64_t max_chunk_bytes) {

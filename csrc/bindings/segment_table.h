@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/annotations.h"
+#include "core/row_id_vector.h"
 #include "pipeline/segment_plan.h"
 #include "staging/device_stager.h"
 
@@ -21,18 +22,21 @@ using ChunkTuple = std::tuple<int, int64_t, int64_t, int64_t, std::vector<uint32
 // The table, with the tensors it points into.
 struct TableSpec {
   SegmentTable table;
-  std::vector<int64_t> row_ids;
+  SharedRowIds row_ids;   // null: none were given
   std::string read_only;  // name of an array that cannot be restored into
   pybind11::list owners;
 
   TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset, int64_t range_begin,
-            const ArrayLike& ids);
+            const ArrayLike& ids, bool is_packed);
 
   void add_rows(std::string name, const ArrayLike& tensor, int64_t file_offset,
                 int64_t first_row_id, const std::shared_ptr<DeviceStager>& stager);
 
   // A tensor that is not made of rows (the dense part): one row per byte.
   void add_bytes(std::string name, const ArrayLike& tensor, int64_t file_offset, bool check_nan);
+
+  // Where the row ids (-1: a range) and the arrays, in their order, begin in the file.
+  void place(int64_t row_ids_offset, const std::vector<int64_t>& array_offsets);
 
   // Checks that every row of the segment is in memory. A restore of row ids checks them when they
   // are read from the file.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <utility>
 #include <vector>
@@ -33,5 +34,8 @@ struct UninitializedAllocator : HugePageAllocator<T> {
 };
 
 using RowIdVector = std::vector<int64_t, UninitializedAllocator<int64_t>>;
+
+// Millions of row ids that several hold, and nobody changes.
+using SharedRowIds = std::shared_ptr<const RowIdVector>;
 
 }  // namespace cpr_ext

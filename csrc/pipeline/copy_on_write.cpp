@@ -56,7 +56,7 @@ void CopyArena::free(std::byte* entry, int64_t entry_bytes) {
   free_bytes_ += entry_bytes;
 }
 
-CopyOnWrite::CopyOnWrite(const SegmentTable& table, const std::vector<int64_t>& row_ids,
+CopyOnWrite::CopyOnWrite(const SegmentTable& table, const RowIdVector* row_ids,
                          int64_t rows_per_chunk, CopyArena& arena)
     : table_(table), row_ids_(row_ids), rows_per_chunk_(rows_per_chunk), arena_(arena) {
   entry_bytes_ = sizeof(CopiedRow);
@@ -64,7 +64,7 @@ CopyOnWrite::CopyOnWrite(const SegmentTable& table, const std::vector<int64_t>& 
   entry_bytes_ = (entry_bytes_ + kEntryAlignment - 1) / kEntryAlignment * kEntryAlignment;
   if (table.num_rows == 0) return;
   const auto row_id_at = [&](int64_t position) {
-    return table_.is_range() ? table_.range_begin + position : row_ids_[position];
+    return table_.is_range() ? table_.range_begin + position : (*row_ids_)[position];
   };
   for (int64_t first = 0; first < table.num_rows; first += rows_per_chunk) {
     chunk_begins_.push_back(row_id_at(first));
@@ -76,7 +76,7 @@ CopyOnWrite::CopyOnWrite(const SegmentTable& table, const std::vector<int64_t>& 
   if (table.is_range()) {
     if (num_bits % 64 != 0) waiting_.back() = (uint64_t{1} << (num_bits % 64)) - 1;
   } else {
-    for (const int64_t row_id : row_ids) {
+    for (const int64_t row_id : *row_ids) {
       const int64_t bit = row_id - first_row_id_;
       waiting_[bit >> 6] |= uint64_t{1} << (bit & 63);
     }
@@ -91,7 +91,7 @@ int64_t CopyOnWrite::chunk_of(int64_t row_id) const {
 
 int64_t CopyOnWrite::position_in_chunk(int64_t row_id, int64_t first, int64_t count) const {
   if (table_.is_range()) return row_id - table_.range_begin - first;
-  const auto begin = row_ids_.begin() + first;
+  const auto begin = row_ids_->begin() + first;
   return std::lower_bound(begin, begin + count, row_id) - begin;
 }
 

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/row_id_vector.h"
 #include "pipeline/segment_plan.h"
 
 namespace cpr_ext {
@@ -43,10 +44,10 @@ class CopyArena {
 // at a time captures.
 class CopyOnWrite {
  public:
-  // `row_ids` (num_rows,) ascending, or empty for a range. Both, the table and the arena outlive
+  // `row_ids` (num_rows,) ascending, or null for a range. They, the table and the arena outlive
   // this object.
-  CopyOnWrite(const SegmentTable& table, const std::vector<int64_t>& row_ids,
-              int64_t rows_per_chunk, CopyArena& arena);
+  CopyOnWrite(const SegmentTable& table, const RowIdVector* row_ids, int64_t rows_per_chunk,
+              CopyArena& arena);
   ~CopyOnWrite() { release(); }
   CopyOnWrite(const CopyOnWrite&) = delete;
   CopyOnWrite& operator=(const CopyOnWrite&) = delete;
@@ -71,7 +72,7 @@ class CopyOnWrite {
   int64_t position_in_chunk(int64_t row_id, int64_t first, int64_t count) const;
 
   const SegmentTable& table_;
-  const std::vector<int64_t>& row_ids_;
+  const RowIdVector* const row_ids_;
   const int64_t rows_per_chunk_;
   CopyArena& arena_;
   int64_t first_row_id_ = 0;  // of the bitmap

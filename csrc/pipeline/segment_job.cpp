@@ -25,6 +25,9 @@ void check_devices(const SegmentTable& table, bool copy_on_write) {
                        "' lies on a device: its rows are not copied before they change");
     }
   }
+  if (table.is_packed && copy_on_write) {
+    throw UsageError("table '" + table.name + "' is packed: its rows do not change");
+  }
 }
 
 }  // namespace
@@ -39,8 +42,8 @@ SegmentJob::SegmentJob(SnapshotPipeline& pipeline, CapturePlan plan)
         cpr_ext::rows_per_chunk(table, pipeline_.slots().slot_bytes(), plan_.max_chunk_bytes));
     check_devices(table, plan_.copy_on_write);
     if (!plan_.copy_on_write) continue;
-    copies_.push_back(std::make_unique<CopyOnWrite>(table, plan_.row_ids[i], rows_per_chunk_[i],
-                                                    pipeline_.copy_arena()));
+    copies_.push_back(std::make_unique<CopyOnWrite>(table, plan_.row_ids[i].get(),
+                                                    rows_per_chunk_[i], pipeline_.copy_arena()));
   }
 }
 
@@ -126,18 +129,23 @@ void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out, FilledSlot* fi
     std::memset(out + bytes, 0, align_up(bytes) - bytes);
     out += align_up(bytes);
   };
-  const int64_t* row_ids = nullptr;
+  const int64_t* row_ids = nullptr;  // of the rows to look for; null: they lie in a row
+  int64_t first_row_id = table.range_begin + chunk.first;
   if (!table.is_range()) {
-    row_ids = plan_.row_ids[chunk.table].data() + chunk.first;
+    row_ids = plan_.row_ids[chunk.table]->data() + chunk.first;
     std::memcpy(out, row_ids, chunk.count * sizeof(int64_t));
     pad(chunk.count * static_cast<int64_t>(sizeof(int64_t)));
+  }
+  if (table.is_packed) {
+    row_ids = nullptr;
+    first_row_id = chunk.first;
   }
   std::vector<StagedArray> on_device;
   for (const SegmentArray& array : table.arrays) {
     if (array.rows.stager != nullptr) {
       on_device.push_back({array.rows, out - begin});
     } else if (row_ids == nullptr) {
-      gather_range(array.rows, table.range_begin + chunk.first, chunk.count, out, threads);
+      gather_range(array.rows, first_row_id, chunk.count, out, threads);
     } else {
       gather_rows(array.rows, row_ids, chunk.count, out, threads);
     }
@@ -146,7 +154,7 @@ void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out, FilledSlot* fi
   if (!on_device.empty()) {
     // The row ids as they lie in the slot: its memory is pinned.
     const auto* ids = row_ids == nullptr ? nullptr : reinterpret_cast<const int64_t*>(begin);
-    const StagedRows rows{ids, table.range_begin + chunk.first, chunk.count};
+    const StagedRows rows{ids, first_row_id, chunk.count};
     filled->arrivals.push_back(on_device.front().rows.stager->gather(on_device, rows, begin));
   }
   if (!copies_.empty()) copies_[chunk.table]->overlay(chunk.first, chunk.count, begin);
@@ -187,7 +195,7 @@ void SegmentJob::check(FilledSlot* filled) noexcept {
     const std::byte* data = filled->slot.data();
     for (Chunk& chunk : filled->chunks) {
       const SegmentTable& table = plan_.tables[chunk.table];
-      const int64_t* row_ids = table.is_range() ? nullptr : plan_.row_ids[chunk.table].data();
+      const int64_t* row_ids = table.is_range() ? nullptr : plan_.row_ids[chunk.table]->data();
       chunk.checksums = check_captured(table, row_ids, chunk, data, plan_.refuse_nan);
       data += chunk_bytes(table, chunk.count);
     }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/row_id_vector.h"
 #include "pipeline/copy_on_write.h"
 #include "pipeline/segment_plan.h"
 #include "staging/device_stager.h"
@@ -35,7 +36,7 @@ struct CapturePlan {
   int64_t max_chunk_bytes = 0;
   bool copy_on_write = false;  // copy_before_write() may be called
   std::vector<SegmentTable> tables;
-  std::vector<std::vector<int64_t>> row_ids;  // per table (num_rows,), ascending; empty for a range
+  std::vector<SharedRowIds> row_ids;  // per table (num_rows,), ascending; null for a range
 };
 
 // One segment on its way to disk. Everything may be called from any thread; capture() only while no

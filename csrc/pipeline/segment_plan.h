@@ -32,6 +32,7 @@ struct SegmentTable {
   int64_t row_ids_offset =
       -1;                   // file offset of the int64 row ids; -1: a range of rows, no ids kept
   int64_t range_begin = 0;  // first row id of a range
+  bool is_packed = false;   // memory holds the rows of the segment alone, in their order
   std::vector<SegmentArray> arrays;
 
   bool is_range() const { return row_ids_offset < 0; }

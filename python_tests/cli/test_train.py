@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from python_tests.helpers import NEEDS_GPU, on_devices
+from python_tests.helpers import on_devices
 
 USAGE, OTHER = 2, 1  # exit codes
 QUICK = ["--quiet", "--steps", "60", "--every-steps", "20"]
@@ -80,7 +80,7 @@ def test_what_is_no_device_is_refused_by_name(cpr: Cpr) -> None:
     assert "device is 'tpu'; allowed: cpu, cuda, cuda:N" in error
 
 
-@NEEDS_GPU
+@pytest.mark.gpu
 def test_a_run_on_a_gpu_goes_on_on_the_cpu(tmp_path: Path) -> None:
     options = ("train", "--quiet", "--every-steps", "20", "--store", tmp_path / "s")
     first = cpr_process(*options, "--steps", "60", "--device", "cuda", "--fail-at", "30:1+2")

@@ -1,8 +1,8 @@
 """Where an operation with a CUDA form runs in the tests: one suite, every backend.
 
 ``emulated`` is the CUDA sources compiled as C++ (``csrc/testing/include/cuda_runtime.h``): their
-kernels run on the CPU, with threads in a random order. ``cuda`` is a GPU, and skips where there is
-none.
+kernels run on the CPU, with threads in a random order. ``cuda`` is a GPU: its tests have the marker
+``gpu`` (python_tests/conftest.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import pytest
 from cpr_ext._native import native
 from python_tests.csrc.segments import SANITIZER
 
-NAMES = ("cpu", "emulated", "cuda")
-DEVICE_NAMES = ("emulated", "cuda")
+#: For ``params`` and ``parametrize``.
+DEVICE_NAMES = ("emulated", pytest.param("cuda", marks=pytest.mark.gpu))
+NAMES = ("cpu", *DEVICE_NAMES)
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,4 @@ def find(name: str) -> Backend:
             pytest.skip("built without the sanitizer; tools/sanitize.sh device has it")
         # Not built is a failure: `make build` builds it, and then nothing else runs the kernels.
         return Backend(name, importlib.import_module("cpr_ext._emulated"), 0)
-    if native.num_devices() == 0:
-        why = "no CUDA device or driver" if native.has_cuda else "this build has no CUDA"
-        pytest.skip(f"needs a GPU: {why}")
     return Backend(name, native, 0)

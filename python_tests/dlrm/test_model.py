@@ -10,8 +10,7 @@ from cpr_ext.dlrm.model import DLRM, initial_rows
 from cpr_ext.dlrm.presets import PRESETS, find_preset
 from cpr_ext.dlrm.synthetic import Synthetic
 from cpr_ext.errors import UsageError
-
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+from python_tests.helpers import on_devices
 
 
 def small_model(num_dense: int = 3, seed: int = 0) -> DLRM:
@@ -57,7 +56,7 @@ def reference_logits(model: DLRM, batch: Batch) -> torch.Tensor:
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 @pytest.mark.parametrize("num_dense", [0, 3])
 def test_logits_and_gradients_equal_a_plain_loop(num_dense: int, device: str) -> None:
     model, batch = small_model(num_dense).to(device), small_batch(num_dense).to(device)

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.errors import UsageError
-
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+from python_tests.helpers import on_devices
 
 
 def plain_loop(
@@ -67,7 +66,7 @@ def test_updates_equal_a_plain_loop(
     torch.testing.assert_close(got_sum.double(), sum_expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@on_devices
 @pytest.mark.parametrize("is_sparse", [True, False])
 def test_rows_without_a_gradient_keep_every_bit(device: str, is_sparse: bool) -> None:
     weight = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).to(device)

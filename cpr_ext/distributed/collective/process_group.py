@@ -64,7 +64,12 @@ class ReformableGroup(dist.ProcessGroup):
     broadcasts values) as if all members agreed. It refuses any other collective.
 
     Groups that ``dist.new_group`` makes of its ranks are taken down and formed with it.
+
+    Attributes:
+        uses_nccl: tensors on GPUs are exchanged by NCCL. Experimental: it has not run on GPUs.
     """
+
+    uses_nccl = False
 
     def __init__(self, rank: int, world_size: int, name: str) -> None:
         super().__init__(rank, world_size)  # type: ignore[call-arg]
@@ -92,6 +97,7 @@ class ReformableGroup(dist.ProcessGroup):
 
     def add_subgroup(self, group: ReformableGroup) -> None:
         """Have ``group`` formed and taken down together with this one."""
+        group.uses_nccl = self.uses_nccl
         self._subgroups.append(group)
         if self._round is not None:
             group.configure(self._round)
@@ -166,6 +172,11 @@ class ReformableGroup(dist.ProcessGroup):
                 f"{seconds:g} s: {error}"
             ) from error
         torch_private.set_time_out(gloo, this_round.time_out)
+        if self.uses_nccl:
+            of_nccl = PrefixStore("nccl", store)
+            torch_private.add_nccl(
+                inner, of_nccl, self._rank, self._world_size, this_round.time_out
+            )
         return inner
 
 
@@ -183,8 +194,11 @@ for _operation in _COLLECTIVES:
     setattr(ReformableGroup, _operation, _delegate(_operation))
 
 
-def init_group(rank: int, world_size: int) -> ReformableGroup:
+def init_group(rank: int, world_size: int, *, nccl: bool = False) -> ReformableGroup:
     """Make the default process group of ``torch.distributed`` one that can be formed again.
+
+    Args:
+        nccl: exchange tensors on GPUs by NCCL (experimental).
 
     Raises:
         UsageError: there is a default process group already, or torch is one that lacks what this
@@ -196,11 +210,15 @@ def init_group(rank: int, world_size: int) -> ReformableGroup:
             "init_process_group() out of the script"
         )
     torch_private.require_known_torch()
+    if nccl:
+        torch_private.require_nccl()
     _made.clear()
     if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+        devices = ["cpu", "cuda"] if nccl else ["cpu"]
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=devices)
     # The rounds bring their own stores; this one is for torch's book-keeping in this process.
     dist.init_process_group(BACKEND, store=HashStore(), rank=rank, world_size=world_size)
+    _made[0].uses_nccl = nccl
     return _made[0]
 
 

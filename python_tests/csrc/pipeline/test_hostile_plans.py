@@ -173,6 +173,50 @@ def test_a_count_of_row_ids_that_differs_from_the_rows_is_refused():
         native.SegmentTable(name="t", num_rows=3, row_ids=np.arange(3))
 
 
+def test_row_ids_of_a_selection_are_shared_and_others_copied(tmp_path):
+    """Whoever changes ids that are shared changes those to be captured: so none was copied."""
+    scores = np.arange(4096, dtype=np.uint32)
+    for row_ids, is_shared in [(native.top_rows(scores, 8), True), (np.arange(8), False)]:
+        spec = native.SegmentTable(name="t", num_rows=8, row_ids_offset=4096, row_ids=row_ids)
+        spec.add_rows("weight", np.zeros((8192, 2)), 8192)
+        row_ids[5] = 0
+        if is_shared:
+            with pytest.raises(UsageError, match="must ascend"):
+                _start(tmp_path, spec)
+        else:
+            _start(tmp_path, spec).cancel("done")
+
+
+def test_a_part_of_the_row_ids_of_a_selection_is_copied(tmp_path):
+    row_ids = native.top_rows(np.arange(4096, dtype=np.uint32), 8)[:4]
+    spec = native.SegmentTable(name="t", num_rows=4, row_ids_offset=4096, row_ids=row_ids)
+    spec.add_rows("weight", np.zeros((8192, 2)), 8192)
+    row_ids[3] = 0
+    _start(tmp_path, spec).cancel("done")
+
+
+def test_a_table_is_placed_later_and_checked_again():
+    spec = native.SegmentTable(name="t", num_rows=2, row_ids_offset=0, row_ids=np.arange(2))
+    spec.add_rows("weight", np.zeros((8192, 2)), 0)
+    spec.place(4096, [8192])
+    for ids_offset, offsets in [(-1, [8192]), (4096, []), (4096, [8192, 12288])]:
+        with pytest.raises(UsageError, match=r"table 't': \d offsets, row_ids at"):
+            spec.place(ids_offset, offsets)
+    for ids_offset, offset in [(4096, 100), (100, 8192), (4096, HUGE)]:
+        with pytest.raises(UsageError, match="table 't'"):
+            spec.place(ids_offset, [offset])
+
+
+def test_packed_rows_need_row_ids_and_are_all_in_memory(tmp_path):
+    with pytest.raises(UsageError, match="'t': packed rows need row_ids"):
+        native.SegmentTable(name="t", num_rows=2, is_packed=True)
+    options = {"num_rows": 3, "row_ids_offset": 4096, "row_ids": np.array([5, 7000, 1 << 40])}
+    spec = native.SegmentTable(name="t", **options, is_packed=True)
+    spec.add_rows("weight", np.zeros((2, 2)), 8192)
+    with pytest.raises(RowIndexError, match="row 2 is not among the rows 0 to 1"):
+        _start(tmp_path, spec)
+
+
 @pytest.mark.parametrize("count", [-1, 11, 2**62])
 def test_the_bytes_of_an_impossible_count_are_refused(count):
     with pytest.raises(UsageError, match="count is"):

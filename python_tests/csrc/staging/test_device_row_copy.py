@@ -103,6 +103,22 @@ def test_a_row_larger_than_a_buffer_is_refused(device, stager):
         stager.gather_rows(table, np.array([1]), np.zeros((1, 2 * SLOT_BYTES), np.uint8))
 
 
+def test_row_ids_are_checked_round_by_round(device, stager):
+    """More rounds than there are buffers; a bad id in the last is told by its position."""
+    rows = random_bytes((100, 4096), 3)
+    table, row_ids = device.put(rows), np.arange(100).repeat(2)
+    out = np.zeros((200, 4096), np.uint8)
+    stager.gather_rows(table, row_ids, out)
+    np.testing.assert_array_equal(out, rows[row_ids])
+    row_ids[199] = 100
+    with pytest.raises(RowIndexError, match=r"row_ids\[199\] is 100; the table has 100 rows"):
+        stager.gather_rows(table, row_ids, out)
+    before = device.get(table).copy()
+    with pytest.raises(RowIndexError, match=r"row_ids\[199\]"):
+        stager.scatter_rows(out + 1, row_ids, table)
+    np.testing.assert_array_equal(device.get(table), before)  # of a scatter all are checked first
+
+
 @pytest.mark.parametrize("bad", [-1, 10, 2**62])
 def test_a_row_outside_the_table_is_refused(device, stager, bad):
     table, out = device.put(np.zeros((10, 2), np.float32)), np.zeros((1, 2), np.float32)
@@ -157,3 +173,32 @@ def test_gathers_in_flight_do_not_disturb_each_other(emulated):
     out = np.zeros_like(table)
     stager.gather_rows(table, np.arange(4000), out)
     np.testing.assert_array_equal(out, table)
+
+
+def test_small_gathers_share_a_buffer_and_wait_for_it_once(emulated):
+    stager = make_stager(emulated)
+    table = random_bytes((4000, 16), 0)
+    stager.gather_rows(table, np.arange(10), np.zeros((10, 16), table.dtype))
+    emulated.native.emulator.calls()
+    for first in range(0, 80, 10):
+        out = np.zeros((10, 16), table.dtype)
+        stager.gather_rows(table, np.arange(first, first + 10), out)
+        np.testing.assert_array_equal(out, table[first : first + 10])
+    # The stream of copies waits for each gather, training's only for a buffer that is used again.
+    assert emulated.native.emulator.calls()["cudaStreamWaitEvent"] == 8
+
+
+def test_gathers_that_share_a_buffer_and_scatters_keep_to_their_memory(emulated, tmp_path):
+    """With every copy as late as it can be."""
+    emulated.native.emulator.set_lazy(True)
+    stager = make_stager(emulated)
+    table = random_bytes((400, 100), 0)
+    expected = table.copy()
+    for first in range(0, 400, 40):
+        ids = np.arange(first, first + 40)
+        out = np.zeros_like(table[ids])
+        stager.gather_rows(table, ids, out)
+        np.testing.assert_array_equal(out, expected[ids])
+        expected[ids] = expected[ids[::-1]]
+        stager.scatter_rows(np.ascontiguousarray(out[::-1]), ids, table)
+    np.testing.assert_array_equal(table, expected)

@@ -185,10 +185,13 @@ class CudaMeterLife(ChangeMeterLife):
 
 
 LIVES = (DirtyRowsLife, AccessCounterLife, RowSamplerLife, ChangeMeterLife)
+CUDA_LIVES = (CudaDirtyRowsLife, CudaCounterLife, CudaSamplerLife, CudaMeterLife)
 DEVICE_LIVES = (
     *(EmulatedDirtyRowsLife, EmulatedCounterLife, EmulatedSamplerLife, EmulatedMeterLife),
-    *(CudaDirtyRowsLife, CudaCounterLife, CudaSamplerLife, CudaMeterLife),
+    *CUDA_LIVES,
 )
+for life in CUDA_LIVES:
+    pytest.mark.gpu(life.TestCase)
 for life in LIVES:
     life.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 for life in DEVICE_LIVES:
@@ -232,8 +235,10 @@ def maker(backend, kind):
     return lambda name="users": DEVICE_MAKERS[kind](found, name)
 
 
-PLACES = [("cpu", kind) for kind in MAKERS] + [
-    (backend, kind) for backend in backends.DEVICE_NAMES for kind in DEVICE_MAKERS
+PLACES = [
+    *(("cpu", kind) for kind in MAKERS),
+    *(("emulated", kind) for kind in DEVICE_MAKERS),
+    *(pytest.param(("cuda", kind), marks=pytest.mark.gpu) for kind in DEVICE_MAKERS),
 ]
 
 
@@ -323,9 +328,9 @@ def test_rows_cannot_be_put_back_into_another_table_or_tracker(place, make):
     assert "users" in repr(taken)
     others = [make("items")]
     others += [
-        maker(backend, kind)()
-        for backend, kind in PLACES
-        if (backend, kind) != place and backend == place[0]
+        maker(place[0], kind)()
+        for kind in (MAKERS if place[0] == "cpu" else DEVICE_MAKERS)
+        if kind != place[1]
     ]
     for other in others:
         with pytest.raises(UsageError, match="users"):

@@ -46,7 +46,7 @@ def test_tables_that_something_else_updates_are_refused():
     refuse_unprotected([table], Parity())
     fused = table_of("SGD")
     fused.lookups = object()
-    with pytest.raises(UsageError, match=r"fused kernel \(TorchRec\)"):
+    with pytest.raises(UsageError, match=r"fused kernel changes it, and its object does not say"):
         refuse_unprotected([fused], Parity())
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from cpr_ext.cuda import device_of, keep_for_stream
+from cpr_ext.cuda import device_of, record_on_stream
 from cpr_ext.errors import UsageError
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.trackers import CountedTracker, counts_updates, native_tracker
@@ -83,7 +83,7 @@ class LargestChange(Priority):
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
         weight = table.weight.detach()
         device = device_of(weight)
-        keep_for_stream(weight)
+        record_on_stream(weight)
         return native_tracker("ChangeMeter", device, name=table.name, weight=weight)
 
 

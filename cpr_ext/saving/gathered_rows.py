@@ -1,0 +1,64 @@
+"""The rows of a snapshot, copied on their own GPU at one step.
+
+A GPU copies rows within its memory many times as fast as to the host. So all rows of a partial
+snapshot are copied there in one step, and go to the host while training continues.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from cpr_ext.saving.segment_capture import Source, selection_source
+from cpr_ext.saving.selection import Selection
+
+logger = logging.getLogger("cpr_ext")
+
+
+def bytes_of(selections: Sequence[Selection]) -> int:
+    """Return the bytes of all rows, with every per-row state, and of their ids on the device."""
+    return sum(
+        selection.num_rows * (8 + array.element_size() * array[:1].numel())
+        for selection in selections
+        for array in selection.table.arrays().values()
+    )
+
+
+def gather(selections: Sequence[Selection], max_bytes: int) -> list[Source] | None:
+    """Copy the rows as they are when training's streams get here.
+
+    Returns:
+        What to capture each selection from; None if the copies take more than ``max_bytes``, or
+        more than a device has.
+    """
+    needed = bytes_of(selections)
+    if needed > max_bytes:
+        logger.info(
+            "a snapshot's rows of %d bytes are not gathered at one step: gather_bytes is %d",
+            needed,
+            max_bytes,
+        )
+        return None
+    try:
+        return [_gathered(selection) for selection in selections]
+    except torch.cuda.OutOfMemoryError as error:
+        logger.info("a snapshot's rows are not gathered at one step: %s", error)
+        return None
+
+
+def _gathered(selection: Selection) -> Source:
+    of_table = selection_source(selection)
+    if of_table.row_ids is None:
+        copies = {
+            name: array.detach()[selection.begin : selection.end].clone()
+            for name, array in of_table.arrays.items()
+        }
+        return Source(of_table.spec, copies, first_row_id=selection.begin)
+    device = selection.table.weight.device
+    row_ids = torch.from_numpy(of_table.row_ids).to(device, non_blocking=True)
+    copies = {
+        name: array.detach().index_select(0, row_ids) for name, array in of_table.arrays.items()
+    }
+    return Source(of_table.spec, copies, of_table.row_ids, is_packed=True)

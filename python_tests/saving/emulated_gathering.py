@@ -1,0 +1,160 @@
+"""Partial snapshots whose rows a GPU copies at one step.
+
+python_tests/test_emulated_gpu.py runs it on the emulated device.
+"""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import cpr_ext
+from cpr_ext.saving import gathered_rows
+from cpr_ext.saving.capture_mode import CaptureMode
+from python_tests.emulated_cases import Run
+
+SMALL = {"slot_bytes": 64 << 10, "num_slots": 2}
+
+
+def start(directory, **options):
+    """A run whose base snapshot is saved; its next ones need several slots."""
+    staging = cpr_ext.StagingOptions(**SMALL, **options.pop("staging", {}))
+    run = Run(
+        directory,
+        schedule=cpr_ext.EverySteps(1000),
+        priority=cpr_ext.MostFrequentlyUsed(0.6),
+        staging=staging,
+        **options,
+    )
+    run.save_base()
+    run.step(range(2000))
+    return run
+
+
+def begin(run, row_ids=range(100)):
+    """Step until a partial snapshot begins and knows its step; it, and the weights after each."""
+    checkpointer = run.checkpointer
+    checkpointer.schedule = cpr_ext.EverySteps(1)
+    weights = {}
+    for _ in range(20):
+        run.step(row_ids)
+        checkpointer.schedule = cpr_ext.EverySteps(1000)
+        weights[checkpointer.step_count] = run.model.weight.detach().clone()
+        snapshot = checkpointer._saver.in_flight
+        if snapshot is None or snapshot.first_step >= 0:
+            break
+    return snapshot, weights
+
+
+@pytest.mark.parametrize("consistency", ["row", "step"])
+def test_all_rows_are_of_one_step_while_training_goes_on_and_waits_for_no_slot(
+    tmp_path, consistency
+):
+    run = start(tmp_path / "s", consistency=consistency)
+    snapshot, weights = begin(run)
+    assert snapshot.mode is CaptureMode.GATHERED
+    of_step = snapshot.first_step
+    assert snapshot.has_rows_left, "training waited until all rows were on the host"
+    while snapshot.has_rows_left:
+        run.step(range(2000))  # the very rows that wait
+    run.checkpointer.wait()
+    assert (snapshot.state, snapshot.first_step, snapshot.last_step) == (
+        "committed",
+        of_step,
+        of_step,
+    )
+    run.checkpointer.close()
+    other = Run(tmp_path / "s")
+    assert other.checkpointer.recover().step == of_step
+    saved = range(2000)
+    assert torch.equal(other.model.weight[saved], weights[of_step][saved])
+    other.checkpointer.close()
+
+
+def test_a_complete_snapshot_of_one_step_is_of_the_step_that_begins_it(tmp_path):
+    run = start(tmp_path / "s", consistency="step")
+    run.checkpointer.close()
+    run = Run(
+        tmp_path / "t",
+        schedule=cpr_ext.EverySteps(1000),
+        priority=cpr_ext.AllRows(),
+        staging=cpr_ext.StagingOptions(**SMALL),
+        consistency="step",
+    )
+    run.save_base()
+    run.step(range(1500))
+    snapshot, weights = begin(run)
+    assert len(weights) == 1
+    assert snapshot.is_complete
+    run.step(range(1500))
+    run.checkpointer.wait()
+    run.checkpointer.close()
+    other = Run(tmp_path / "t")
+    assert other.checkpointer.recover(mode="full").step == snapshot.first_step
+    assert torch.equal(other.model.weight, weights[snapshot.first_step])
+    other.checkpointer.close()
+
+
+def no_memory(selection):
+    raise torch.cuda.OutOfMemoryError("there is none")
+
+
+@pytest.mark.parametrize("consistency", ["row", "step"])
+@pytest.mark.parametrize("why", ["limit", "no memory", "never"])
+def test_without_memory_rows_are_captured_from_the_tables(tmp_path, consistency, why, monkeypatch):
+    if why == "no memory":
+        monkeypatch.setattr(gathered_rows, "_gathered", no_memory)
+    staging = {} if why == "no memory" else {"gather_bytes": 0 if why == "never" else 1000}
+    run = start(tmp_path / "s", consistency=consistency, staging=staging)
+    snapshot, _ = begin(run)
+    instead = {"row": CaptureMode.SHARD_BY_SHARD, "step": CaptureMode.AT_ONCE}[consistency]
+    assert snapshot.mode is instead
+    if consistency == "step":
+        assert not snapshot.has_rows_left, "rows of one step wait, and may change"
+    run.checkpointer.wait()
+    assert snapshot.state == "committed"
+    run.checkpointer.close()
+    other = Run(tmp_path / "s")
+    other.checkpointer.recover()
+    assert torch.equal(other.model.weight[:2000], run.model.weight[:2000])
+    other.checkpointer.close()
+
+
+def test_the_copies_are_freed_with_the_snapshot_though_its_handle_is_kept(tmp_path, monkeypatch):
+    copies = []
+    gathered = gathered_rows._gathered
+
+    def noted(selection):
+        source = gathered(selection)
+        copies.extend(weakref.ref(array) for array in source.arrays.values())
+        return source
+
+    monkeypatch.setattr(gathered_rows, "_gathered", noted)
+    run = start(tmp_path / "s")
+    snapshot, _ = begin(run)
+    assert copies
+    assert all(copy() is not None for copy in copies)
+    run.checkpointer.wait()
+    run.step()
+    gc.collect()
+    assert snapshot.state == "committed"
+    assert all(copy() is None for copy in copies)
+    run.checkpointer.close()
+
+
+def test_a_device_that_fails_while_it_copies_costs_that_snapshot_only(tmp_path, monkeypatch):
+    run = start(tmp_path / "s")
+    with monkeypatch.context() as patch:
+        patch.setattr(gathered_rows, "_gathered", lambda selection: 1 / 0)
+        with pytest.warns(UserWarning, match="training continues: division by zero"):
+            begin(run)
+    assert len(run.checkpointer.metrics.failures) == 1
+    run.checkpointer.save("partial")
+    expected = run.model.weight.detach().clone()
+    run.checkpointer.wait()
+    run.checkpointer.close()
+    other = Run(tmp_path / "s")
+    other.checkpointer.recover()
+    assert torch.equal(other.model.weight, expected), "rows of the failed snapshot were forgotten"
+    other.checkpointer.close()
