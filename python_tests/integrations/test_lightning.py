@@ -1,6 +1,10 @@
 """The callback under the real Trainer: killed, resumed in mid-epoch, equal bit for bit."""
 
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +21,7 @@ from python_tests.integrations.lightning_job import (
     fit,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import sys
 from python_tests.integrations.lightning_job import fit
@@ -96,3 +101,13 @@ def test_samples_of_a_batch():
         assert first_dimension(batch) == 5
     for batch in (torch.tensor(1), "text", [], 3):
         assert first_dimension(batch) == 1
+
+
+def test_the_example_continues_from_its_store(tmp_path):
+    program = [sys.executable, ROOT / "examples/lightning_callback.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for step in (0, 200):
+        done = subprocess.run(
+            program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        assert f"continued from step {step}, done at step 200" in done.stdout
