@@ -27,7 +27,9 @@ class Rewinding:
         self._handles: list[Any] = []
         # Each once: tables of one fused kernel have the same one.
         sources = {id(table.lookups): table.lookups for table in tables}
-        self._sources = [s for s in sources.values() if isinstance(s, ChangeSource)]
+        self._sources: list[ChangeSource] = [
+            source for source in sources.values() if isinstance(source, ChangeSource)
+        ]
 
     def whole_part(self, extra_state: Any = None) -> DensePart:
         """Return a copy of everything that is not a table row, for :meth:`rewind`.

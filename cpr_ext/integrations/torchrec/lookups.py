@@ -52,7 +52,7 @@ class KernelLookups:
                     before(table, indices.long())
 
             # Runs once the gradient is there, before the operator's backward, which is the update.
-            output.register_hook(report)
+            output.register_hook(report)  # type: ignore[no-untyped-call]
 
         return [self._operator.register_forward_hook(watch_output, with_kwargs=True)]
 
