@@ -687,6 +687,9 @@ class RowDelta:
     ) -> numpy.typing.NDArray[numpy.int64]:
         """The rows in the words [begin, end), as an int64 message for apply_delta()."""
 
+    def toggle(self) -> None:
+        """Lead the rows back to before the step, and by the next call to after it."""
+
     def undo(self) -> None:
         """Put the rows back to before the step, and clear()."""
 

@@ -219,6 +219,14 @@ void register_parity(py::module_& module) {
           py::arg("checksums") = nullptr,
           "The step is done: keep what it changed, also in the checksums of the same layout.")
       .def(
+          "toggle",
+          [](BoundDelta& bound) {
+            if (!bound.delta.is_finished()) throw UsageError("the delta's step is not finished");
+            py::gil_scoped_release release;
+            bound.delta.toggle();
+          },
+          "Lead the rows back to before the step, and by the next call to after it.")
+      .def(
           "undo",
           [](BoundDelta& bound) {
             py::gil_scoped_release release;

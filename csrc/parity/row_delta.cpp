@@ -107,17 +107,28 @@ void RowDelta::finish(ShardChecksums* checksums) {
   is_finished_ = true;
 }
 
-void RowDelta::undo() {
+void RowDelta::toggle() {
   for (size_t t = 0; t < kept_.size(); ++t) {
     const RecordTable& table = layout_->tables()[t];
-    Kept& kept = kept_[t];
+    const Kept& kept = kept_[t];
     for (size_t i = 0; i < kept.row_ids.size(); ++i) {
-      uint64_t* words = kept.words.data() + i * table.record_words;
-      if (is_finished_) {
-        read_record(table, kept.row_ids[i], scratch_.data());
-        xor_words(words, scratch_.data(), table.record_words);
-      }
-      write_record(table, kept.row_ids[i], words);
+      read_record(table, kept.row_ids[i], scratch_.data());
+      xor_words(scratch_.data(), kept.words.data() + i * table.record_words, table.record_words);
+      write_record(table, kept.row_ids[i], scratch_.data());
+    }
+  }
+}
+
+void RowDelta::undo() {
+  if (is_finished_) {
+    toggle();
+    return clear();
+  }
+  for (size_t t = 0; t < kept_.size(); ++t) {
+    const RecordTable& table = layout_->tables()[t];
+    const Kept& kept = kept_[t];
+    for (size_t i = 0; i < kept.row_ids.size(); ++i) {
+      write_record(table, kept.row_ids[i], kept.words.data() + i * table.record_words);
     }
   }
   clear();

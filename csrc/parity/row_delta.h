@@ -26,6 +26,10 @@ class RowDelta {
   // same shard up to date, if given. REQUIRES: !is_finished().
   void finish(ShardChecksums* checksums = nullptr);
 
+  // Leads the rows from before the step to after it, or back; the delta is kept.
+  // REQUIRES: is_finished(), and they are those of one or the other.
+  void toggle();
+
   // Puts the rows back to what they were before the step, finished or not, and forgets it.
   void undo();
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -69,6 +69,10 @@ class NoParity:
 
     def go_back(self, state: int) -> None:
         """Return to an earlier state, which all agreed on."""
+        raise AssertionError(_NOTHING_KEPT)
+
+    def visiting(self, state: int) -> AbstractContextManager[None]:
+        """Put the rows to an earlier state, which all agreed on, inside the block."""
         raise AssertionError(_NOTHING_KEPT)
 
     def whole_copy(self, state: int) -> DensePart:
@@ -205,6 +209,19 @@ class ParityMember(NoParity):
         self._held.go_back(state)
         self._own.find_wrong_rows()
         self._require_no_obstacle()
+
+    @contextmanager
+    def visiting(self, state: int) -> Iterator[None]:
+        """Put the rows to an earlier state, which all agreed on, inside the block.
+
+        Raises:
+            PeerLostError: rows changed outside their optimizer; parity must not be used.
+        """
+        self._held.go_back(state)
+        with self._own.visiting(state):
+            self._own.find_wrong_rows()
+            self._require_no_obstacle()
+            yield
 
     def whole_copy(self, state: int) -> DensePart:
         """Return the dense state of an earlier state."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -126,7 +127,7 @@ class OwnRows:
         assert self.log is not None
         self.log = protocol.append(self.log, step)
         self._checksums.finish_delta(self._changing, step, self.log.oldest)
-        self._deltas[step], self._changing = self._changing, None
+        self._deltas[step] = self._changing
         for old in [old for old in self._deltas if old <= self.log.oldest]:
             self._deltas[old].clear()
             self._spare.append(self._deltas.pop(old))
@@ -171,6 +172,27 @@ class OwnRows:
         self._copies = {s: copy for s, copy in self._copies.items() if s <= state}
         self._checksums.go_back(state)
         self._completed = state
+
+    @contextmanager
+    def visiting(self, state: int) -> Iterator[None]:
+        """Put the rows to an earlier state of the log inside the block; all else stays.
+
+        The step in progress must be abandoned before, and :meth:`begin` called after.
+        """
+        assert self.log is not None
+        deltas = [self._deltas[step] for step in protocol.undo_order(self.log, state)]
+        if self._completed > self.log.newest:
+            if not self._changing.is_finished:
+                self._changing.finish()
+            deltas.insert(0, self._changing)
+        for delta in deltas:
+            delta.toggle()
+        self._checksums.go_back(state)
+        try:
+            yield
+        finally:
+            for delta in reversed(deltas):
+                delta.toggle()
 
     def restore(self, state: int, whole: DensePart, kept: KeptPart) -> None:
         """Begin at ``state``, of which the rows are there and the dense state is given.

@@ -141,7 +141,7 @@ class ParityJob(DrawingJob):
 
     def worker_options(self):
         options = super().worker_options()
-        if self.settings.recovery == "exact":
+        if self.settings.recovery in ("exact", "partial"):
             known = self.settings.options
             options["parity"] = Parity(
                 group_size=known["group_size"],
@@ -152,8 +152,7 @@ class ParityJob(DrawingJob):
 
     def observe(self, event):
         super().observe(event)
-        metrics = self.worker._parity._metrics if self.settings.recovery == "exact" else None
-        if metrics is not None:
+        if (metrics := getattr(self.worker._parity, "_metrics", None)) is not None:
             known = {name: getattr(metrics, name) for name in METRICS}
             self.journal.write("metrics", step=event.step, at=event.kind, **known)
 

@@ -10,7 +10,7 @@ import pytest
 from cpr_ext.distributed import worker_directory
 from cpr_ext.storage.store_reader import StoreReader
 from python_tests.distributed.cluster import Cluster
-from python_tests.distributed.mlp_job import DIM
+from python_tests.distributed.mlp_job import DIM, SAMPLES
 
 JOB = ("python_tests.distributed.parity.parity_job", "ParityJob")
 # Nobody is taken for lost on a busy machine; a wait for the end of a time-out fails the test.
@@ -242,6 +242,43 @@ def test_parity_encoded_behind_training_protects_once_it_is_complete(
     states(cluster)  # steps that were trained twice are the same
     protected = [e["protected"] for e in cluster.events(0, "metrics") if e["at"] == "step"]
     assert (protected[0], any(protected)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parity_every", "point", "steps_lost"),
+    [
+        ("mirror", 1, ["before the delta", 6], 1),
+        long("three", 1, ["optimizer", 6], 0),
+        long("four", 3, ["reduced", 7], 1),
+        long("mirror", 3, ["before the acknowledgement", 2], 3),
+    ],
+)
+def test_partial_recovery_takes_lost_rows_from_parity_and_nobody_goes_back(
+    make_cluster, shape, parity_every, point, steps_lost
+):
+    settings = settings_of(shape, parity_every=parity_every, recovery="partial", num_steps=14)
+    suicides = {"1": {"1": point, "2": ["reduced", 11]}}  # then from parity of after the first
+    cluster = make_cluster(suicides=suicides, **settings)
+    run(cluster)
+    first, second = (event["recovery"] for event in cluster.recoveries(0)[1:])
+    batch = SAMPLES * cluster.settings.world_size
+    for recovery in (first, second):
+        assert (recovery["recovery"], recovery["lost"], recovery["obstacle"]) == (
+            "partial",
+            [1],
+            "",
+        )
+        assert set(recovery["bytes_read"]) == {0}
+        assert [rows > 0 for rows in recovery["rows_restored"]] == [r == 1 for r in cluster.ranks]
+        assert recovery["samples_lost"][0] == 0
+    assert first["samples_lost"][1] <= steps_lost * batch
+    for rank in cluster.ranks:
+        trained = {e["step"]: e["tables"] for e in cluster.events(rank, "step")}
+        for event in cluster.recoveries(rank)[1:]:
+            lost = event["recovery"]["samples_lost"][rank] // batch
+            assert event["tables"] == trained[event["step"] - lost]
+        if rank != 1:  # no step is trained again
+            assert [e["step"] for e in cluster.events(rank, "step")] == list(range(1, 15))
 
 
 @pytest.mark.parametrize(

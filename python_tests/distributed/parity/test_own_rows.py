@@ -106,6 +106,24 @@ def test_one_delta_of_several_steps_has_each_row_once(tmp_path):
     assert torch.equal(held.words, begin ^ trainer.words())
 
 
+@pytest.mark.parametrize(("stride", "state"), [(1, 7), (1, 6), (3, 6), (3, 3)])
+def test_a_visit_to_an_earlier_state_changes_rows_and_nothing_else(tmp_path, stride, state):
+    trainer, known = torn_trainer(tmp_path, stride)
+    trainer.own.abandon_step()
+    for _ in range(2):  # a loss may interrupt the first
+        with trainer.own.visiting(state):
+            assert torch.equal(trainer.words(), known[state][0])
+            assert trainer.dense() == known[8][1]
+            trainer.own.find_wrong_rows()
+        assert torch.equal(trainer.words(), known[8][0])
+    assert trainer.own.obstacle == ""
+    trainer.own.begin(8)
+    for step in (9, 10, 11):
+        trainer.train(step)
+    trainer.own.find_wrong_rows()
+    assert (trainer.own.obstacle, trainer.own.log.newest) == ("", 11)
+
+
 def test_messages_keep_parity_up_to_date_and_lead_it_back(trainer):
     held = [holding(words, 0) for words in trainer.own.part_words]
     begin = trainer.words()
