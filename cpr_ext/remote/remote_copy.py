@@ -17,6 +17,7 @@ logger = logging.getLogger("cpr_ext")
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
+_END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class RemoteCopy:
                 status.lag_bytes,
                 status.error or f"not copied within {self._patience} s",
             )
-        self.close()
+        self.close(_END_SECONDS)  # a request in progress may take longer; it adds nothing then
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """End the thread, in the middle of a state if need be; it may be called again."""
@@ -170,11 +171,11 @@ class RemoteCopy:
 
     def _spend(self, count: int) -> None:
         with self._changed:
-            if self._is_stopped:
-                raise SnapshotError("copying was stopped")
             self._bytes_sent += count
             if self._rate is not None:
                 self._changed.wait_for(lambda: self._is_stopped, count / self._rate)
+            if self._is_stopped:
+                raise SnapshotError("copying was stopped")
 
     def _run(self) -> None:
         while not self._is_ended:

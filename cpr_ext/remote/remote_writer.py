@@ -129,6 +129,7 @@ class RemoteWriter:
                 checksums[key] = self._send(key, file, record.file_bytes)
         number = 1 if self.newest is None else self.newest.number + 1
         state = RemoteState(number, self._writer, view, checksums)
+        self.spend(0)  # raises if it was stopped meanwhile
         self._add(state)
         before, self.newest = self.newest, state
         self._tidy(before, state)
