@@ -48,6 +48,7 @@ class RecoveryCalls:
         strict: bool,
         on_damage: OnDamage,
         up_to_step: int | None,
+        at_step: int | None,
     ) -> RecoveryReport:
         """Restore a lost state; see :meth:`cpr_ext.Checkpointer.recover`."""
         require_one_of("mode", mode, ("partial", "full"))
@@ -62,6 +63,9 @@ class RecoveryCalls:
             raise UsageError('from_store is for all shards; leave out "shards"')
         if up_to_step is not None and (shards is not None or from_store is not None):
             raise UsageError("up_to_step goes with neither shards nor from_store")
+        others = (shards, from_store, up_to_step)
+        if at_step is not None and any(option is not None for option in others):
+            raise UsageError("at_step goes with none of shards, from_store and up_to_step")
         if not strict and from_store is None:
             raise UsageError("strict=False needs from_store; a store is written by one model only")
         with self._guard.in_call("recover()"):
@@ -76,6 +80,7 @@ class RecoveryCalls:
                     steps_done=self._account.step,
                     on_damage=on_damage,
                     up_to_step=up_to_step,
+                    at_step=at_step,
                 )
                 self._note_all(findings, is_own_store=True)
         findings.seconds = time.perf_counter() - started
