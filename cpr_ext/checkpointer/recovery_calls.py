@@ -6,9 +6,11 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from cpr_ext.checkpointer.call_guard import CallGuard
+from cpr_ext.checkpointer.healing import Healing
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.errors import UsageError
 from cpr_ext.recovery.findings import Findings
@@ -31,6 +33,7 @@ class RecoveryCalls:
         self._account = parts.account
         self._base_rule = parts.base_rule
         self._dense = parts.dense
+        self._healing = Healing(parts.store, parts.remote)
         self._recorder = parts.recorder
         self._recoverer = parts.recoverer
         self._saver = parts.saver
@@ -70,18 +73,23 @@ class RecoveryCalls:
             raise UsageError("strict=False needs from_store; a store is written by one model only")
         with self._guard.in_call("recover()"):
             self._saver.quiesce()
+            self._healing.heal_headers()
             if lost is not None:
                 findings = self._recover_shards(lost, on_damage)
             elif from_store is not None and self._store.is_empty:
                 findings = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
             else:
-                findings = self._recoverer.recover_all(
+                recover_all = partial(
+                    self._recoverer.recover_all,
                     mode,
                     steps_done=self._account.step,
                     on_damage=on_damage,
                     up_to_step=up_to_step,
                     at_step=at_step,
                 )
+                findings = recover_all()
+                if self._healing.heal_rows(findings):
+                    findings = recover_all()
                 self._note_all(findings, is_own_store=True)
         findings.seconds = time.perf_counter() - started
         report = findings.report()

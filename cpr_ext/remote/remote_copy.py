@@ -6,12 +6,14 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from cpr_ext.errors import SnapshotError
 from cpr_ext.remote.objects import brief
 from cpr_ext.remote.remote_state import StoreView
 from cpr_ext.remote.remote_writer import FencedError, RemoteWriter
 from cpr_ext.runtime.threads import close_at_exit
+from cpr_ext.storage.manifest import SegmentRecord
 
 logger = logging.getLogger("cpr_ext")
 
@@ -75,6 +77,14 @@ class RemoteCopy:
         self._thread = threading.Thread(target=self._run, name="cpr_ext-remote", daemon=True)
         close_at_exit(self)  # first: an interrupt may come between the two
         self._thread.start()
+
+    def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
+        """Replace a file of the local store by its copy; False if there is none.
+
+        Raises:
+            RemoteError, DamageError, OSError: it could not be read, or is not as written.
+        """
+        return self._writer.fetch(directory, record, path)
 
     def submit(self, view: StoreView) -> None:
         """Take note of a newly committed state; returns at once."""

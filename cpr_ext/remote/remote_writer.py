@@ -15,6 +15,7 @@ from typing import Any
 
 from cpr_ext._native import native
 from cpr_ext.errors import StoreError
+from cpr_ext.remote.fetching import fetch_segment
 from cpr_ext.remote.objects import Objects, RemoteError
 from cpr_ext.remote.remote_state import (
     OBJECTS,
@@ -25,6 +26,7 @@ from cpr_ext.remote.remote_state import (
     state_numbers,
 )
 from cpr_ext.storage.filesystem import open_regular
+from cpr_ext.storage.manifest import SegmentRecord
 
 PROBES = "probes/"
 STATES_KEPT = 16  # old states: small, and a reader may be at one of the last
@@ -97,6 +99,11 @@ class RemoteWriter:
                 "the remote service ignores conditional writes (If-None-Match), so two writers "
                 "could overwrite each other. Use a service that has them"
             )
+
+    def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
+        """Replace a file of the local store by its copy; False if there is none."""
+        newest = self.newest
+        return newest is not None and fetch_segment(self._objects, newest, directory, record, path)
 
     def missing_bytes(self, view: StoreView) -> int:
         """Return how many bytes of a state are not there yet."""
