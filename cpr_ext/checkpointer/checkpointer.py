@@ -270,6 +270,7 @@ class Checkpointer:
         on_damage: OnDamage = "fall_back",
         on_read_error: OnReadError = "raise",
         up_to_step: int | None = None,
+        at_step: int | None = None,
     ) -> RecoveryReport:
         """Restore a lost state.
 
@@ -299,6 +300,8 @@ class Checkpointer:
                 and reported; unreadable files stay until a newer snapshot of all rows is durable.
             up_to_step: use no snapshot of a later step, and drop later ones. 0, for a model that
                 starts from step 0: drop all.
+            at_step: go back to the full-recovery point of this step, and drop what is newer;
+                ``cpr inspect`` lists those that the store keeps.
 
         Returns:
             A report of the restored state; training resumes from its ``step``, 0 if the store is
@@ -323,6 +326,7 @@ class Checkpointer:
                 strict=strict,
                 on_damage=on_damage,
                 up_to_step=up_to_step,
+                at_step=at_step,
             )
         self._saving.note_recovered(whole=shards is None)
         return report

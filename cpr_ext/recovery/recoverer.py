@@ -102,11 +102,13 @@ class Recoverer:
         steps_done: int,
         on_damage: OnDamage,
         up_to_step: int | None = None,
+        at_step: int | None = None,
     ) -> Findings:
         """Restore every shard and the dense part, and roll the store back to them.
 
         Args:
             up_to_step: what was saved at a later step is as if it were not there.
+            at_step: go back to the full-recovery point of this step.
             steps_done: steps that the live model was trained; with some, an empty store is refused.
 
         Returns:
@@ -116,7 +118,9 @@ class Recoverer:
             DamageError: no undamaged dense part is left, or ``on_damage="raise"`` and any file of
                 the store is damaged.
         """
-        source = OwnStore(self._store, self._live, None, mode == "full", up_to_step, steps_done)
+        source = OwnStore(
+            self._store, self._live, None, mode == "full", up_to_step, at_step, steps_done
+        )
         return self._recover(source, on_damage=on_damage, strict=True)
 
     def recover_from(

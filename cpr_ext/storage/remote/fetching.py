@@ -11,10 +11,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cpr_ext._native import native
-from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.errors import CprError, DamageError, StoreError
 from cpr_ext.storage.checksummed_json import write_checksummed
-from cpr_ext.storage.file_names import MANIFEST_FILE, STORE_FILE
-from cpr_ext.storage.filesystem import create_anew, make_directory, sync_directory
+from cpr_ext.storage.file_names import MANIFEST_FILE, STORE_FILE, TEMPORARY_SUFFIX
+from cpr_ext.storage.filesystem import (
+    create_anew,
+    make_directory,
+    storage_error,
+    sync_directory,
+)
 from cpr_ext.storage.manifest import FORMAT_VERSION, SegmentRecord
 from cpr_ext.storage.remote.objects import (
     Objects,
@@ -24,7 +29,7 @@ from cpr_ext.storage.remote.objects import (
     is_address,
     open_objects,
 )
-from cpr_ext.storage.remote.remote_state import RemoteState, newest_state
+from cpr_ext.storage.remote.remote_state import RemoteState, newest_state, object_key
 
 RANGE_BYTES = 8 << 20
 PARALLEL = 8
@@ -52,8 +57,28 @@ def fetch_store(
         StoreError: there is no state.
         DamageError: an object is not as written, or missing.
         RemoteError: a request failed.
+        StorageError: the directory could not be written.
     """
+    directory = directory.absolute()
     target = directory.with_name(directory.name + ".fetching")
+    try:
+        return _fetch_newest(objects, directory, target, shards, headers_only, finish)
+    except OSError as error:
+        if isinstance(error, CprError):
+            raise
+        raise storage_error("read the remote store into", directory, error) from error
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _fetch_newest(
+    objects: Objects,
+    directory: Path,
+    target: Path,
+    shards: Collection[str] | None,
+    headers_only: bool,
+    finish: Callable[[Path, int, str], None] | None,
+) -> RemoteState:
     tries_left = _TRIES
     while True:
         state = newest_state(objects)
@@ -134,6 +159,30 @@ def _fetch_object(
         os.fsync(file.fileno())
     if checksum is not None and crc != checksum:
         raise DamageError(f"{key}: checksum {crc:08x}, the remote state recorded {checksum:08x}")
+
+
+def fetch_segment(
+    objects: Objects, state: RemoteState, directory: str, record: SegmentRecord, path: Path
+) -> bool:
+    """Replace ``path`` by a segment of a state; False if that does not have it.
+
+    Raises:
+        DamageError, FileNotFoundError: its object is not as written, or was removed.
+        RemoteError: a request failed.
+    """
+    key = object_key(directory, record)
+    if (checksum := state.checksums.get(key)) is None:
+        return False
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    temporary.unlink(missing_ok=True)
+    try:
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            _fetch_object(objects, pool, key, record, temporary, checksum)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return True
 
 
 def _read(objects: Objects, key: str, begin: int, end: int) -> bytes:

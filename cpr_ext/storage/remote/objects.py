@@ -7,7 +7,8 @@ name: every service offers it, and the file system does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -118,30 +119,43 @@ class StoredObjects:
         """See :class:`Objects`."""
         from obstore.exceptions import AlreadyExistsError
 
-        try:
-            self._api.put(self._store, key, data, mode="create", use_multipart=False)
-        except (AlreadyExistsError, FileExistsError):
-            return False
-        return True
+        with _named("create", key):
+            try:
+                self._api.put(self._store, key, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, FileExistsError):
+                return False
+            return True
 
     def write(self, key: str, chunks: Iterable[bytes]) -> None:
         """See :class:`Objects`."""
-        self._api.put(self._store, key, iter(chunks), use_multipart=True, chunk_size=PART_BYTES)
+        with _named("write", key):
+            self._api.put(self._store, key, iter(chunks), use_multipart=True, chunk_size=PART_BYTES)
 
     def read(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         """See :class:`Objects`."""
-        if end is None:
-            return bytes(self._api.get(self._store, key).bytes())
-        return bytes(self._api.get_range(self._store, key, start=begin, end=end))
+        with _named("read", key):
+            if end is None:
+                return bytes(self._api.get(self._store, key).bytes())
+            return bytes(self._api.get_range(self._store, key, start=begin, end=end))
 
     def list(self, prefix: str) -> list[str]:
         """See :class:`Objects`."""
-        found = self._api.list(self._store, prefix.rstrip("/"))
-        return [entry["path"] for page in found for entry in page]
+        with _named("list", prefix):
+            found = self._api.list(self._store, prefix.rstrip("/"))
+            return [entry["path"] for page in found for entry in page]
 
     def delete(self, key: str) -> None:
         """See :class:`Objects`."""
-        try:
+        with _named("delete", key), suppress(FileNotFoundError):
             self._api.delete(self._store, key)
-        except FileNotFoundError:
-            return
+
+
+@contextmanager
+def _named(request: str, key: str) -> Iterator[None]:
+    """Raise errors of the service as RemoteError, in one line that names the request."""
+    try:
+        yield
+    except (FileNotFoundError, CprError):
+        raise
+    except Exception as error:
+        raise RemoteError(f"the remote store did not {request} '{key}': {brief(error)}") from None

@@ -6,17 +6,17 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from cpr_ext.errors import SnapshotError
 from cpr_ext.runtime.threads import close_at_exit
-from cpr_ext.storage.remote.objects import brief
-from cpr_ext.storage.remote.remote_state import StoreView
-from cpr_ext.storage.remote.remote_writer import FencedError, RemoteWriter
+from cpr_ext.storage.manifest import SegmentRecord
 
 logger = logging.getLogger("cpr_ext")
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
+_END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,14 @@ class RemoteCopy:
         close_at_exit(self)  # first: an interrupt may come between the two
         self._thread.start()
 
+    def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
+        """Replace a file of the local store by its copy; False if there is none.
+
+        Raises:
+            RemoteError, DamageError, OSError: it could not be read, or is not as written.
+        """
+        return self._writer.fetch(directory, record, path)
+
     def submit(self, view: StoreView) -> None:
         """Take note of a newly committed state; returns at once."""
         with self._changed:
@@ -117,7 +125,7 @@ class RemoteCopy:
                 status.lag_bytes,
                 status.error or f"not copied within {self._patience} s",
             )
-        self.close()
+        self.close(_END_SECONDS)  # a request in progress may take longer; it adds nothing then
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """End the thread, in the middle of a state if need be; it may be called again."""
@@ -170,11 +178,11 @@ class RemoteCopy:
 
     def _spend(self, count: int) -> None:
         with self._changed:
-            if self._is_stopped:
-                raise SnapshotError("copying was stopped")
             self._bytes_sent += count
             if self._rate is not None:
                 self._changed.wait_for(lambda: self._is_stopped, count / self._rate)
+            if self._is_stopped:
+                raise SnapshotError("copying was stopped")
 
     def _run(self) -> None:
         while not self._is_ended:

@@ -16,6 +16,8 @@ from typing import Any
 from cpr_ext._native import native
 from cpr_ext.errors import StoreError
 from cpr_ext.storage.filesystem import open_regular
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.remote.fetching import fetch_segment
 from cpr_ext.storage.remote.objects import Objects, RemoteError
 from cpr_ext.storage.remote.remote_state import (
     OBJECTS,
@@ -98,6 +100,11 @@ class RemoteWriter:
                 "could overwrite each other. Use a service that has them"
             )
 
+    def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
+        """Replace a file of the local store by its copy; False if there is none."""
+        newest = self.newest
+        return newest is not None and fetch_segment(self._objects, newest, directory, record, path)
+
     def missing_bytes(self, view: StoreView) -> int:
         """Return how many bytes of a state are not there yet."""
         known = self._known()
@@ -129,6 +136,7 @@ class RemoteWriter:
                 checksums[key] = self._send(key, file, record.file_bytes)
         number = 1 if self.newest is None else self.newest.number + 1
         state = RemoteState(number, self._writer, view, checksums)
+        self.spend(0)  # raises if it was stopped meanwhile
         self._add(state)
         before, self.newest = self.newest, state
         self._tidy(before, state)
