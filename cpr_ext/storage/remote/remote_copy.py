@@ -11,6 +11,9 @@ from pathlib import Path
 from cpr_ext.errors import SnapshotError
 from cpr_ext.runtime.threads import close_at_exit
 from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.remote.objects import brief
+from cpr_ext.storage.remote.remote_state import StoreView
+from cpr_ext.storage.remote.remote_writer import FencedError, RemoteWriter
 
 logger = logging.getLogger("cpr_ext")
 
