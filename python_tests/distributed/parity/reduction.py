@@ -43,7 +43,8 @@ class ReducedModel(Model):
         return self._one_of_commuting(state, super().recover(state))
 
     def _one_of_commuting(self, state, events):
-        if state.losses < self.losses or "commuting" not in self.reductions:
+        # Encoding during training needs that members stand still: there moves do prevent others.
+        if state.losses < self.losses or self.behind or "commuting" not in self.reductions:
             yield from events
         else:
             yield from (first for first in [next(iter(events), None)] if first is not None)
@@ -102,7 +103,7 @@ class ReducedModel(Model):
 
     def _numbers(self, rank, w):
         held = dict(zip(self.others(rank), w.held, strict=False))
-        own = (_number(w.own), w.is_changing, w.acknowledged)
+        own = (_number(w.own), w.is_changing, w.acknowledged, w.is_encoded)
         return own, tuple(_number(held.get(member)) for member in self.group_of[rank])
 
 

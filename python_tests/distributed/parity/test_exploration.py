@@ -71,16 +71,20 @@ def test_every_interleaving_of_more_steps_and_workers(groups, steps, losses, sta
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("groups", "steps", "losses", "states"),
+    ("groups", "steps", "losses", "behind", "states"),
     [
-        (one_group(3), 3, 2, 15_058),
-        (one_group(4), 3, 1, 29_853),
-        (one_group(4), 2, 2, 63_857),
+        (one_group(3), 3, 2, False, 15_058),
+        (one_group(4), 3, 1, False, 29_853),
+        (one_group(4), 2, 2, False, 63_857),
+        (one_group(3), 2, 2, True, 5_156),
+        (one_group(4), 1, 1, True, 19_101),
     ],
 )
-def test_every_interleaving_of_more_steps_and_workers_reduced(groups, steps, losses, states):
-    model = ReducedModel(groups, steps, losses)
-    result = report(f"{groups}, {steps} steps, {losses} losses", explore(model))
+def test_every_interleaving_of_more_steps_and_workers_reduced(
+    groups, steps, losses, behind, states
+):
+    model = ReducedModel(groups, steps, losses, behind=behind)
+    result = report(f"{groups}, {steps} steps, {losses} losses, {behind=}", explore(model))
     assert result.states == states
 
 

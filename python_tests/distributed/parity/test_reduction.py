@@ -15,6 +15,7 @@ CASES = [
     (one_group(3), 1, 2),
     (mirrors(4), 1, 1),
 ]
+ENCODED_LATER = (one_group(3), 1, 1)
 
 
 class Visited(ReducedModel):
@@ -35,8 +36,8 @@ class Visited(ReducedModel):
 
 
 @cache
-def visited(case, *reductions):
-    model = Visited(*case, reductions=reductions)
+def visited(case, *reductions, behind=False):
+    model = Visited(*case, reductions=reductions, behind=behind)
     model.fallbacks = explore(model).fallbacks
     return model
 
@@ -51,7 +52,7 @@ def least_of_all_orders(model, state):
             held = dict(zip(model.others(rank), w.held, strict=False))
             renamed = sorted((name[m], log.newest, log.oldest) for m, log in held.items())
             own = (-1, -1) if w.own is None else (w.own.newest, w.own.oldest)
-            workers[name[rank]] = (own, w.is_changing, w.acknowledged, renamed)
+            workers[name[rank]] = (own, w.is_changing, w.acknowledged, w.is_encoded, renamed)
         described.append(repr(sorted(workers.items())))
     return state.losses, state.goal, min(described)
 
@@ -96,6 +97,20 @@ def test_all_reductions_together_keep_recoveries_ends_and_fallbacks(case):
     assert kept(every.ends) == kept(some.ends)
     assert kept(every.resumed) == kept(some.resumed)
     assert (every.fallbacks > 0) == (some.fallbacks > 0) == (case[2] > 1)
+
+
+@pytest.mark.parametrize("reductions", [("symmetry",), ("silent",), ALL])
+def test_parity_that_is_encoded_during_training_is_explored_as_without(reductions):
+    every = visited(ENCODED_LATER, behind=True)
+    some = visited(ENCODED_LATER, *reductions, behind=True)
+    model = ReducedModel(*ENCODED_LATER, reductions=reductions, behind=True)
+
+    def kept(states):
+        return {least_of_all_orders(every, model.silenced(state)) for state in states}
+
+    assert kept(every.seen) == kept(some.seen)
+    assert kept(every.resumed) == kept(some.resumed)
+    assert len(some.seen) < len(every.seen)
 
 
 def test_a_state_whose_values_are_wrong_is_not_merged_with_others():
