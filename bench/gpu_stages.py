@@ -102,7 +102,7 @@ def gather(sizes: Sizes) -> Iterator[Target]:
         )
         yield from compare(
             f"{moved} to the host",
-            ours,
+            _gathering(_stager(DEFAULT_SLOT_BYTES), rows),
             Other("index_select(out=), copy to pinned", rows.select_to_host, 1.0),
             rounds=sizes.rounds,
             seconds=gpu_device.host_seconds,

@@ -43,6 +43,7 @@ def test_the_hosts_cost_is_told_by_stage_for_a_step_and_for_a_snapshot() -> None
     for stage in ("submit choosing", "describe tables (SegmentTable)", "all stages"):
         [line] = [line for line in shown if line.startswith("per snapshot") and stage in line]
         assert float(line.split()[-2]) > 0, line
+    assert any(line.startswith("per segment of 1,000 rows") for line in shown)
     [launched] = [line for line in shown if line.startswith("per step") and "LaunchKernel" in line]
     assert launched.split()[-2:] == ["1", "calls"]
 
