@@ -82,7 +82,7 @@ def test_the_notice_names_all_data_that_is_shipped():
     notice = (ROOT / "NOTICE").read_text()
     shipped = [*ROOT.glob("cpr_ext/**/*.json")]
     assert shipped
-    for path in shipped:
+    for path in [*shipped, *(ROOT / "python_tests/data").iterdir()]:
         assert path.relative_to(ROOT).as_posix() in notice
     assert 'license-files = ["LICENSE", "NOTICE"]' in (ROOT / "pyproject.toml").read_text()
 

@@ -51,8 +51,9 @@ def stage(source: Path) -> None:
             text += all_decisions(pages)
         place.write_text(text)
     shutil.copytree(ROOT / "docs" / "images", source / "docs" / "images")
-    for name in ("conf.py", "index.md"):
-        shutil.copy(ROOT / "docs" / "site" / name, source)
+    shutil.copy(ROOT / "docs" / "site" / "conf.py", source)
+    index = (ROOT / "docs" / "site" / "index.md").read_text()
+    (source / "index.md").write_text(index + unlisted(index, pages))
     (source / "api").mkdir()
     for module in MODULES:
         name = f"cpr_ext{module}"
@@ -80,6 +81,15 @@ def all_decisions(pages: list[Path]) -> str:
     """Return a hidden table of contents, for the side bar."""
     names = [path.stem for path in pages if path.parent.name == "decisions" and path.stem[0] == "0"]
     return "\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
+
+
+def unlisted(index: str, pages: list[Path]) -> str:
+    """Return a table of contents of the pages that the index does not list."""
+    names = [path.relative_to(ROOT).with_suffix("").as_posix() for path in pages]
+    names = [n for n in names if n not in index.split() and not n.startswith("docs/decisions/0")]
+    if not names:
+        return ""
+    return "\n```{toctree}\n:caption: More\n:maxdepth: 1\n\n" + "\n".join(names) + "\n```\n"
 
 
 def api_page(name: str) -> str:
