@@ -196,7 +196,10 @@ class Checkpointer:
     @property
     def metrics(self) -> Metrics:
         """Counts and costs of checkpointing so far."""
-        return self._account.metrics
+        metrics = self._account.metrics
+        if (status := self.remote_status()) is not None:
+            metrics.note_remote_lag(status.lag_seconds, status.lag_bytes)
+        return metrics
 
     def remote_status(self) -> RemoteStatus | None:
         """Return how far the copy in object storage is; None without ``remote``."""

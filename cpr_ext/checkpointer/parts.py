@@ -201,7 +201,7 @@ def build_parts(
     )
     copy = None
     if remote is not None:
-        copy = _start_copy(remote, store, tables, committer)
+        copy = _start_copy(remote, store, tables, committer, account)
     recorder.attach()  # last: what fails above leaves the model as it was
     watch.attach()
     return Parts(
@@ -221,7 +221,11 @@ def build_parts(
 
 
 def _start_copy(
-    remote: RemoteStore, store: Store, tables: Sequence[Table], committer: Committer
+    remote: RemoteStore,
+    store: Store,
+    tables: Sequence[Table],
+    committer: Committer,
+    account: RunState,
 ) -> RemoteCopy:
     """Copy the store now, and after each change of its manifests."""
     model = describe_model(tables, store.num_shards)
@@ -231,5 +235,11 @@ def _start_copy(
         committer.close()
         store.close()
         raise
-    committer.after_change = lambda: copy.submit(view_of(store, model))
+
+    def submit() -> None:
+        copy.submit(view_of(store, model))
+        status = copy.status()
+        account.metrics.note_remote_lag(status.lag_seconds, status.lag_bytes)
+
+    committer.after_change = submit
     return copy

@@ -39,6 +39,8 @@ class Metrics:
         row_updates_lost: exactly those that recoveries of shards reverted: for each row, all since
             it was last saved. None: not counted, see ``count_row_updates``.
         compactions, failed_compactions: merged segments that became live; merges that failed.
+        remote_lag_seconds, remote_lag_bytes: how long the oldest state that is not in the remote
+            store has waited, and what is to be sent of the newest.
         parity: of a worker with parity; None: it has none.
     """
 
@@ -54,6 +56,8 @@ class Metrics:
     row_updates_lost: int | None = 0
     compactions: int = 0
     failed_compactions: int = 0
+    remote_lag_seconds: float = 0.0
+    remote_lag_bytes: int = 0
     failures: list[str] = field(default_factory=list)
     parity: ScalarGroup | None = None
 
@@ -63,6 +67,10 @@ class Metrics:
         if self.row_updates_lost is None:
             return None
         return self.row_updates_lost / self.row_updates if self.row_updates else 0.0
+
+    def note_remote_lag(self, seconds: float, lag_bytes: int) -> None:
+        """Take note of how far the copy of the store is."""
+        self.remote_lag_seconds, self.remote_lag_bytes = seconds, lag_bytes
 
     def write_scalars(self, writer: ScalarWriter, step: int) -> None:
         """Write every number as the scalar ``cpr/<name>`` of ``step``."""

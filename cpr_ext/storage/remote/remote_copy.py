@@ -67,7 +67,7 @@ class RemoteCopy:
         self._changed = threading.Condition()
         self._wanted: StoreView | None = None
         self._wanted_since = 0.0
-        self._is_busy = False
+        self._copying: StoreView | None = None
         self._is_stopped = False
         self._bytes_sent = 0
         self._failures = 0
@@ -89,7 +89,7 @@ class RemoteCopy:
     def submit(self, view: StoreView) -> None:
         """Take note of a newly committed state; returns at once."""
         with self._changed:
-            if self._wanted is None and not self._is_busy:
+            if self._wanted is None and self._copying is None:
                 self._wanted_since = time.monotonic()
             self._wanted = view
             self._changed.notify_all()
@@ -97,12 +97,11 @@ class RemoteCopy:
     def status(self) -> RemoteStatus:
         """Return how far the copy is."""
         with self._changed:
-            newest, wanted = self._writer.newest, self._wanted
-            is_behind = wanted is not None or self._is_busy
+            newest, lacking = self._writer.newest, self._wanted or self._copying
             return RemoteStatus(
                 step=-1 if newest is None else newest.view.step,
-                lag_seconds=time.monotonic() - self._wanted_since if is_behind else 0.0,
-                lag_bytes=0 if wanted is None else self._writer.missing_bytes(wanted),
+                lag_seconds=0.0 if lacking is None else time.monotonic() - self._wanted_since,
+                lag_bytes=0 if lacking is None else self._writer.missing_bytes(lacking),
                 bytes_sent=self._bytes_sent,
                 failures=self._failures,
                 error=self._error,
@@ -113,10 +112,10 @@ class RemoteCopy:
         """Wait until the newest state is there; False if the time ran out, or it never will."""
         with self._changed:
             self._changed.wait_for(
-                lambda: (self._wanted is None and not self._is_busy) or self._is_ended,
+                lambda: (self._wanted is None and self._copying is None) or self._is_ended,
                 timeout_seconds,
             )
-            return self._wanted is None and not self._is_busy and not self._is_fenced
+            return self._wanted is None and self._copying is None and not self._is_fenced
 
     def end(self, *, waits: bool) -> None:
         """End the thread; wait before, for a bounded time, for the newest state to be there."""
@@ -147,7 +146,7 @@ class RemoteCopy:
         with self._changed:
             if self._wanted is None or self._is_ended:
                 return None
-            view, self._wanted, self._is_busy = self._wanted, None, True
+            view, self._wanted, self._copying = self._wanted, None, self._wanted
         error: Exception | None = None
         started = time.monotonic()
         try:
@@ -155,7 +154,7 @@ class RemoteCopy:
         except Exception as raised:
             error = raised
         with self._changed:
-            self._is_busy = False
+            self._copying = None
             pause = self._note(view, error, started)
             self._changed.notify_all()
         return pause
