@@ -63,13 +63,14 @@ def right_states(nursery, tmp_path_factory):
     """Those of a job without kills, by its settings."""
     known = {}
 
-    def of(*shape):
-        if shape not in known:
+    def of(*shape, num_steps=STEPS):
+        key = (*shape, num_steps)
+        if key not in known:
             folder = tmp_path_factory.mktemp("untouched")
-            cluster = Cluster([nursery], folder, **settings_of(*shape))
+            cluster = Cluster([nursery], folder, **settings_of(*shape, num_steps=num_steps))
             run(cluster)
-            known[shape] = states(cluster)
-        return known[shape]
+            known[key] = states(cluster)
+        return known[key]
 
     return of
 
@@ -138,16 +139,16 @@ def require_true_metrics(cluster):
 @pytest.mark.parametrize(
     ("point", "back_to"),
     [
-        (["optimizer", 7], 6),
-        long(["before the acknowledgement", 2], 3),
-        long(["before the delta", 9], 6),
+        (["optimizer", 7], {6}),
+        long(["before the acknowledgement", 2], {3, 6}),  # its peer may have the delta or not
+        long(["before the delta", 9], {6}),
     ],
 )
 def test_parity_of_each_third_step_returns_to_one(make_cluster, right_states, point, back_to):
     suicides = {"1": {"1": point}}
     cluster = make_cluster(suicides=suicides, **settings_of("mirror", parity_every=3))
     require_nothing_lost(cluster, right_states("mirror"), [1])
-    assert last_recovery(cluster)["step"] == back_to
+    assert last_recovery(cluster)["step"] in back_to
 
 
 @pytest.mark.parametrize(
@@ -248,8 +249,8 @@ def test_parity_encoded_behind_training_protects_once_it_is_complete(
     ("shape", "parity_every", "point", "steps_lost"),
     [
         ("mirror", 1, ["before the delta", 6], 1),
-        long("three", 1, ["optimizer", 6], 0),
-        long("four", 3, ["reduced", 7], 1),
+        long("three", 1, ["optimizer", 6], 1),
+        long("four", 3, ["reduced", 7], 2),
         long("mirror", 3, ["before the acknowledgement", 2], 3),
     ],
 )
@@ -303,20 +304,37 @@ def test_rows_that_differ_from_their_checksums_are_never_used(make_cluster, faul
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", range(50))
+@pytest.mark.parametrize("part", range(25))
 def test_a_hundred_random_kills_cost_nothing(make_cluster, right_states, part):
-    chance = random.Random()
-    cluster = make_cluster(**settings_of("four"))
+    """Four in each job; some of them kill a replacement before, while or after it is rebuilt."""
+    chance, steps = random.Random(), 50
+    cluster = make_cluster(**settings_of("four", num_steps=steps))
     cluster.start()
-    killed = []
-    for _ in range(2):
-        cluster.wait_for_step(1)
-        time.sleep(chance.random())
-        victim = chance.choice(cluster.ranks)
+    victim, killed = None, []
+    for moment in sorted(chance.sample(range(1, steps - 5), 4)):
+        cluster.wait_until(lambda moment=moment: newest_step(cluster) >= moment, WAIT_SECONDS)
+        if victim is None or is_rebuilt(cluster, victim) or chance.random() < 0.5:
+            if victim is not None:
+                cluster.wait_until(lambda rank=victim: is_rebuilt(cluster, rank), WAIT_SECONDS)
+            victim = chance.choice(cluster.ranks)
+        time.sleep(0.2 * chance.random())
         if cluster.exit_code(victim, 0) is None:
             cluster.kill(victim)
-            killed.append(victim)
-            cluster.wait_for_death(victim, seconds=WAIT_SECONDS)
-            cluster.start(victim)
+            if cluster.exit_code(victim, WAIT_SECONDS) == -signal.SIGKILL:
+                killed.append(victim)
+                cluster.start(victim)
     cluster.finish(WAIT_SECONDS)
-    require_states(cluster, right_states("four"), killed)
+    require_states(cluster, right_states("four", num_steps=steps), killed)
+    found = [event["recovery"] for event in cluster.recoveries(0)[1:]]
+    assert {recovery["recovery"] for recovery in found} <= {"exact"}
+
+
+def newest_step(cluster):
+    steps = [e["step"] for rank in cluster.ranks for e in cluster.events(rank, "step")]
+    return max(steps, default=0)
+
+
+def is_rebuilt(cluster, rank):
+    """This process has recovered; or it came when the job was finished."""
+    events = [e for e in cluster.events(rank) if e["pid"] == cluster.pids[rank]]
+    return any(e["event"] in ("recovered", "ended") for e in events)
