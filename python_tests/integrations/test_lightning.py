@@ -56,6 +56,7 @@ def test_a_finished_fit_is_not_trained_again(tmp_path):
     again, callback, _ = fit(tmp_path)
     assert callback.report.step == NUM_BATCHES * NUM_EPOCHS
     assert again.seen == []
+    assert callback.checkpointer is None  # the store is released
     torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback
 
 from cpr_ext import Checkpointer, RecoveryReport
 from cpr_ext.errors import UsageError
+from cpr_ext.state.stateful import as_stateful
 
 
 class CprCallback(Callback):  # type: ignore[misc]
@@ -56,7 +57,8 @@ class CprCallback(Callback):  # type: ignore[misc]
                 "leave one of them out"
             )
         options = dict(self._options)
-        stateful = [trainer.fit_loop, *_stateful_parts(trainer), *options.pop("stateful", ())]
+        own = as_stateful(options.pop("stateful", None))
+        stateful = [trainer.fit_loop, *_stateful_parts(trainer), *own]
         self.checkpointer = Checkpointer(
             pl_module, trainer.optimizers, self._directory, stateful=stateful, **options
         )
@@ -79,6 +81,10 @@ class CprCallback(Callback):  # type: ignore[misc]
         checkpointer, self.checkpointer = self.checkpointer, None
         if checkpointer is not None:
             checkpointer.close()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Release the store also if there was nothing left to train."""
+        self.on_train_end(trainer, pl_module)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Release the store; an exception may have stopped a step halfway."""
