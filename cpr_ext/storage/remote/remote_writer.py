@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +62,7 @@ class RemoteWriter:
         self._writer = writer
         self.spend: Spend = _spend_nothing
         self.newest: RemoteState | None = None
+        self._tried: Set[bytes] = frozenset()  # states that may be there, whatever was answered
 
     def open(self, model: Mapping[str, Any], fetched: tuple[int, str] | None = None) -> None:
         """Check that this local store may be copied here, and that the service refuses overwriting.
@@ -78,7 +79,8 @@ class RemoteWriter:
         self._require_create_only()
         newest = newest_state(self._objects)
         if newest is not None and (newest.number, newest.writer) == fetched:
-            self._add(newest := replace(newest, number=newest.number + 1, writer=self._writer))
+            newest = replace(newest, number=newest.number + 1, writer=self._writer)
+            newest = self._add(newest)
         if newest is not None and newest.writer != self._writer:
             what = "another model" if newest.view.model != model else f"step {newest.view.step}"
             raise StoreError(
@@ -137,7 +139,7 @@ class RemoteWriter:
         number = 1 if self.newest is None else self.newest.number + 1
         state = RemoteState(number, self._writer, view, checksums)
         self.spend(0)  # raises if it was stopped meanwhile
-        self._add(state)
+        state = self._add(state)
         before, self.newest = self.newest, state
         self._tidy(before, state)
         return state
@@ -160,14 +162,19 @@ class RemoteWriter:
             raise RemoteError(f"{key}: {sent} of {file_bytes} bytes could be read of its file")
         return crc
 
-    def _add(self, state: RemoteState) -> None:
-        """Create a state, and make sure that it is the newest."""
+    def _add(self, state: RemoteState) -> RemoteState:
+        """Create a state, and make sure that it is the newest; its number may be a later one."""
         data, key = state.to_bytes(), state_key(state.number)
+        earlier, self._tried = self._tried, {*self._tried, data}
         # One of this name may be ours: an answer can be lost, and a request can arrive twice.
-        if not self._objects.create(key, data) and self._objects.read(key) != data:
-            raise self._fenced(key)
+        if not self._objects.create(key, data) and (held := self._objects.read(key)) != data:
+            if held not in earlier:
+                raise self._fenced(key)
+            return self._add(replace(state, number=state.number + 1))
         if state_numbers(self._objects)[-1:] > [state.number]:
             raise self._fenced(key)
+        self._tried = frozenset()
+        return state
 
     def _fenced(self, key: str) -> FencedError:
         return FencedError(

@@ -108,6 +108,26 @@ def test_a_fault_at_any_request_leaves_a_committed_state(stores, tmp_path, fault
     copied(tmp_path / "copy", objects)
 
 
+@pytest.mark.parametrize("fault", ["fails", "answer lost", "twice"])
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_after_a_fault_at_any_request_the_same_writer_goes_on(stores, fault, is_newer):
+    view = view_of(stores[1])
+    later = replace(view, step=view.step + 1) if is_newer else view
+    at, was_reached = 0, True
+    while was_reached:
+        objects = MemoryObjects()
+        faulty = FaultyObjects(objects, 10**9, fault)
+        writer = writer_of(faulty, stores[1])
+        faulty.at = faulty.count + at
+        with suppress(*(() if fault == "twice" else (RemoteError, TimeoutError))):
+            writer.copy(view)
+        was_reached, faulty.at = faulty.count > faulty.at, 10**9
+        assert writer.copy(later) == newest_state(objects)
+        assert newest_state(objects).view == later
+        at += 1
+    assert at > 5
+
+
 def test_of_two_writers_one_wins_and_the_other_is_told(stores, tmp_path):
     objects = MemoryObjects()
     one, other = writer_of(objects, stores[0]), writer_of(objects, stores[1])
