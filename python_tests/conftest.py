@@ -92,7 +92,11 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def real_movietweetings() -> Path:
     """The full data set, which the tree carries: S. Dooms, MIT licence."""
-    folder = Path(__file__).parent / "data" / "movietweetings"
+    return whole_data_set(Path(__file__).parent / "data" / "movietweetings")
+
+
+def whole_data_set(folder: Path) -> Path:
+    """Fails where a file of it is missing: a run without its data shows nothing."""
     for name in ("ratings.dat.gz", "movies.dat.gz"):
         if not (folder / name).is_file():
             pytest.fail(f"{folder / name} is missing; restore it: git checkout python_tests/data")

@@ -1,5 +1,6 @@
 """The marker ``gpu`` (python_tests/conftest.py): which tests must have it, when it skips them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -60,3 +61,11 @@ def test_where_a_gpu_is_required_a_skipped_test_of_one_has_failed(
         hook.send(report)
     assert done.value.value.outcome == outcome
     assert "why" in str(report.longrepr)
+
+
+def test_missing_data_is_a_failure_and_no_skip(tmp_path):
+    data = Path(conftest.__file__).parent / "data" / "movietweetings"
+    assert conftest.whole_data_set(data) == data
+    assert "MIT License" in (data / "LICENSE").read_text()
+    with pytest.raises(pytest.fail.Exception, match=r"ratings\.dat\.gz is missing; restore"):
+        conftest.whole_data_set(tmp_path)
