@@ -19,7 +19,7 @@ from cpr_ext.storage.remote.remote_state import RemoteDirectory, StoreView, newe
 from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from cpr_ext.storage.store import Store
 
-FORMAT_NAME = "cpr_ext.storage.remote_identity"
+FORMAT_NAME = "cpr_ext.remote_identity"
 
 
 class RemoteStore:

@@ -24,7 +24,7 @@ from cpr_ext.storage.remote.objects import Objects, RemoteError
 
 STATES = "states/"
 OBJECTS = "objects/"
-FORMAT_NAME = "cpr_ext.storage.remote"
+FORMAT_NAME = "cpr_ext.remote"
 _STATE_KEY = re.compile(r"states/(\d{12})\.json", re.ASCII)
 
 

@@ -62,6 +62,7 @@ class RemoteWriter:
         self._writer = writer
         self.spend: Spend = _spend_nothing
         self.newest: RemoteState | None = None
+        self._listed: set[str] = set()  # objects that no later writer can have sent
         self._tried: Set[bytes] = frozenset()  # states that may be there, whatever was answered
 
     def open(self, model: Mapping[str, Any], fetched: tuple[int, str] | None = None) -> None:
@@ -77,6 +78,8 @@ class RemoteWriter:
             RemoteError: the service makes an object that exists already.
         """
         self._require_create_only()
+        # Before the newest state is read: whoever takes over later adds a state first.
+        self._listed = set(self._objects.list(OBJECTS))
         newest = newest_state(self._objects)
         if newest is not None and (newest.number, newest.writer) == fetched:
             newest = replace(newest, number=newest.number + 1, writer=self._writer)
@@ -157,6 +160,7 @@ class RemoteWriter:
                 crc = native.crc32c(chunk, crc)
                 yield chunk
 
+        self._listed.add(key)
         self._objects.write(key, chunks())
         if sent != file_bytes:
             raise RemoteError(f"{key}: {sent} of {file_bytes} bytes could be read of its file")
@@ -185,14 +189,16 @@ class RemoteWriter:
     def _tidy(self, before: RemoteState | None, state: RemoteState) -> None:
         """Remove old states, then objects that neither of the last two states names.
 
-        Each step may fail: what stays costs space, and the next call tries again.
+        Of objects only those that this writer sent, or that were there when it came: another writer
+        may have taken over by now. Each step may fail: what stays costs space, and the next call
+        tries again.
         """
         try:
             for number in state_numbers(self._objects)[:-STATES_KEPT]:
                 self._objects.delete(state_key(number))
             named = {*state.checksums, *(before.checksums if before is not None else ())}
-            for key in self._objects.list(OBJECTS):
-                if key not in named:
-                    self._objects.delete(key)
+            for key in sorted(self._listed - named):
+                self._objects.delete(key)
+                self._listed.remove(key)
         except Exception:
             return

@@ -178,11 +178,29 @@ def test_a_service_without_conditional_writes_is_refused(stores):
         writer_of(Careless(), stores[0])
 
 
+def test_a_writer_that_was_replaced_removes_nothing_of_its_successor(stores, tmp_path):
+    objects, view = MemoryObjects(), view_of(stores[1])
+    old = writer_of(objects, stores[0])
+    tidy = old._tidy
+
+    def tidy_late(before, state):
+        new = RemoteWriter(objects, stores[1], "b")
+        new.open(view.model, fetched=(state.number, "a"))
+        new.copy(view)
+        tidy(before, state)
+
+    old._tidy = tidy_late
+    old.copy(view_of(stores[0]))
+    assert copied(tmp_path / "copy", objects).view == view
+
+
 def test_objects_that_no_state_names_are_removed(stores):
     objects = MemoryObjects()
-    writer = writer_of(objects, stores[0])
     objects.held["objects/shard-00000/left over"] = b"x"
+    writer = writer_of(objects, stores[0])
+    objects.held["objects/shard-00000/of another writer"] = b"x"
     writer.copy(view_of(stores[0]))
+    assert "objects/shard-00000/of another writer" in objects.held
     assert not any("left over" in key or key.startswith("probes/") for key in objects.held)
 
 
