@@ -11,6 +11,8 @@ namespace cpr_ext {
 namespace {
 
 constexpr int64_t kWordBytes = 8;
+// Rows are at random places, and hashing one leaves the processor no room to look further ahead.
+constexpr size_t kRowsAhead = 8;
 constexpr int64_t kBlockHead = 2;  // words before the places of a block: rows, words of a record
 
 // One table's rows in a message: their places in the parity, then their words.
@@ -96,6 +98,9 @@ void RowDelta::finish(ShardChecksums* checksums) {
     const RecordTable& table = layout_->tables()[t];
     Kept& kept = kept_[t];
     for (size_t i = 0; i < kept.row_ids.size(); ++i) {
+      if (i + kRowsAhead < kept.row_ids.size()) {
+        prefetch_record(table, kept.row_ids[i + kRowsAhead]);
+      }
       uint64_t* words = kept.words.data() + i * table.record_words;
       read_record(table, kept.row_ids[i], scratch_.data());
       if (checksums != nullptr) {

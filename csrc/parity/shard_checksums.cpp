@@ -19,9 +19,12 @@ uint64_t place_of(const RecordTable& table, int64_t row_id) {
 
 uint64_t hash_record(uint64_t place, const uint64_t* words, int64_t count) {
   uint64_t sum = place * kGolden;
-  // No word waits for the one before it.
+  uint64_t key = 0;
+  // As XXH3: the product of a word's halves, and the word, so that a half of zero hides nothing.
   for (int64_t i = 0; i < count; ++i) {
-    sum += mix_bits(words[i] + static_cast<uint64_t>(i + 1) * kGolden);
+    key += kGolden;
+    const uint64_t bits = words[i] + key;
+    sum += words[i] + (bits & 0xffffffffu) * (bits >> 32);
   }
   return mix_bits(sum);
 }

@@ -9,6 +9,7 @@ namespace cpr_ext {
 namespace {
 
 constexpr int64_t kWordBytes = 8;
+constexpr int64_t kLineBytes = 64;
 
 }  // namespace
 
@@ -86,6 +87,14 @@ void write_record(const RecordTable& table, int64_t row_id, const uint64_t* word
   for (const RowArray& array : table.arrays) {
     std::memcpy(array.row(row_id), from, array.row_bytes);
     from += array.row_bytes;
+  }
+}
+
+void prefetch_record(const RecordTable& table, int64_t row_id) {
+  for (const RowArray& array : table.arrays) {
+    for (int64_t at = 0; at < array.row_bytes; at += kLineBytes) {
+      __builtin_prefetch(array.row(row_id) + at);
+    }
   }
 }
 

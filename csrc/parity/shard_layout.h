@@ -47,6 +47,9 @@ class ShardLayout {
 void read_record(const RecordTable& table, int64_t row_id, uint64_t* out);
 void write_record(const RecordTable& table, int64_t row_id, const uint64_t* words);
 
+// Brings a record that is read soon into the cache. REQUIRES: 0 <= row_id < table.num_rows.
+void prefetch_record(const RecordTable& table, int64_t row_id);
+
 // to[i] ^= from[i]; the two do not overlap.
 void xor_words(uint64_t* to, const uint64_t* from, int64_t count);
 

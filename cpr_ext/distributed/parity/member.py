@@ -154,7 +154,8 @@ class ParityMember(NoParity):
 
         Raises:
             PeerLostError: not all did.
-            WorkersDifferError: a member's rows are cut otherwise than before.
+            WorkersDifferError: a member has other options, or its rows are cut otherwise than
+                before.
         """
         self.stop()
         logger.info(
@@ -168,8 +169,11 @@ class ParityMember(NoParity):
         self._round += 1
         self._network.configure(this_round)
         self._inner = self._network.connect()
+        options = [self._parity.every_steps, self._parity.encode_bytes_per_second or 0]
         with self._minding_members():
-            sizes = gather_numbers(self._inner, self._own.part_words)
+            found = gather_numbers(self._inner, [*options, *self._own.part_words])
+        self._require_same_options([numbers[:2] for numbers in found])
+        sizes = [numbers[2:] for numbers in found]
         self._codec = GroupCodec(
             *(self._group, self._rank, dict(zip(self._group, sizes, strict=True))),
             *(self._own, self._held, self._progress.note),
@@ -354,6 +358,15 @@ class ParityMember(NoParity):
             self._obstacle = self._own.obstacle
             self._require_no_obstacle()
             self.extra_state = self._own.extra_state
+
+    def _require_same_options(self, found: Sequence[Sequence[int]]) -> None:
+        names = ("every_steps", "encode_bytes_per_second")
+        for number, name in enumerate(names):
+            values = {rank: given[number] for rank, given in zip(self._group, found, strict=True)}
+            if len(set(values.values())) > 1:
+                raise WorkersDifferError(
+                    f"Parity({name}=...) differs by worker: {values}; give all of them the same"
+                )
 
     def _require_no_obstacle(self) -> None:
         """Meet the others again, to say that parity must not be used."""

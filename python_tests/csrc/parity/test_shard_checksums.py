@@ -38,7 +38,9 @@ def reference(shard, records, max_blocks):
         of_table = words[first : first + rows * size].reshape(rows, size)
         places = np.uint64(first) + np.arange(rows, dtype=np.uint64) * np.uint64(size)
         keys = np.arange(1, size + 1, dtype=np.uint64) * GOLDEN
-        hashes = mixed(places * GOLDEN + mixed(of_table + keys).sum(axis=1, dtype=np.uint64))
+        bits = of_table + keys
+        terms = of_table + (bits & np.uint64(0xFFFFFFFF)) * (bits >> np.uint64(32))
+        hashes = mixed(places * GOLDEN + terms.sum(axis=1, dtype=np.uint64))
         step = -(-per_block // size)
         for begin in range(0, rows, step):
             end = min(begin + step, rows)

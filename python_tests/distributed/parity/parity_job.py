@@ -145,10 +145,13 @@ class ParityJob(DrawingJob):
             known = self.settings.options
             options["parity"] = Parity(
                 group_size=known["group_size"],
-                every_steps=known.get("parity_every", 1),
+                every_steps=self.own_option(known.get("parity_every", 1)),
                 encode_bytes_per_second=known.get("encode_rate"),
             )
         return options
+
+    def own_option(self, given):
+        return given[self.rank] if isinstance(given, list) else given
 
     def observe(self, event):
         super().observe(event)

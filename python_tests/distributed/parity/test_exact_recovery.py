@@ -197,6 +197,14 @@ def test_the_trained_model_is_saved_again_by_those_who_had_saved_it(
         assert (newest.last_step, newest.is_complete) == (STEPS, True)
 
 
+def test_workers_with_other_options_of_parity_end_with_an_error_that_names_them(make_cluster):
+    cluster = make_cluster(**settings_of("mirror", parity_every=[1, 2]))
+    cluster.start()
+    assert set(cluster.exit_codes(WAIT_SECONDS).values()) == {1}
+    assert "Parity(every_steps=...) differs by worker: {0: 1, 1: 2}" in cluster.logs()
+    assert cluster.events(0, "step") == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["rowwise", "sparse adam"])
 def test_every_optimizer_of_single_rows_is_protected(make_cluster, right_states, optimizer):
