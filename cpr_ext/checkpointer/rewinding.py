@@ -8,7 +8,7 @@ from typing import Any
 from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.state.dense_state import DensePart
-from cpr_ext.tracking.table_watch import ChangeListener
+from cpr_ext.tracking.change_listener import ChangeListener
 
 
 class Rewinding:
