@@ -759,7 +759,7 @@ def scatter_rows(
 ) -> None:
     """Write packed rows (n, ...) to the rows row_ids (n,) int64, ascending, of table."""
 
-def set_memory_reclaimer(reclaim: collections.abc.Callable) -> None:
+def set_memory_reclaimer(reclaim: collections.abc.Callable[[int], bool]) -> None:
     """Have reclaim(device) called when a device is out of memory, on any thread. It frees
     what others only keep for later, and returns whether it did.
     """
