@@ -62,8 +62,12 @@ def use_training_streams(devices: Sequence[int]) -> None:
 
 def is_capturing() -> bool:
     """Return whether the current stream captures a CUDA graph, so that what it is given waits."""
-    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return is_used and torch.cuda.is_current_stream_capturing()
+    return _is_torch_on_gpu() and torch.cuda.is_current_stream_capturing()
+
+
+def _is_torch_on_gpu() -> bool:
+    """Return whether torch uses a GPU in this process."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _current_stream(device: int) -> int:
@@ -161,7 +165,7 @@ def trim_memory(devices: Sequence[int]) -> None:
 
 def _free_cache(device: int) -> bool:
     """Free what torch's allocator keeps for later; return whether it has one."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not _is_torch_on_gpu():
         return False
     torch.cuda.empty_cache()
     return True

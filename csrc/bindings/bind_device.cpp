@@ -101,8 +101,8 @@ py::array_t<int64_t> device_top_rows_of(const ArrayLike& scores, int64_t k, int 
   return to_numpy(std::move(row_ids));
 }
 
-void reclaim_memory_by(py::typing::Callable<bool(int)> reclaim) {
-  auto* const call = new py::function(std::move(reclaim));  // threads may outlive the module
+void reclaim_memory_by(const py::typing::Callable<bool(int)>& reclaim) {
+  auto* const call = new py::function(reclaim);  // threads may outlive the module
   set_memory_reclaimer([call](int device) {
     const py::gil_scoped_acquire gil;
     try {

@@ -24,6 +24,8 @@ constexpr int64_t kMostParts = 1024;
 constexpr int64_t kFewestRowsPerPart = 16384;
 constexpr int kPartsPerThread = static_cast<int>(kMostParts) / kThreads;
 constexpr int kTileRows = kThreads * kRowsPerLoad;
+constexpr int kLoads = 4;        // of a thread, on their way at once
+constexpr int kBlocksPerSm = 6;  // or the last block's work takes registers that all need
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 using Count = unsigned long long;
@@ -65,11 +67,12 @@ struct Rows {
 };
 
 // Bin of a key in a pass; kNumBins: not counted. A key of zero never is.
-__device__ uint32_t bin_of(uint32_t key, int pass, uint32_t prefix) {
+template <int kPass>
+__device__ uint32_t bin_of(uint32_t key, uint32_t prefix) {
   if (key == 0) return kNumBins;
-  if (pass == 0) return key < kNumBins - 1 ? key : kNumBins - 1;
-  if (pass == 1) return key >> 22;
-  const uint32_t bin = (pass == 2 ? key >> 11 : key) ^ (prefix << 11);
+  if (kPass == 0) return key < kNumBins - 1 ? key : kNumBins - 1;
+  if (kPass == 1) return key >> 22;
+  const uint32_t bin = (kPass == 2 ? key >> 11 : key) ^ (prefix << 11);
   return bin < kNumBins ? bin : kNumBins;  // under another prefix a high bit is left
 }
 
@@ -157,25 +160,35 @@ __device__ void open_bin(State* state, int number, Count k) {
 }
 
 // grid: one block per part. part_bins: (num_parts, kNumBins).
-template <class Scores>
-__global__ void __launch_bounds__(kThreads)
-    count_bins_kernel(Scores scores, Rows rows, State* state, uint32_t* part_bins, int number,
-                      Count k) {
+template <class Scores, int kPass>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    count_bins_kernel(Scores scores, Rows rows, State* state, uint32_t* part_bins, Count k) {
   uint32_t* const bins = bins_of_block().bins;
   unsigned& is_last_block = bins_of_block().is_last_block;
-  Pass& pass = state->passes[number];
-  if (number > 0 && pass.is_needed == 0) return;
+  Pass& pass = state->passes[kPass];
+  if (kPass > 0 && pass.is_needed == 0) return;
   for (int bin = threadIdx.x; bin < kNumBins; bin += kThreads) bins[bin] = 0;
   __syncthreads();
   const uint32_t prefix = pass.prefix;
   const int64_t end = rows.end();
-  for (int64_t row = rows.begin() + threadIdx.x * kRowsPerLoad; row < end; row += kTileRows) {
+  const auto count = [&](uint32_t key) {
+    const uint32_t bin = bin_of<kPass>(key, prefix);
+    if (bin < kNumBins) atomicAdd(&bins[bin], 1u);
+  };
+  int64_t row = rows.begin() + threadIdx.x * kRowsPerLoad;
+  for (; row + (kLoads - 1) * kTileRows + kRowsPerLoad <= end; row += kLoads * kTileRows) {
+    uint32_t keys[kLoads][kRowsPerLoad];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) scores.load_keys(row + i * kTileRows, end, keys[i]);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      for (int j = 0; j < kRowsPerLoad; ++j) count(keys[i][j]);
+    }
+  }
+  for (; row < end; row += kTileRows) {
     uint32_t keys[kRowsPerLoad];
     scores.load_keys(row, end, keys);
-    for (int i = 0; i < kRowsPerLoad; ++i) {
-      const uint32_t bin = bin_of(keys[i], number, prefix);
-      if (bin < kNumBins) atomicAdd(&bins[bin], 1u);
-    }
+    for (int i = 0; i < kRowsPerLoad; ++i) count(keys[i]);
   }
   __syncthreads();
   for (int bin = threadIdx.x; bin < kNumBins; bin += kThreads) {
@@ -188,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (is_last_block == 0) return;
   __threadfence();
-  open_bin(state, number, k);
+  open_bin(state, kPass, k);
 }
 
 // How many of a part's rows lie above the open bin, and in it. grid: one block per part.
@@ -240,7 +253,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(State* state, Part* par
 
 // Writes a part's rows: those above the threshold and its first ties. grid: one block per part.
 template <class Scores>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 8)
     write_kernel(Scores scores, Rows rows, const State* state, const Part* parts,
                  int64_t first_row_id, int64_t* row_ids) {
   const Part part = parts[blockIdx.x];
@@ -305,9 +318,12 @@ void DeviceRows::choose(const Scores& scores, int64_t num_rows, int64_t most_row
                                stream);
   const StreamMemory parts(num_parts * static_cast<int64_t>(sizeof(Part)), stream);
   const Rows rows{num_rows, rows_per_part, scores.lead()};
+  constexpr decltype(&count_bins_kernel<Scores, 0>) kPasses[kNumPasses] = {
+      count_bins_kernel<Scores, 0>, count_bins_kernel<Scores, 1>, count_bins_kernel<Scores, 2>,
+      count_bins_kernel<Scores, 3>};
   for (int pass = 0; pass < kNumPasses; ++pass) {
-    CPR_EXT_LAUNCH(count_bins_kernel<Scores>, num_parts, kThreads, stream, scores, rows, state,
-                   part_bins.as<uint32_t>(), pass, static_cast<Count>(most_rows));
+    CPR_EXT_LAUNCH(kPasses[pass], num_parts, kThreads, stream, scores, rows, state,
+                   part_bins.as<uint32_t>(), static_cast<Count>(most_rows));
     CPR_EXT_LAUNCH(tally_kernel, num_parts, kThreads, stream, state, part_bins.as<uint32_t>(),
                    parts.as<Part>(), pass);
   }

@@ -26,8 +26,8 @@ struct ArrayCopy {
   int64_t row_bytes;
   int64_t row_stride_bytes;
   int64_t first_row_id;
-  int32_t unit_bytes;       // 16, 8, 4, 2 or 1: all addresses are multiples of it
-  int32_t threads_per_row;  // a power of two, at most a warp
+  int32_t unit_bytes;           // 16, 8, 4, 2 or 1: all addresses are multiples of it
+  int32_t log_threads_per_row;  // at most a warp's
 };
 
 struct RowCopies {
@@ -40,34 +40,48 @@ static_assert(sizeof(RowCopies) <= 4096, "the parameters of a launch");
 
 // Few threads share a row, so that a warp has many rows on their way; each copies units of the
 // widest kind that the addresses allow, of several rows at once. Packed bytes are read or written
-// one after the other, rows as they lie.
+// one after the other, rows as they lie. Row ids are read without a branch, so that all are on
+// their way at once.
 template <bool kGathers, class Unit>
 __device__ void copy_rows(const RowCopies& copies, const ArrayCopy& array) {
-  const int64_t units = array.row_bytes / static_cast<int64_t>(sizeof(Unit));
-  const int per_row = array.threads_per_row;
-  const int rows_per_block = kThreads / per_row;
-  const int64_t first_unit = threadIdx.x % per_row;
-  const int64_t row =
-      static_cast<int64_t>(blockIdx.x) * rows_per_block * kRowsPerThread + threadIdx.x / per_row;
-  Unit* in_table[kRowsPerThread];
-  Unit* in_buffer[kRowsPerThread];
+  const int units = static_cast<int>(array.row_bytes / static_cast<int64_t>(sizeof(Unit)));
+  const int per_row = 1 << array.log_threads_per_row;
+  const int rows_per_block = kThreads >> array.log_threads_per_row;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (rows_per_block * kRowsPerThread) +
+                      (thread >> array.log_threads_per_row);
+  const int64_t left = copies.count - row;
+  if (left <= 0) return;
+  int64_t row_ids[kRowsPerThread];
+#pragma unroll
   for (int i = 0; i < kRowsPerThread; ++i) {
-    const int64_t position = row + static_cast<int64_t>(i) * rows_per_block;
-    in_table[i] = nullptr;
-    if (position >= copies.count) continue;
-    const int64_t row_id =
+    const int64_t wanted = row + i * rows_per_block;
+    const int64_t position = wanted < copies.count ? wanted : row;
+    row_ids[i] =
         copies.row_ids == nullptr ? copies.range_begin + position : copies.row_ids[position];
-    in_table[i] = reinterpret_cast<Unit*>(array.table +
-                                          (row_id - array.first_row_id) * array.row_stride_bytes);
-    in_buffer[i] = reinterpret_cast<Unit*>(array.packed + position * array.row_bytes);
   }
-  for (int64_t unit = first_unit; unit < units; unit += per_row) {
+  Unit* in_table[kRowsPerThread];
+#pragma unroll
+  for (int i = 0; i < kRowsPerThread; ++i) {
+    in_table[i] = reinterpret_cast<Unit*>(array.table + (row_ids[i] - array.first_row_id) *
+                                                            array.row_stride_bytes);
+  }
+  Unit* const in_buffer = reinterpret_cast<Unit*>(array.packed + row * array.row_bytes);
+  const int64_t next = static_cast<int64_t>(rows_per_block) * units;
+#pragma unroll 1
+  for (int unit = thread & (per_row - 1); unit < units; unit += per_row) {
     Unit values[kRowsPerThread];
+#pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
-      if (in_table[i] != nullptr) values[i] = (kGathers ? in_table[i] : in_buffer[i])[unit];
+      if (i * rows_per_block < left) {
+        values[i] = (kGathers ? in_table[i] : in_buffer + i * next)[unit];
+      }
     }
+#pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
-      if (in_table[i] != nullptr) (kGathers ? in_buffer[i] : in_table[i])[unit] = values[i];
+      if (i * rows_per_block < left) {
+        (kGathers ? in_buffer + i * next : in_table[i])[unit] = values[i];
+      }
     }
   }
 }
@@ -102,10 +116,10 @@ int32_t unit_of(const ArrayCopy& array) {
   return 1;
 }
 
-int32_t threads_for(int64_t units) {
-  int32_t threads = 1;
-  while (threads < 32 && threads < units) threads *= 2;
-  return threads;
+int32_t log_threads_for(int64_t units) {
+  int32_t log = 0;
+  while (log < 5 && (1 << log) < units) ++log;
+  return log;
 }
 
 class CudaStager final : public DeviceStager {
@@ -293,7 +307,7 @@ class CudaStager final : public DeviceStager {
       ArrayCopy copy{table.data, to, table.row_bytes, table.row_stride_bytes, table.first_row_id,
                      0,          0};
       copy.unit_bytes = unit_of(copy);
-      copy.threads_per_row = threads_for(copy.row_bytes / copy.unit_bytes);
+      copy.log_threads_per_row = log_threads_for(copy.row_bytes / copy.unit_bytes);
       staged.launches.back().arrays[i % kArraysPerLaunch] = copy;
       staged.packed.push_back(to);
       to += round_up(round.count * table.row_bytes);
@@ -310,7 +324,7 @@ class CudaStager final : public DeviceStager {
       int64_t num_blocks = 1;
       for (int64_t j = 0; j < in_launch; ++j) {
         const int64_t per_block =
-            kThreads / staged.launches[i].arrays[j].threads_per_row * kRowsPerThread;
+            (kThreads >> staged.launches[i].arrays[j].log_threads_per_row) * kRowsPerThread;
         num_blocks = std::max(num_blocks, (count + per_block - 1) / per_block);
       }
       CPR_EXT_LAUNCH(copy_rows_kernel<kGathers>, Grid(num_blocks, in_launch), kThreads, stream(),

@@ -38,6 +38,21 @@ struct BatchLookups {
   int32_t num_tables;
 };
 
+// No branch, so that all loads are on their way before the first is waited for.
+template <class Index>
+__device__ inline void load_lookups(const void* from, int64_t begin, int64_t num_indices,
+                                    int64_t* indices) {
+  const auto* const lookups = static_cast<const Index*>(from);
+  Index loaded[kLookupsPerThread];
+#pragma unroll
+  for (int i = 0; i < kLookupsPerThread; ++i) {
+    const int64_t position = begin + i * kThreads + threadIdx.x;
+    loaded[i] = position < num_indices ? lookups[position] : Index{-1};
+  }
+#pragma unroll
+  for (int i = 0; i < kLookupsPerThread; ++i) indices[i] = loaded[i];
+}
+
 template <class Target>
 __global__ void __launch_bounds__(kThreads)
     lookups_kernel(const __grid_constant__ BatchLookups<Target> batch) {
@@ -49,18 +64,22 @@ __global__ void __launch_bounds__(kThreads)
   const TableLookups<Target>& table = batch.tables[number];
   const int64_t begin = (blockIdx.x - static_cast<int64_t>(table.first_block)) * kLookupsPerBlock;
   int64_t indices[kLookupsPerThread];
+  if (table.item_bytes == 4) {
+    load_lookups<int32_t>(table.indices, begin, table.num_indices, indices);
+  } else {
+    load_lookups<int64_t>(table.indices, begin, table.num_indices, indices);
+  }
+  bool is_bad = false;  // or behind the end
   for (int i = 0; i < kLookupsPerThread; ++i) {
-    const int64_t position = begin + i * kThreads + threadIdx.x;
-    int64_t index = -1;
-    if (position < table.num_indices) {
-      index = table.item_bytes == 4 ? static_cast<const int32_t*>(table.indices)[position]
-                                    : static_cast<const int64_t*>(table.indices)[position];
-      if (index < 0 || index >= table.num_rows) {
-        table.fault.take(index, position);
-        index = -1;
-      }
+    is_bad |= static_cast<uint64_t>(indices[i]) >= static_cast<uint64_t>(table.num_rows);
+  }
+  if (is_bad) {
+    for (int i = 0; i < kLookupsPerThread; ++i) {
+      const int64_t position = begin + i * kThreads + threadIdx.x;
+      if (static_cast<uint64_t>(indices[i]) < static_cast<uint64_t>(table.num_rows)) continue;
+      if (position < table.num_indices) table.fault.take(indices[i], position);
+      indices[i] = -1;
     }
-    indices[i] = index;
   }
   for (int i = 0; i < kLookupsPerThread; ++i) {
     table.target.observe(indices[i], begin + i * kThreads + threadIdx.x);
