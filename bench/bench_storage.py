@@ -49,7 +49,12 @@ class Tables:
         self.total_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
         self.store = store
         self._make = lambda: cpr_ext.Checkpointer(
-            table, optimizer, store, schedule=EverySteps(1 << 40), num_shards=num_shards
+            table,
+            optimizer,
+            store,
+            schedule=EverySteps(1 << 40),
+            num_shards=num_shards,
+            save_at_close=False,
         )
         self.checkpointer = self._make()
 

@@ -24,7 +24,7 @@ from cpr_ext.emulation.presets import PRESET_NAMES, find_scenario
 from cpr_ext.emulation.run_strategy import Training, plan_failures
 from cpr_ext.emulation.scenario import Scenario
 from cpr_ext.emulation.statistics import estimate, estimate_ratio
-from cpr_ext.priorities import AllRows, MostFrequentlyUsed, Priority, SubSampledUsed
+from cpr_ext.saving.priorities import AllRows, MostFrequentlyUsed, Priority, SubSampledUsed
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

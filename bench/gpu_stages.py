@@ -45,7 +45,7 @@ def count(sizes: Sizes) -> Iterator[Target]:
             f"count {len(rows)} x {sizes.batch_size:,} lookups, {skew}",
             lambda counters=counters, batch=batch: native.count_lookups(counters, batch),
             Other("index_add_", peer, 1.0),
-            Other("plain atomicAdd per lookup (red)", lambda f=limit: f(False), 0.7),
+            Other("plain atomicAdd per lookup", lambda f=limit: f(False), 0.7),
             Other("plain atomicAdd, old value used", lambda f=limit: f(True), 0.7),
             rounds=sizes.rounds,
         )

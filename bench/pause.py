@@ -23,7 +23,7 @@ from savers import DcpAsyncSave
 from training import Protected, Run, seconds_of
 
 from cpr_ext._native import native
-from cpr_ext.priorities import MostFrequentlyUsed
+from cpr_ext.saving.priorities import MostFrequentlyUsed
 from cpr_ext.saving.saver import Consistency
 from cpr_ext.saving.slot_size import DEFAULT_SLOT_BYTES
 from cpr_ext.state.table import Table

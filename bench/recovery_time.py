@@ -1,10 +1,12 @@
 """From SIGKILL to the next trained step: live partial recovery, and the usual restart.
 
-    python bench/recovery_time.py [--gigabytes 2] [--workers 4] [--kills 3] [--only WAY] [--tiny]
+    python bench/recovery_time.py [--gigabytes 2] [--workers 4] [--kills 3] [--only WAYS] [--tiny]
 
 All ways train the same model, its rows sharded over the workers, on this machine over loopback,
 and lose the same worker as often. ``spare``: under ``cpr launch``, partial snapshots; ``live``: the
-same with ``--spares 0``; ``usual``: torchrun restarts all workers, and all load a
+same with ``--spares 0``; ``exact``: like ``spare``, with parity in peers' memory and
+``recovery="exact"``; ``mirror``: the same in groups of two; ``larger``: ``exact`` with tables four
+times as large; ``usual``: torchrun restarts all workers, and all load a
 torch.distributed.checkpoint. Prints the parts of each loss; keeps
 bench/results/recovery_time.json (``--only`` measures one way anew) and a picture in docs/images.
 """
@@ -37,8 +39,14 @@ STEPS_BETWEEN_KILLS = 400
 WAYS = {
     "spare": "live partial recovery (cpr launch)",
     "live": "live partial recovery (cpr launch --spares 0)",
+    "exact": "exact recovery from peers' parity (cpr launch)",
+    "mirror": "exact recovery from a mirror (cpr launch)",
+    "larger": "exact recovery from peers' parity, tables four times as large",
     "usual": "all restart and load (torchrun, torch.distributed.checkpoint)",
 }
+TINY_WAYS = ("live", "exact", "usual")
+GROUP_SIZES = {"exact": 4, "mirror": 2, "larger": 4}
+LARGER = 4
 PARTS = {
     "detection": "until the last survivor noticed",
     "supervisor": "until the replacement, or all, began",
@@ -55,6 +63,7 @@ PARTS = {
 def run(way: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     """One job, killed ``settings["kills"]`` times; what happened when."""
     kind = "usual" if way == "usual" else "live"
+    settings = settings_of(way, settings)
     command = [str(WORKER), kind, json.dumps(settings), str(folder)]
     begun = time.time()
     killer = threading.Thread(target=kill_again_and_again, args=(settings, folder), daemon=True)
@@ -72,7 +81,7 @@ def run(way: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
             }
             code = subprocess.call(torchrun, env=environment, stdout=log, stderr=log)
     else:
-        spares = 1 if way == "spare" else 0
+        spares = 0 if way == "live" else 1
         program = [sys.executable, *command]
         code = Launcher(program, settings["workers"], spares=spares, report=note).run()
     if code != 0:
@@ -84,6 +93,17 @@ def run(way: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
         "kills": [kill["time"] - begun for kill in kills],
         "losses": [describe_loss(way, kill, events) for kill in kills],
         "steps": [round(e["time"] - begun, 3) for e in events[0] if e["event"] == "step"],
+    }
+
+
+def settings_of(way: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the workers of one way are told."""
+    factor = LARGER if way == "larger" else 1
+    size = GROUP_SIZES.get(way)
+    return {
+        **settings,
+        "table_bytes": factor * settings["table_bytes"],
+        "group_size": None if size is None else min(size, settings["workers"]),
     }
 
 
@@ -171,6 +191,7 @@ def print_table(results: dict[str, Any]) -> None:
         cells = [f"{way[part]:>8.2f}" if part in way else f"{'-':>8}" for way in found.values()]
         print(f"{text:<46}{''.join(cells)}")
     print("\ntargets")
+    print_targets_of_parity(found)
     for way in ("spare", "live"):
         if way in found:
             took = found[way]["without_start_up"]
@@ -180,6 +201,17 @@ def print_table(results: dict[str, Any]) -> None:
             ratio = found["usual"]["total"] / found[way]["total"]
             is_met = "met" if ratio >= 5 else "missed"
             print(f"  {way}: the usual restart at least 5x slower: {ratio:.1f}x, {is_met}")
+
+
+def print_targets_of_parity(found: dict[str, dict[str, float]]) -> None:
+    if {"exact", "usual"} <= found.keys():
+        ratio = found["usual"]["caught_up"] / found["exact"]["caught_up"]
+        is_met = "met" if ratio >= 12 else "missed"
+        print(f"  exact: the usual restart at least 12x slower to catch up: {ratio:.1f}x, {is_met}")
+    if {"exact", "larger"} <= found.keys():
+        ratio = found["larger"]["total"] / found["exact"]["total"]
+        is_met = "met" if ratio <= 1.1 else "missed"
+        print(f"  larger: at most 1.1x of exact to the next step: {ratio:.2f}x, {is_met}")
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
@@ -211,7 +243,9 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=2.0, help="tables, of all workers")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--kills", type=int, default=3)
-    parser.add_argument("--only", choices=WAYS, help="measure this way anew, keep the others")
+    parser.add_argument(
+        "--only", choices=WAYS, nargs="+", help="measure these ways again, keep the others"
+    )
     parser.add_argument("--folder", type=Path, help="where to save (default: a temporary folder)")
     parser.add_argument("--tiny", action="store_true", help="small and quick; keeps nothing")
     options = parser.parse_args()
@@ -235,7 +269,7 @@ def main() -> None:
         if results["settings"] != settings:
             results = {}
     results["settings"] = settings
-    for way in [options.only] if options.only else WAYS:
+    for way in options.only or (TINY_WAYS if options.tiny else WAYS):
         folder = Path(tempfile.mkdtemp(prefix=f"recovery-{way}-", dir=options.folder))
         try:
             results[way] = run(way, settings, folder)

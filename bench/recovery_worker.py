@@ -92,11 +92,16 @@ class Training:
 def run_live(settings: dict[str, Any], folder: Path) -> None:
     """Workers that outlive each other."""
     import cpr_ext
-    from cpr_ext.distributed import Event, Job, Worker
+    from cpr_ext.distributed import Event, Job, Parity, Worker
     from cpr_ext.distributed.identity.worker_identity import SPARE
 
     is_spare = SPARE in os.environ
-    worker = Worker.from_environment(folder / "stores", observe=lambda event: observe(event))
+    options: dict[str, Any] = {}
+    if settings["group_size"] is not None:
+        options = {"recovery": "exact", "parity": Parity(group_size=settings["group_size"])}
+    worker = Worker.from_environment(
+        folder / "stores", observe=lambda event: observe(event), **options
+    )
     training = Training(settings["table_bytes"], settings["batch_size"])
     journal = Journal(folder / f"journal-{worker.identity.rank}")
     # A spare has done its imports before: here begins what is left of its start-up.

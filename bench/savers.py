@@ -241,6 +241,7 @@ class CprExt(Saver):
             consistency="step",
             overlap="never",  # fill() writes to the tables by hand
             num_shards=2,
+            save_at_close=False,
         )
         self._optimizer, self._tables = optimizer, tables
 

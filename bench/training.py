@@ -106,7 +106,13 @@ class Protected:
         self.run = run
         self._schedule = OnDemand()
         self.checkpointer = cpr_ext.Checkpointer(
-            run.model, run.optimizers, store, schedule=self._schedule, rebase_after=None, **options
+            run.model,
+            run.optimizers,
+            store,
+            schedule=self._schedule,
+            rebase_after=None,
+            save_at_close=False,
+            **options,
         )
         self.metrics = self.checkpointer.metrics
 

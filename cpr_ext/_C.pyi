@@ -29,6 +29,7 @@ __all__: list[str] = [
     "RowTracker",
     "SegmentJob",
     "SegmentTable",
+    "ShardChecksums",
     "ShardLayout",
     "SlotLease",
     "SlotPool",
@@ -52,7 +53,9 @@ __all__: list[str] = [
     "restore_segment",
     "restore_segments",
     "scatter_rows",
+    "set_memory_reclaimer",
     "top_rows",
+    "trim_memory",
     "use_dlpack",
     "use_instruction_set",
     "use_stream",
@@ -646,6 +649,26 @@ class ShardLayout:
     @property
     def records(self) -> list[tuple[int, int]]: ...
 
+class ShardChecksums:
+    """Checksums of a shard's rows by blocks of rows, of which there are at most max_blocks
+    and one more for each table. All zero at first.
+    """
+
+    def __init__(
+        self, layout: ShardLayout, *, max_blocks: typing.SupportsIndex, pool: ThreadPool
+    ) -> None: ...
+    def find_wrong_rows(self) -> list[tuple[int, int, int]]:
+        """Return (table, begin, end) of blocks with a row that no finish() and no read() saw."""
+
+    def read(self) -> None:
+        """Take the rows as they are."""
+
+    def restore(self, values: torch.Tensor) -> None:
+        """Take values() of an earlier moment."""
+
+    def values(self) -> numpy.ndarray:
+        """Return a copy (n,) int64, for restore()."""
+
 class RowDelta:
     """The rows that one step changes, before XOR after it."""
 
@@ -653,8 +676,8 @@ class RowDelta:
     def clear(self) -> None:
         """Forget all; begin a step."""
 
-    def finish(self) -> None:
-        """The step is done: keep what it changed."""
+    def finish(self, checksums: ShardChecksums | None = None) -> None:
+        """The step is done: keep what it changed, also in the checksums of the same layout."""
 
     def note(self, table: typing.SupportsIndex, row_ids: torch.Tensor) -> None:
         """Keep rows (n,) int64, some perhaps repeated, that are about to change."""
@@ -663,6 +686,9 @@ class RowDelta:
         self, begin: typing.SupportsIndex, end: typing.SupportsIndex
     ) -> numpy.typing.NDArray[numpy.int64]:
         """The rows in the words [begin, end), as an int64 message for apply_delta()."""
+
+    def toggle(self) -> None:
+        """Lead the rows back to before the step, and by the next call to after it."""
 
     def undo(self) -> None:
         """Put the rows back to before the step, and clear()."""
@@ -782,6 +808,11 @@ def scatter_rows(
 ) -> None:
     """Write packed rows (n, ...) to the rows row_ids (n,) int64, ascending, of table."""
 
+def set_memory_reclaimer(reclaim: collections.abc.Callable[[int], bool]) -> None:
+    """Have reclaim(device) called when a device is out of memory, on any thread. It frees
+    what others only keep for later, and returns whether it did.
+    """
+
 def top_rows(
     scores: torch.Tensor | numpy.typing.NDArray[typing.Any],
     k: typing.SupportsIndex,
@@ -794,6 +825,9 @@ def top_rows(
     Returns (<= k) int64 row ids, ascending. Linear in num_rows. Raises UsageError for
     a score that is NaN or negative.
     """
+
+def trim_memory(device: typing.SupportsIndex) -> None:
+    """Give memory of the device that is kept for later back to other allocators."""
 
 def use_dlpack(use: bool) -> bool:
     """Let torch's DLPack exchange API read tensors, or not; for tests and measurements.

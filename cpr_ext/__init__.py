@@ -30,14 +30,14 @@ if TYPE_CHECKING:
         UntrackedChangeWarning,
         UsageError,
     )
-    from cpr_ext.priorities import (
+    from cpr_ext.recovery.report import RecoveryReport
+    from cpr_ext.saving.priorities import (
         AllRows,
         LargestChange,
         MostFrequentlyUsed,
         Priority,
         SubSampledUsed,
     )
-    from cpr_ext.recovery.report import RecoveryReport
     from cpr_ext.saving.snapshot_handle import SnapshotHandle
     from cpr_ext.schedules.intervals import Continuous, EverySeconds, EverySteps, Schedule
     from cpr_ext.schedules.target_pls import TargetPLS
@@ -79,7 +79,7 @@ __version__ = "0.1.0"
 # Imported when first asked for: torch takes seconds, and `cpr --help` or a look at a store need
 # none of it.
 _MODULES = {
-    "AllRows": "priorities",
+    "AllRows": "saving.priorities",
     "Checkpointer": "checkpointer.checkpointer",
     "CompactionOptions": "checkpointer.options",
     "Continuous": "schedules.intervals",
@@ -87,10 +87,10 @@ _MODULES = {
     "DamageError": "errors",
     "EverySeconds": "schedules.intervals",
     "EverySteps": "schedules.intervals",
-    "LargestChange": "priorities",
-    "MostFrequentlyUsed": "priorities",
+    "LargestChange": "saving.priorities",
+    "MostFrequentlyUsed": "saving.priorities",
     "NanError": "errors",
-    "Priority": "priorities",
+    "Priority": "saving.priorities",
     "RecoveryReport": "recovery.report",
     "Retention": "storage.retention",
     "RowIndexError": "errors",
@@ -101,7 +101,7 @@ _MODULES = {
     "StagingOptions": "checkpointer.options",
     "StorageError": "errors",
     "StoreError": "errors",
-    "SubSampledUsed": "priorities",
+    "SubSampledUsed": "saving.priorities",
     "Table": "state.table",
     "TargetPLS": "schedules.target_pls",
     "UntrackedChangeWarning": "errors",

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ _stagers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _DEFAULT_SLOT_BYTES = 8 << 20
 # So far the device may lag behind training's calls before the oldest tensors are waited for.
 _MOST_MARKS = 64
-_torch_has_cuda = bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
 # As torch's own compiled code asks: no Python object is made of the stream.
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -60,14 +60,16 @@ def use_training_streams(devices: Sequence[int]) -> None:
         native.use_stream(device, _current_stream(device))
 
 
+def is_capturing() -> bool:
+    """Return whether the current stream captures a CUDA graph, so that what it is given waits."""
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return is_used and torch.cuda.is_current_stream_capturing()
+
+
 def _current_stream(device: int) -> int:
     if _raw_stream is not None:
         return int(_raw_stream(device))
     return int(torch.cuda.current_stream(device).cuda_stream)
-
-
-def _is_capturing() -> bool:
-    return _torch_has_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class _HeldTensors(threading.local):
@@ -94,7 +96,7 @@ class _HeldTensors(threading.local):
             return
         held, self._open = self._open, []
         devices, self._devices = self._devices, set()
-        if _is_capturing():
+        if is_capturing():
             return  # it belongs to the graph's own memory
         try:
             marks = [native.StreamMark(device=device) for device in devices]
@@ -148,6 +150,25 @@ def record_on_stream(tensor: torch.Tensor) -> None:
 
 def _record_stream(tensor: torch.Tensor, device: int) -> None:
     tensor.record_stream(torch.cuda.current_stream(device))
+
+
+def trim_memory(devices: Sequence[int]) -> None:
+    """Give memory that no snapshot uses any more back to torch and other allocators."""
+    for device in devices:
+        with suppress(CudaError):  # it is broken; whoever needs it next is told
+            native.trim_memory(device)
+
+
+def _free_cache(device: int) -> bool:
+    """Free what torch's allocator keeps for later; return whether it has one."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    torch.cuda.empty_cache()
+    return True
+
+
+if native.has_cuda:
+    native.set_memory_reclaimer(lambda device: _free_cache(device))
 
 
 def make_stagers(devices: Sequence[int], *, slot_bytes: int, num_slots: int) -> list[Any]:

@@ -10,8 +10,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 NUM_SHARDS = 8
 LOST = "+".join(str(shard) for shard in range(0, NUM_SHARDS, 2))
@@ -46,12 +44,10 @@ def main() -> None:
 
 
 def train(data: str, seed: int, *options: str) -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "run.json"
-        command = [sys.executable, "-m", "cpr_ext.cli", "train", "--quiet", "--data", data]
-        command += ["--seed", str(seed), "--shards", str(NUM_SHARDS), "--json", str(report)]
-        subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL)
-        return json.loads(report.read_text())
+    command = [sys.executable, "-m", "cpr_ext.cli", "train", "--quiet", "--data", data]
+    command += ["--seed", str(seed), "--shards", str(NUM_SHARDS), "--json"]
+    done = subprocess.run([*command, *options], check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,12 @@ def main() -> None:
     results = {}
     for number, (label, options) in enumerate(RUNS.items(), start=1):
         file = OUT / f"run{number}.json"
-        command = ["cpr", "train", *options, "--json", str(file)]
-        print(f"\n[{number}/{len(RUNS)}] {label}\n$ {shlex.join(command)}", flush=True)
-        subprocess.run([sys.executable, "-m", "cpr_ext.cli", *command[1:]], check=True)
+        command = ["cpr", "train", *options, "--json"]
+        print(f"\n[{number}/{len(RUNS)}] {label}\n$ {shlex.join(command)} > {file}", flush=True)
+        with file.open("w") as output:
+            subprocess.run(
+                [sys.executable, "-m", "cpr_ext.cli", *command[1:]], check=True, stdout=output
+            )
         results[label] = json.loads(file.read_text())
     print_comparison(results)
     picture = OUT / "demo.png"

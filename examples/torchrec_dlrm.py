@@ -1,6 +1,7 @@
 """A DLRM of TorchRec whose workers outlive each other.
 
 cpr launch --nproc 4 examples/torchrec_dlrm.py           # kill -9 any worker, at any time
+cpr launch --nproc 4 examples/torchrec_dlrm.py --parity  # the same, and no sample is lost
 torchrun --nproc-per-node 4 examples/torchrec_dlrm.py    # the usual way: all restart together
 """
 
@@ -22,7 +23,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from cpr_ext import EverySteps
-from cpr_ext.distributed import Worker, worker_directory
+from cpr_ext.distributed import Parity, Worker, worker_directory
 from cpr_ext.integrations.torchrec import make_checkpointer, sharding_env
 
 TABLES = [f"table_{number}" for number in range(8)]
@@ -84,7 +85,19 @@ def checkpointer_of(model, optimizer, directory):
 
 def run_live():
     """Under ``cpr launch``: who is lost is replaced, the others go on in their processes."""
-    Worker.from_environment(options.store).run(
+
+    def observe(event):
+        last = worker.recoveries[-1] if event.kind == "recovered" else None
+        if last and len(worker.recoveries) > 1 and last.source == worker.identity.rank:
+            print(f"after step {last.step}: {sum(last.samples_lost)} samples lost", flush=True)
+
+    kind = {}
+    if options.parity:
+        world_size = int(os.environ["CPR_WORLD_SIZE"])
+        group_size = next(size for size in (4, 3, 2, world_size) if world_size % size == 0)
+        kind = {"recovery": "exact", "parity": Parity(group_size=group_size)}
+    worker = Worker.from_environment(options.store, observe=observe, **kind)
+    worker.run(
         build,
         lambda job, step: train_step(job.model, job.optimizers, step, job.group),
         num_steps=options.steps,
@@ -111,6 +124,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--save-every", type=int, default=20, help="steps")
     parser.add_argument("--store", default="torchrec_stores")
+    parser.add_argument("--parity", action="store_true", help="peers hold XOR parity of all rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
     run_live() if "CPR_WORLD_SIZE" in os.environ else run_together()

@@ -33,17 +33,17 @@ ROOMS_WITH_MACRO = ("bindings", "testing")
 
 # A room may import those of any line above its own.
 PYTHON_ROOMS: list[set[str]] = [
-    {"errors", "dtypes"},
+    {"errors"},
     {"_native", "validation", "runtime", "policy"},
     {"cuda", "state", "schedules"},
     {"tracking", "storage"},
-    {"priorities", "recovery", "metrics"},
+    {"recovery", "metrics"},
     {"saving"},
     {"checkpointer"},
     {"__init__"},
     {"dlrm", "distributed", "maintenance"},
-    {"emulation", "integrations"},
-    {"report"},
+    {"emulation", "integrations", "publishing"},
+    {"report", "doctor"},
     {"cli"},
 ]
 # Pure rooms, which may import less, and the modules there that are not.

@@ -1,13 +1,17 @@
 """What only a GPU does: run by python_tests/test_emulated_gpu.py on the emulated device."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 import cpr_ext
-from cpr_ext import _emulated, cuda, priorities
-from cpr_ext.errors import CudaError, RowIndexError
-from cpr_ext.saving import background_capture
+from cpr_ext import _emulated, cuda
+from cpr_ext.checkpointer import call_guard
+from cpr_ext.errors import CudaError, RowIndexError, UntrackedChangeWarning, UsageError
+from cpr_ext.saving import background_capture, priorities
 from cpr_ext.storage import segment_format
+from cpr_ext.tracking import lookup_recorder, table_watch
 from python_tests.helpers import assert_same, read_chunks, shard_records
 
 emulator = _emulated.emulator
@@ -29,7 +33,10 @@ class Run:
         # PyTorch gives a GPU's memory away only behind what its stream still does; not the CPU's.
         self.lookups: list[torch.Tensor] = []
         self.checkpointer = cpr_ext.Checkpointer(
-            self.model, self.optimizer, directory, **{"schedule": cpr_ext.EverySteps(3), **options}
+            self.model,
+            self.optimizer,
+            directory,
+            **{"schedule": cpr_ext.EverySteps(3), "save_at_close": False, **options},
         )
 
     def step(self, row_ids=range(100)):
@@ -94,7 +101,9 @@ def test_a_bad_lookup_is_told_at_the_next_step(tmp_path):
     run.checkpointer.close()
 
 
-@pytest.mark.parametrize("call", ["cudaMallocAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"])
+@pytest.mark.parametrize(
+    "call", ["cudaMallocFromPoolAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"]
+)
 @pytest.mark.parametrize("nth", [1, 2, 4, 8, 12])
 def test_a_device_that_fails_during_a_snapshot_costs_that_snapshot_only(tmp_path, call, nth):
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
@@ -137,6 +146,50 @@ def test_what_was_taken_on_the_device_is_freed_with_the_snapshot(tmp_path):
         run.checkpointer.wait()
         sizes.append(sum(emulator.allocations().values()))
     assert len(set(sizes[4:])) == 1
+    run.checkpointer.close()
+
+
+def test_memory_of_a_snapshot_is_given_back_when_it_ends(tmp_path):
+    cuda.trim_memory([0])
+    before = emulator.pooled_bytes()
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    run.step()
+    run.checkpointer.save("partial")
+    assert emulator.pooled_bytes() > before
+    run.checkpointer.wait()
+    run.step()
+    run.checkpointer.save("partial")
+    run.checkpointer.wait()
+    run.checkpointer.close()
+    assert emulator.pooled_bytes() == before
+
+
+def test_torchs_cache_is_emptied_before_memory_counts_as_short(tmp_path, monkeypatch):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    run.step()
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    emulator.fail_call("cudaMallocFromPoolAsync", 1)
+    run.checkpointer.save("partial")
+    run.checkpointer.wait()
+    assert emptied == [True]
+    run.checkpointer.close()
+
+
+def test_a_snapshot_that_the_user_keeps_holds_no_memory_of_the_device(tmp_path):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    kept, sizes = [], []
+    for _ in range(3):
+        run.step()
+        kept.append(run.checkpointer.save("base"))
+        run.checkpointer.wait()
+        sizes.append(sum(emulator.allocations().values()))
+    assert len(set(sizes)) == 1
     run.checkpointer.close()
 
 
@@ -191,4 +244,102 @@ def test_row_updates_lost_are_counted_beside_any_priority(tmp_path, priority):
     run.step(range(100))
     run.step(range(50, 80))
     assert run.checkpointer.recover(shards=[0]).row_updates_lost == 130
+    run.checkpointer.close()
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """Begins and ends the capture of a CUDA graph."""
+
+    def set_capturing(capturing):
+        for module in (cuda, call_guard, lookup_recorder, table_watch):
+            monkeypatch.setattr(module, "is_capturing", lambda: capturing)
+        emulator.set_capturing(capturing)
+
+    yield set_capturing
+    emulator.set_capturing(False)
+
+
+def test_a_step_that_is_captured_counts_rows_by_the_graph_and_is_never_called_complete(
+    tmp_path, capture
+):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    emulator.calls()
+    capture(True)
+    run.optimizer.zero_grad()
+    run.model(torch.tensor([[1, 2, 2]])).sum().backward()
+    run.optimizer.step()
+    assert emulator.calls() == {"cudaLaunchKernelEx": 1}
+    tracker = next(iter(run.checkpointer._trackers.values()))
+    for call in (run.checkpointer.step, run.checkpointer.wait, run.checkpointer.close):
+        with pytest.raises(UsageError, match="while a CUDA graph is captured"):
+            call()
+    capture(False)
+    assert tracker.num_dirty() == 0
+    emulator.replay_graph()
+    run.step([7])
+    assert tracker.dirty_rows().tolist() == [1, 2, 7]
+    run.checkpointer.save("partial")
+    run.checkpointer.wait()
+    assert not run.checkpointer.store.dense.segments[-1].is_complete
+    run.checkpointer.close()
+
+
+def test_rows_of_dense_gradients_are_not_listed_in_a_capture_and_all_count_at_every_step(
+    tmp_path, capture, monkeypatch
+):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.model.sparse = False
+    run.save_base()
+    capture(True)
+    run.optimizer.zero_grad()
+    run.model(torch.tensor([[1, 2]])).sum().backward()
+    with monkeypatch.context() as patch:
+        patch.setattr(table_watch, "changed_rows", None)  # which waits for the device
+        run.optimizer.step()
+    capture(False)
+    tracker = next(iter(run.checkpointer._trackers.values()))
+    assert tracker.num_dirty() == 0
+    for outcome in (pytest.warns(UntrackedChangeWarning, match="dense"), nullcontext()):
+        with outcome:
+            run.checkpointer.step()
+        run.checkpointer._watch.settle()
+        assert tracker.num_dirty() == 4000
+        tracker.take_range(0, 4000)
+    run.checkpointer.close()
+
+
+def test_lookups_that_are_recorded_in_a_capture_are_counted_by_the_graph(tmp_path, capture):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    name = run.checkpointer.tables[0].name
+    run.checkpointer.record_lookups(name, torch.tensor([5]))
+    emulator.calls()
+    lookups = torch.tensor([8, 9])  # its memory is the graph's
+    capture(True)
+    run.checkpointer.record_lookups(name, lookups)
+    capture(False)
+    assert emulator.calls() == {"cudaLaunchKernelEx": 1}
+    emulator.replay_graph()
+    assert run.checkpointer._trackers[name].dirty_rows().tolist() == [8, 9]
+    run.checkpointer.step()
+    assert run.checkpointer._trackers[name].dirty_rows().tolist() == [5, 8, 9]
+    run.checkpointer.close()
+
+
+def test_lookups_that_are_counted_before_step_are_so_on_the_stream_that_is_current(
+    tmp_path, monkeypatch
+):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    asked = []
+    monkeypatch.setattr(cuda, "_current_stream", lambda device: asked.append(device) or 0)
+    monkeypatch.setattr(lookup_recorder, "_MAX_PENDING_LOOKUPS", 2)
+    name = run.checkpointer.tables[0].name
+    run.checkpointer.record_lookups(name, torch.tensor([5, 6]))
+    assert asked == []
+    run.checkpointer.record_lookups(name, torch.tensor([7]))
+    assert asked == [0]
+    assert run.checkpointer._trackers[name].dirty_rows().tolist() == [5, 6, 7]
     run.checkpointer.close()

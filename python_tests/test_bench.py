@@ -4,14 +4,20 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "bench"
@@ -127,6 +133,132 @@ def test_the_time_from_a_kill_to_the_next_step_is_measured_beside_the_usual_rest
     assert len(totals) == 3
     assert min(map(float, totals)) > 0
     assert "live: at most 3 s without start-up" in shown
+    assert "exact: the usual restart at least 12x slower to catch up" in shown
+
+
+@pytest.mark.long
+def test_parity_at_every_step_is_measured_next_to_none_and_the_limit() -> None:
+    """Nine processes import torch."""
+    shown = run("bench/parity_overhead.py", "--tiny")
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()[1:5]}
+    assert list(rows) == ["none", "parity", "simple", "formula"]
+    assert float(rows["parity"][2]) > 0.8 * float(rows["formula"][0])  # MB of a step
+    assert float(rows["parity"][0]) > 0
+    assert "the limit, by stage" in shown
+
+
+def in_threads(size: int, call: Callable[[int], None]) -> None:
+    with ThreadPoolExecutor(size) as pool:
+        list(pool.map(call, range(size)))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_limit_of_parity_holds_the_xor_of_all_changes(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members are threads; what they exchange goes through a list."""
+    simple = load("simple_parity")
+    barrier, sent = threading.Barrier(size, timeout=30), {}
+
+    def exchange(received: Any, given: Any, theirs: Any = None, own: Any = None, *, group: Any):
+        sent[group.rank()] = torch.split(given, own or [1] * size)
+        barrier.wait()
+        received.copy_(torch.cat([sent[member][group.rank()] for member in range(size)]))
+        barrier.wait()
+
+    monkeypatch.setattr(simple.dist, "all_to_all_single", exchange)
+    members = [member_of(simple, rank, size) for rank in range(size)]
+    begun = [words_of(tables) for tables, _ in members]
+    for step in range(3):
+
+        def train(rank: int, step: int = step) -> None:
+            tables, parity = members[rank]
+            generator = torch.Generator().manual_seed(10 * step + rank)
+            for weight in tables.param_groups[0]["params"]:
+                ids = torch.randint(len(weight), (5,), generator=generator)
+                values = torch.rand(5, weight.shape[1], generator=generator)
+                weight.grad = torch.sparse_coo_tensor(
+                    ids.unsqueeze(0), values, weight.shape, check_invariants=True
+                )
+            parity.before()
+            tables.step()
+            parity.after()
+
+        in_threads(size, train)
+    changed = [a ^ words_of(tables) for a, (tables, _) in zip(begun, members, strict=True)]
+    for holder, (_, parity) in enumerate(members):
+        expected = torch.zeros_like(parity._parity)
+        for member in range(size):
+            if member != holder:
+                part = (holder - member - 1) % size
+                rows = changed[member][part * len(expected) : (part + 1) * len(expected)]
+                expected[: len(rows)] ^= rows
+        assert expected.any()
+        assert torch.equal(parity._parity, expected)
+    assert set(members[0][1]._seconds) == set(load("parity_overhead").STAGES)
+
+
+def member_of(simple: Any, rank: int, size: int) -> Any:
+    weights = [torch.nn.Parameter(torch.rand(rows, 4)) for rows in (7, 4)]
+    tables = RowWiseAdagrad(weights)
+    for weight in weights:
+        tables.state[weight]["sum"] = torch.zeros(len(weight))
+    group = SimpleNamespace(rank=lambda: rank, size=lambda: size)
+    return tables, simple.SimpleParity(None, tables, group, Counter())
+
+
+def words_of(tables: Any) -> torch.Tensor:
+    """All rows with their sums."""
+    words = []
+    for weight in tables.param_groups[0]["params"]:
+        sums = tables.state[weight]["sum"].view(torch.int32).to(torch.int64)
+        words.append(torch.cat((weight.detach().view(torch.int64), sums.unsqueeze(1)), dim=1))
+    return torch.cat(words)
+
+
+def test_costs_of_parity_are_medians_of_paired_turns() -> None:
+    bench = load("parity_overhead")
+    names = ("training_cpu", "parity_cpu", "process_cpu", *bench.STAGES)
+
+    def turn(seconds: float, sent: int, memory: int) -> dict[str, float]:
+        each = {"seconds": seconds, "bytes": sent, "memory_bytes": memory}
+        return {**each, **dict.fromkeys(names, 0.8)}
+
+    turns = {
+        "none": [turn(2.0, 100, 1000), turn(4.0, 300, 1000)],
+        "parity": [turn(2.5, 1100, 1400), turn(5.0, 1300, 1400)],
+        "simple": [turn(4.0, 900, 1300), turn(8.0, 1100, 1300)],
+    }
+    settings = {"turn_steps": 10, "workers": 4, "group_size": 4, "preset": "tiny"}
+    none, parity, simple = bench.describe(turns, settings, 5.0)
+    assert "ratio_to_none" not in none
+    assert parity["ratio_to_none"] == pytest.approx(0.8)
+    assert parity["bytes_per_step"] == 100
+    assert parity["memory_bytes"] == 400
+    assert simple["ratio_to_none"] == 0.5
+    assert simple["send_seconds"] == pytest.approx(0.02)
+    assert bench.formulas(settings, 100.0)["bytes_per_step"] == 100 * (68 + 8)
+
+
+def test_how_often_parity_does_not_suffice_is_played_next_to_the_formula(
+    run_here: Callable[..., str],
+) -> None:
+    head, *rows, limits = run_here("parity_reliability", "--tiny").splitlines()
+    assert head.split() == ["workers", "group", "formula", "simulated", "rebuild", "link"]
+    assert [row.split()[0] for row in rows] == ["8"] * 3 + ["64"] * 3
+    assert [row.split()[1] for row in rows] == ["mirror", "3", "7"] * 2
+    assert "'mirror': 762" in limits
+
+
+def test_the_largest_job_below_a_limit_is_the_last_one_below_it() -> None:
+    bench = load("parity_reliability")
+    for size in bench.GROUP_SIZES:
+        workers = bench.largest_job(size, 0.01, bench.ASSUMED)
+        below, above = (
+            bench.row(count, size, bench.ASSUMED, 2)["chance"]
+            for count in (workers, workers + size)
+        )
+        assert below < 0.01 <= above
 
 
 # --- what is made of results ---

@@ -165,7 +165,7 @@ def test_where_no_mark_can_be_made_pytorch_keeps_the_memory(stream, monkeypatch)
 
 
 def test_what_a_graph_captures_is_not_marked(stream, monkeypatch):
-    monkeypatch.setattr(cuda, "_is_capturing", lambda: True)
+    monkeypatch.setattr(cuda, "is_capturing", lambda: True)
     step = kept(stream, "a")
     cuda.use_training_streams([0])
     assert step["a"]() is None

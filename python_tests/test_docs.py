@@ -70,7 +70,7 @@ def test_every_command_of_the_guide_to_intervals_prints_what_it_shows(tmp_path: 
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     blocks = re.findall(r"```\n(\$ .*?\n)```", HOW_OFTEN.read_text(), re.DOTALL)
     commands = [part for block in blocks for part in re.split(r"^\$ ", block, flags=re.M)[1:]]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for part in commands:
         command, _, shown = part.partition("\n")
         done = subprocess.run(

@@ -221,3 +221,76 @@ def test_a_graph_of_sampled_lookups_numbers_them_on_at_every_launch():
         torch.cuda.synchronize()
     native.use_stream(0, 0)
     assert sampler.select(0, 10, 10).tolist() == [0, 1]
+
+
+def test_rows_count_where_a_compiler_makes_cuda_graphs_of_the_model(tmp_path):
+    """Graphs of forward and backward alone: the hooks of the optimizer's step run each time."""
+    model, optimizer = build("cuda")
+    compiled = torch.compile(model, mode="reduce-overhead")
+    random = torch.Generator().manual_seed(1)
+    with cpr_ext.Checkpointer(
+        model,
+        optimizer,
+        tmp_path / "s",
+        priority=cpr_ext.AllRows(),
+        schedule=cpr_ext.EverySteps(10**6),
+    ) as checkpointer:
+        for step in range(12):
+            indices = torch.randint(model.num_embeddings, (512, 4), generator=random).cuda()
+            optimizer.zero_grad()
+            compiled(indices).pow(2).sum().backward()
+            optimizer.step()
+            checkpointer.step()
+            if step == 5:
+                checkpointer.save("base")
+                checkpointer.wait()
+        checkpointer.save("partial")
+        checkpointer.wait()
+        assert checkpointer.store.dense.segments[-1].is_complete
+        expected = state_of(model, optimizer)
+    _, (weight, state) = restore(tmp_path / "s", "cuda")
+    assert torch.equal(weight, expected[0])
+    assert torch.equal(state, expected[1])
+
+
+def test_a_graph_of_the_whole_step_counts_its_rows_at_every_replay(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.EmbeddingBag(2000, 16, mode="sum", sparse=True).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    indices = torch.arange(8, device="cuda").reshape(2, 4)
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with (
+        torch.cuda.stream(side),
+        cpr_ext.Checkpointer(
+            model, optimizer, tmp_path / "s", priority=cpr_ext.AllRows()
+        ) as checkpointer,
+    ):
+
+        def step():
+            optimizer.zero_grad()
+            model(indices).pow(2).sum().backward()
+            optimizer.step()
+
+        step()
+        checkpointer.step()
+        checkpointer.save("base")
+        checkpointer.wait()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            step()
+            with pytest.raises(cpr_ext.UsageError, match="while a CUDA graph is captured"):
+                checkpointer.step()
+        for first in (100, 200):
+            indices.copy_(torch.arange(first, first + 8).reshape(2, 4))
+            graph.replay()
+            checkpointer.step()
+        checkpointer.save("partial")
+        checkpointer.wait()
+        assert not checkpointer.store.dense.segments[-1].is_complete
+        expected = model.weight.detach().cpu().clone()
+    other = torch.nn.EmbeddingBag(2000, 16, mode="sum", sparse=True)
+    with cpr_ext.Checkpointer(
+        other, torch.optim.SGD(other.parameters(), lr=0.1), tmp_path / "s"
+    ) as checkpointer:
+        checkpointer.recover()
+    assert torch.equal(other.weight.detach(), expected)

@@ -57,6 +57,18 @@ def test_the_workflow_runs_what_ci_runs():
     assert job["timeout-minutes"] > 0
 
 
+def test_the_release_workflow_calls_make():
+    workflow = read_yaml(".github/workflows/release.yml")
+    makefile = (ROOT / "Makefile").read_text()
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"] > 0
+        (command,) = [step["run"] for step in job["steps"] if "run" in step]
+        make, target = command.split()[:2]
+        assert make == "make"
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", ["bug_report", "feature_request"])
 def test_each_field_of_an_issue_form_has_an_id_and_a_label(name):
     form = read_yaml(f".github/ISSUE_TEMPLATE/{name}.yml")
@@ -64,6 +76,15 @@ def test_each_field_of_an_issue_form_has_an_id_and_a_label(name):
     fields = [field for field in form["body"] if field["type"] != "markdown"]
     assert len({field["id"] for field in fields}) == len(fields) > 0
     assert all(field["attributes"]["label"] for field in fields)
+
+
+def test_the_notice_names_all_data_that_is_shipped():
+    notice = (ROOT / "NOTICE").read_text()
+    shipped = [*ROOT.glob("cpr_ext/**/*.json")]
+    assert shipped
+    for path in [*shipped, *(ROOT / "python_tests/data").iterdir()]:
+        assert path.relative_to(ROOT).as_posix() in notice
+    assert 'license-files = ["LICENSE", "NOTICE"]' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_a_vulnerability_has_an_address():

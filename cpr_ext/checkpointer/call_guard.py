@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from cpr_ext.cuda import use_training_streams
+from cpr_ext.cuda import is_capturing, use_training_streams
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.forks import Creator
 from cpr_ext.storage.store import Store
@@ -61,9 +61,14 @@ class CallGuard:
             raise UsageError(self._watch.problem)
 
     def require_idle(self, name: str) -> None:
-        """Raise UsageError while another call is being made."""
+        """Raise UsageError while another call is being made, or a CUDA graph captured."""
         if self.is_busy:
             raise UsageError(f"{name} from a signal's handler while another call is being made")
+        if self._devices and is_capturing():
+            raise UsageError(
+                f"{name} while a CUDA graph is captured: a replay would not repeat it. Call it "
+                "outside of the graph, after each replay"
+            )
 
     @contextmanager
     def in_call(self, name: str) -> Iterator[None]:

@@ -18,25 +18,29 @@ from cpr_ext.checkpointer.old_keywords import OldKeywords, replace_old_keywords
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
 from cpr_ext.checkpointer.parts import build_parts, choose_tables
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
+from cpr_ext.checkpointer.refused_models import refuse_sharded_models
 from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
 from cpr_ext.checkpointer.settings import OnNan, Settings
 from cpr_ext.cuda import release_kept
 from cpr_ext.errors import old_method
 from cpr_ext.metrics.counters import Metrics, ScalarWriter
-from cpr_ext.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.forks import leave_to_parent_when_forked
 from cpr_ext.runtime.log_text import EncodableMessages
 from cpr_ext.saving.background_capture import OverlapChoice
+from cpr_ext.saving.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.saving.saver import Consistency, WhenBusy
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.schedules.intervals import EverySeconds, Schedule
 from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.stateful import Stateful, as_stateful
 from cpr_ext.state.table import Table
 from cpr_ext.storage.reading import OnReadError, falling_back
+from cpr_ext.storage.remote.objects import RemoteOptions
+from cpr_ext.storage.remote.remote_copy import RemoteStatus
 from cpr_ext.storage.retention import Retention
 from cpr_ext.tracking.unwatched import require_own_optimizers, warn_of_large_parameters
 from cpr_ext.validation import (
@@ -76,6 +80,9 @@ class Checkpointer:
             ready-made ``cpr_ext.Table``, which may be empty: then only the dense part is saved.
         extra_state: called for each snapshot; its result (plain values and tensors) is saved with
             the snapshot and returned as ``RecoveryReport.extra_state``.
+        stateful: objects with ``state_dict()`` and ``load_state_dict()``, such as learning-rate
+            schedulers and ``torch.amp.GradScaler``, always in the same order. Their states are
+            saved with the dense part, and ``recover()`` loads them.
         rebase_after: take a base snapshot instead of a partial one after partial snapshots have
             written this many times the bytes of the last base; this bounds disk use and recovery
             time; None: never.
@@ -86,15 +93,20 @@ class Checkpointer:
         when_busy: what to do when a snapshot is due before the last one is committed; ``"delay"``
             starts it after that commit; ``"wait"`` blocks training until then, so that snapshots
             are taken at the same steps whatever the disk's speed.
+        save_at_close: :meth:`close`, and the end of the ``with`` block, save all rows if steps were
+            trained since the newest snapshot. An exception that leaves the block saves nothing.
         on_nan: ``"raise"`` aborts a snapshot rather than save NaN; ``"save"`` saves it.
         staging: memory, threads and file access of a snapshot: :class:`cpr_ext.StagingOptions`.
         count_row_updates: count updates row by row (4 bytes each), so that metrics report how many
             were lost. ``MostFrequentlyUsed`` always does.
         scalar_writer: the metrics are written to it after each snapshot and recovery; anything
             with ``add_scalar(tag, value, step)``, such as TensorBoard's ``SummaryWriter``.
+        remote: object storage to which committed states are copied in the background, such as
+            ``"s3://bucket/job"``, or ``cpr_ext.storage.remote.RemoteOptions``. If ``directory`` is
+            empty, the state there is read into it first. See ``docs/remote.md``.
 
     Raises:
-        UsageError: the model has no tables, or an option is out of range.
+        UsageError: the model has no tables or is under FSDP, or an option is out of range.
         StoreError: the directory is not a store, holds another model, or is in use.
         StorageError: the directory cannot be made, read or written.
     """
@@ -111,15 +123,18 @@ class Checkpointer:
         num_shards: int = 1,
         tables: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table] | None = None,
         extra_state: Callable[[], Any] | None = None,
+        stateful: Sequence[Stateful] | Stateful | None = None,
         rebase_after: float | None = 4.0,
         compaction: CompactionOptions | None = None,
         retention: Retention | None = None,
         when_busy: WhenBusy = "delay",
+        save_at_close: bool = True,
         on_nan: OnNan = "raise",
         overlap: OverlapChoice = "auto",
         staging: StagingOptions | None = None,
         count_row_updates: bool = False,
         scalar_writer: ScalarWriter | None = None,
+        remote: str | RemoteOptions | None = None,
         **old: Unpack[OldKeywords],
     ) -> None:
         require_callable_or_none("extra_state", extra_state)
@@ -138,7 +153,9 @@ class Checkpointer:
             compaction=compaction,
             count_row_updates=count_row_updates,
             scalar_writer=scalar_writer,
+            remote=RemoteOptions(remote) if isinstance(remote, str) else remote,
         )
+        refuse_sharded_models(model)
         self.model = model
         self.optimizers = as_optimizers(optimizers)
         self.tables = choose_tables(model, self.optimizers, tables)
@@ -147,7 +164,10 @@ class Checkpointer:
         self.num_shards = settings.num_shards
         require_own_optimizers(model, self.optimizers, self.tables)
         warn_of_large_parameters(model, self.tables)
-        parts = build_parts(model, self.optimizers, self.tables, directory, settings, extra_state)
+        objects = as_stateful(stateful)
+        parts = build_parts(
+            model, self.optimizers, self.tables, directory, settings, extra_state, objects
+        )
         self.store = parts.store
         self._parts = parts
         self._account = parts.account
@@ -156,10 +176,12 @@ class Checkpointer:
         self._trackers = parts.trackers
         self._watch = parts.watch
         self._guard = CallGuard(parts.store, parts.watch, parts.devices)
-        self._saving = SaveCalls(model, self.optimizers, self.tables, parts, self._guard)
+        self._saving = SaveCalls(
+            model, self.optimizers, self.tables, parts, self._guard, save_at_close=save_at_close
+        )
         self._recovery = RecoveryCalls(parts, self._guard, self.num_shards)
         #: For rows that are rebuilt from peers' memory.
-        self.rewinding = Rewinding(parts, self._guard)
+        self.rewinding = Rewinding(parts, self._guard, self.tables)
         leave_to_parent_when_forked(self)
 
     @property
@@ -174,7 +196,14 @@ class Checkpointer:
     @property
     def metrics(self) -> Metrics:
         """Counts and costs of checkpointing so far."""
-        return self._account.metrics
+        metrics = self._account.metrics
+        if (status := self.remote_status()) is not None:
+            metrics.note_remote_lag(status.lag_seconds, status.lag_bytes)
+        return metrics
+
+    def remote_status(self) -> RemoteStatus | None:
+        """Return how far the copy in object storage is; None without ``remote``."""
+        return None if self._parts.remote is None else self._parts.remote.status()
 
     @property
     def step_count(self) -> int:
@@ -244,6 +273,7 @@ class Checkpointer:
         on_damage: OnDamage = "fall_back",
         on_read_error: OnReadError = "raise",
         up_to_step: int | None = None,
+        at_step: int | None = None,
     ) -> RecoveryReport:
         """Restore a lost state.
 
@@ -273,6 +303,8 @@ class Checkpointer:
                 and reported; unreadable files stay until a newer snapshot of all rows is durable.
             up_to_step: use no snapshot of a later step, and drop later ones. 0, for a model that
                 starts from step 0: drop all.
+            at_step: go back to the full-recovery point of this step, and drop what is newer;
+                ``cpr inspect`` lists those that the store keeps.
 
         Returns:
             A report of the restored state; training resumes from its ``step``, 0 if the store is
@@ -290,14 +322,17 @@ class Checkpointer:
         """
         require_one_of("on_read_error", on_read_error, ("raise", "fall_back"))
         with falling_back() if on_read_error == "fall_back" else nullcontext():
-            return self._recovery.recover(
+            report = self._recovery.recover(
                 shards=shards,
                 mode=mode,
                 from_store=from_store,
                 strict=strict,
                 on_damage=on_damage,
                 up_to_step=up_to_step,
+                at_step=at_step,
             )
+        self._saving.note_recovered(whole=shards is None)
+        return report
 
     def replicated_state(self, recovered: RecoveryReport | None = None) -> DensePart:
         """Return the replicated state, for :meth:`load_replicated_state` of another worker.
@@ -366,14 +401,19 @@ class Checkpointer:
             yield
 
     def close(self) -> None:
-        """Finish the current snapshot and release all resources. Closing twice is fine.
+        """Save what was trained since, and release all resources. Closing twice is fine.
+
+        It finishes the current snapshot. If training has passed the newest snapshot, or that one
+        lacks changed rows, it saves all rows as they are now. This takes as long as a base
+        snapshot; ``save_at_close=False`` turns it off. In the middle of a step it cannot; a line of
+        the log then reports what is not saved.
 
         In a forked child there is nothing to release: it returns at once. After an interruption by
         Ctrl-C it can be called again; until then the store's locks are kept.
 
         Raises:
-            SnapshotError: a snapshot failed, no exception reported it, and none was committed
-                since.
+            SnapshotError: a snapshot failed (such as the last one), no exception reported it, and
+                none was committed since.
             StorageError: the operating system reports an error while the locks are released.
         """
         if self._guard.is_closed or self._guard.is_forked:
@@ -399,7 +439,7 @@ class Checkpointer:
         if exc_type is None:
             self.close()
         elif not (self._guard.is_closed or self._guard.is_forked):
-            self._saving.abort()
+            self._saving.abort(is_reported=exc_value is not None)
 
     def leave_to_parent(self) -> None:
         """Detach in a forked child: the model runs there as if this object did not exist."""

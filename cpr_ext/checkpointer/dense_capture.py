@@ -20,6 +20,7 @@ from cpr_ext.state.dense_state import (
     shared_optimizers,
 )
 from cpr_ext.state.position import Position
+from cpr_ext.state.stateful import Stateful
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.table_watch import TableWatch
 
@@ -36,6 +37,7 @@ class DenseCapture:
 
     Attributes:
         extra_state: the user's function, called at each capture; None: there is none.
+        stateful: the user's objects whose states are part of it.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class DenseCapture:
         *,
         extra_state: Callable[[], Any] | None,
         refuses_nan: bool,
+        stateful: Sequence[Stateful] = (),
     ) -> None:
         self.extra_state = extra_state
+        self.stateful = stateful
         self._model = model
         self._optimizers = optimizers
         self._tables = tables
@@ -65,7 +69,7 @@ class DenseCapture:
         Raises:
             NanError: a parameter holds NaN, which is refused.
         """
-        part = capture_dense(self._model, self._optimizers, self._tables, self._position())
+        part = self._capture(self._optimizers, self._position())
         if self._refuses_nan:
             refuse_nan(part)
         return part
@@ -81,7 +85,7 @@ class DenseCapture:
         if recovered is not None and (recovered.step > 0 or recovered.extra_state is not None):
             position["extra_state"] = recovered.extra_state
         optimizers = shared_optimizers(self._optimizers, self._tables)
-        return capture_dense(self._model, optimizers, self._tables, position)
+        return self._capture(optimizers, position)
 
     def restore_shared(self, part: DensePart, *, generators: bool) -> Position:
         """Load the state that all workers have in common; return its position.
@@ -91,7 +95,14 @@ class DenseCapture:
         """
         position = read_position(part.tree())
         optimizers = shared_optimizers(self._optimizers, self._tables)
-        restore_dense(part, self._model, optimizers, self._tables, generators=generators)
+        restore_dense(
+            part,
+            self._model,
+            optimizers,
+            self._tables,
+            generators=generators,
+            stateful=self.stateful,
+        )
         return position
 
     def capture_whole(self, extra_state: Any = None) -> DensePart:
@@ -103,7 +114,7 @@ class DenseCapture:
         if extra_state is None and self.extra_state is not None:
             extra_state = self.extra_state()
         position = {**self._place(), "extra_state": extra_state, "rows_unsaved": None}
-        return capture_dense(self._model, self._optimizers, self._tables, position)
+        return self._capture(self._optimizers, position)
 
     def restore_whole(self, part: DensePart, own: DensePart | None) -> None:
         """Go back to ``part``; ``own``: what only this worker has, if ``part`` is another's.
@@ -112,7 +123,9 @@ class DenseCapture:
             StoreError: it is of another model; nothing was changed.
         """
         model, optimizers, tables = self._model, self._optimizers, self._tables
-        restore_dense(part, model, optimizers, tables, generators=own is None)
+        restore_dense(
+            part, model, optimizers, tables, generators=own is None, stateful=self.stateful
+        )
         if own is not None:
             restore_own_part(own, model, optimizers, tables)
 
@@ -120,6 +133,11 @@ class DenseCapture:
     def position_of(part: DensePart) -> Position:
         """Return the position in training at which ``part`` was captured."""
         return read_position(part.tree())
+
+    def _capture(
+        self, optimizers: Sequence[torch.optim.Optimizer], position: dict[str, Any]
+    ) -> DensePart:
+        return capture_dense(self._model, optimizers, self._tables, position, self.stateful)
 
     def _place(self) -> dict[str, Any]:
         return {

@@ -17,12 +17,12 @@ class StagingOptions:
             that has tables needs the same amount.
         copy_on_write_bytes: limit of the memory for rows that are copied before they change; when
             it is full, training waits for the disk.
-        gather_bytes: limit of the GPUs' memory for the rows of a partial snapshot, which they copy
-            there at one step. A snapshot that needs more is captured over several steps, or, of one
-            step, while training waits. 0: they copy none. Used if all tables are on GPUs.
         num_threads: threads for counting, selecting and copying, the caller's included. None: one
             for each core, at most 4.
         direct_io: bypass the page cache where the file system allows it.
+        gather_bytes: limit of the GPUs' memory for the rows of a partial snapshot, which they copy
+            there at one step. A snapshot that needs more is captured over several steps, or, of one
+            step, while training waits. 0: they copy none. Used if all tables are on GPUs.
 
     Raises:
         UsageError: a number is out of range.
@@ -31,9 +31,9 @@ class StagingOptions:
     slot_bytes: int | None = None
     num_slots: int = 3
     copy_on_write_bytes: int = 32 << 20
-    gather_bytes: int = 1 << 30
     num_threads: int | None = None
     direct_io: bool = True
+    gather_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         for name, least in (("num_slots", 2), ("copy_on_write_bytes", 0), ("gather_bytes", 0)):

@@ -17,18 +17,22 @@ from cpr_ext.cuda import device_of, devices_of, make_stagers, use_training_strea
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.cost_meter import CostMeter
 from cpr_ext.metrics.run_state import RunState
-from cpr_ext.priorities import make_tracker
 from cpr_ext.recovery.recoverer import Recoverer
 from cpr_ext.saving.background_capture import Overlap
+from cpr_ext.saving.priorities import make_tracker
 from cpr_ext.saving.rebase_policy import BaseRule
 from cpr_ext.saving.saver import Saver, SavingOptions
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector
 from cpr_ext.saving.slot_size import choose_slot_bytes
+from cpr_ext.state.row_caches import refuse_cached_rows
+from cpr_ext.state.stateful import Stateful
 from cpr_ext.state.table import Table, find_tables, prioritized_tables, register_tables
 from cpr_ext.storage.commit_thread import Committer
 from cpr_ext.storage.compactor import make_compactor
-from cpr_ext.storage.store import Store
+from cpr_ext.storage.remote.opening import RemoteStore, view_of
+from cpr_ext.storage.remote.remote_copy import RemoteCopy
+from cpr_ext.storage.store import Store, describe_model
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from cpr_ext.tracking.table_watch import TableWatch
 
@@ -41,6 +45,7 @@ class Parts:
         devices: GPUs that have tables.
         stagers: their staging buffers, which live as long as this.
         trackers: by table name.
+        remote: copies the store to object storage; None: nothing does.
     """
 
     devices: Sequence[int]
@@ -54,6 +59,7 @@ class Parts:
     base_rule: BaseRule
     dense: DenseCapture
     saver: Saver
+    remote: RemoteCopy | None
 
 
 def choose_tables(
@@ -64,7 +70,7 @@ def choose_tables(
     """Return the given tables, or those that the model has.
 
     Raises:
-        UsageError: there are none, and no empty list was given.
+        UsageError: there are none, and no empty list was given; or a cache holds newer rows.
     """
     chosen = (
         find_tables(model, optimizers) if tables is None else register_tables(tables, optimizers)
@@ -74,6 +80,7 @@ def choose_tables(
             "the model has no nn.Embedding or nn.EmbeddingBag; give its tables by name: "
             'Checkpointer(..., tables={"name": parameter})'
         )
+    refuse_cached_rows(model, chosen)
     return chosen
 
 
@@ -84,6 +91,7 @@ def build_parts(
     directory: str | os.PathLike[str],
     settings: Settings,
     extra_state: Callable[[], Any] | None,
+    stateful: Sequence[Stateful] = (),
 ) -> Parts:
     """Build all parts, open the store, and attach the hooks.
 
@@ -123,6 +131,7 @@ def build_parts(
         pool=threads,
         stagers=stagers,
     )
+    remote = None if settings.remote is None else RemoteStore(settings.remote, directory)
     store = Store(
         directory, tables=tables, num_shards=settings.num_shards, retention=settings.retention
     )
@@ -137,6 +146,7 @@ def build_parts(
         recorder,
         threads,
         direct_io=staging.direct_io,
+        stateful=stateful,
     )
     dense = DenseCapture(
         model,
@@ -147,6 +157,7 @@ def build_parts(
         account,
         extra_state=extra_state,
         refuses_nan=settings.refuses_nan,
+        stateful=stateful,
     )
     selector = Selector(
         tables,
@@ -184,10 +195,13 @@ def build_parts(
             settings.when_busy,
             WriteOptions(staging.direct_io, refuse_nan=settings.refuses_nan),
             chooses_all=settings.priority.fraction >= 1,
-            on_gpu=bool(devices),
+            devices=devices,
             gather_bytes=staging.gather_bytes if all_on_gpu else 0,
         ),
     )
+    copy = None
+    if remote is not None:
+        copy = _start_copy(remote, store, tables, committer, account)
     recorder.attach()  # last: what fails above leaves the model as it was
     watch.attach()
     return Parts(
@@ -202,4 +216,30 @@ def build_parts(
         base_rule,
         dense,
         saver,
+        copy,
     )
+
+
+def _start_copy(
+    remote: RemoteStore,
+    store: Store,
+    tables: Sequence[Table],
+    committer: Committer,
+    account: RunState,
+) -> RemoteCopy:
+    """Copy the store now, and after each change of its manifests."""
+    model = describe_model(tables, store.num_shards)
+    try:
+        copy = remote.start(store, model)
+    except BaseException:
+        committer.close()
+        store.close()
+        raise
+
+    def submit() -> None:
+        copy.submit(view_of(store, model))
+        status = copy.status()
+        account.metrics.note_remote_lag(status.lag_seconds, status.lag_bytes)
+
+    committer.after_change = submit
+    return copy

@@ -6,9 +6,11 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from cpr_ext.checkpointer.call_guard import CallGuard
+from cpr_ext.checkpointer.healing import Healing
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.errors import UsageError
 from cpr_ext.recovery.findings import Findings
@@ -31,6 +33,7 @@ class RecoveryCalls:
         self._account = parts.account
         self._base_rule = parts.base_rule
         self._dense = parts.dense
+        self._healing = Healing(parts.store, parts.remote)
         self._recorder = parts.recorder
         self._recoverer = parts.recoverer
         self._saver = parts.saver
@@ -48,6 +51,7 @@ class RecoveryCalls:
         strict: bool,
         on_damage: OnDamage,
         up_to_step: int | None,
+        at_step: int | None,
     ) -> RecoveryReport:
         """Restore a lost state; see :meth:`cpr_ext.Checkpointer.recover`."""
         require_one_of("mode", mode, ("partial", "full"))
@@ -62,21 +66,30 @@ class RecoveryCalls:
             raise UsageError('from_store is for all shards; leave out "shards"')
         if up_to_step is not None and (shards is not None or from_store is not None):
             raise UsageError("up_to_step goes with neither shards nor from_store")
+        others = (shards, from_store, up_to_step)
+        if at_step is not None and any(option is not None for option in others):
+            raise UsageError("at_step goes with none of shards, from_store and up_to_step")
         if not strict and from_store is None:
             raise UsageError("strict=False needs from_store; a store is written by one model only")
         with self._guard.in_call("recover()"):
             self._saver.quiesce()
+            self._healing.heal_headers()
             if lost is not None:
                 findings = self._recover_shards(lost, on_damage)
             elif from_store is not None and self._store.is_empty:
                 findings = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
             else:
-                findings = self._recoverer.recover_all(
+                recover_all = partial(
+                    self._recoverer.recover_all,
                     mode,
                     steps_done=self._account.step,
                     on_damage=on_damage,
                     up_to_step=up_to_step,
+                    at_step=at_step,
                 )
+                findings = recover_all()
+                if self._healing.heal_rows(findings):
+                    findings = recover_all()
                 self._note_all(findings, is_own_store=True)
         findings.seconds = time.perf_counter() - started
         report = findings.report()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.state.dense_state import DensePart
-from cpr_ext.tracking.table_watch import ChangeListener
+from cpr_ext.state.table import ChangeSource, Table
+from cpr_ext.tracking.change_listener import ChangeListener
 
 
 class Rewinding:
     """Copies what is not a table row, and goes back to such a copy; rows are the caller's."""
 
-    def __init__(self, parts: Parts, guard: CallGuard) -> None:
+    def __init__(self, parts: Parts, guard: CallGuard, tables: Sequence[Table]) -> None:
         self._account = parts.account
         self._base_rule = parts.base_rule
         self._dense = parts.dense
@@ -23,6 +24,12 @@ class Rewinding:
         self._store = parts.store
         self._watch = parts.watch
         self._guard = guard
+        self._handles: list[Any] = []
+        # Each once: tables of one fused kernel have the same one.
+        sources: dict[int, Any] = {id(table.lookups): table.lookups for table in tables}
+        self._sources: list[ChangeSource] = [
+            source for source in sources.values() if isinstance(source, ChangeSource)
+        ]
 
     def whole_part(self, extra_state: Any = None) -> DensePart:
         """Return a copy of everything that is not a table row, for :meth:`rewind`.
@@ -79,7 +86,17 @@ class Rewinding:
 
     def listen_to_changes(self, listener: ChangeListener | None) -> None:
         """Report every change of the tables to ``listener``; None: to nobody."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
         self._watch.listener = listener
+        if listener is not None:
+            for source in self._sources:
+                self._handles += source.watch_changes(listener.before_change)
+
+    def publish_metrics(self) -> None:
+        """Write the metrics to the user's writer, if there is one."""
+        self._account.publish()
 
     def check_changes(self) -> None:
         """Look now for changes of tables outside their optimizers."""

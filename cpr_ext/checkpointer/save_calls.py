@@ -15,7 +15,11 @@ from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.unwatched import warn_of_schedulers, warn_of_sparse_gradients
+from cpr_ext.tracking.unwatched import (
+    ScheduleOrder,
+    warn_of_schedulers,
+    warn_of_sparse_gradients,
+)
 
 logger = logging.getLogger("cpr_ext")
 
@@ -35,6 +39,8 @@ class SaveCalls:
         tables: Sequence[Table],
         parts: Parts,
         guard: CallGuard,
+        *,
+        save_at_close: bool,
     ) -> None:
         self._model = model
         self._optimizers = optimizers
@@ -45,9 +51,14 @@ class SaveCalls:
         self._saver = parts.saver
         self._store = parts.store
         self._watch = parts.watch
+        self._remote = parts.remote
+        self._is_finished = False
         self._guard = guard
         self._requested: SnapshotHandle | None = None
         self._is_first_step = True
+        self._has_trained = False  # since the last recovery
+        self._save_at_close = save_at_close
+        self._schedule_order = ScheduleOrder(parts.dense.stateful)
 
     def step(self, num_samples: int, started: float) -> SnapshotHandle | None:
         """End a training step that began to block at ``started``; the snapshot that began, if any.
@@ -58,10 +69,13 @@ class SaveCalls:
             self._is_first_step = False
             warn_of_sparse_gradients(self._model, self._tables)
             if self._dense.extra_state is None:
-                warn_of_schedulers(self._optimizers)
+                warn_of_schedulers(self._optimizers, self._dense.stateful)
+        self._schedule_order.note_step()
+        self._has_trained = True
         account, saver = self._account, self._saver
         saver.pause()
         self._recorder.flush()
+        self._watch.end_step(*self._recorder.take_seen())
         self._recorder.begin_step()
         self._watch.begin_step()
         account.resume_at(account.step + 1, account.num_samples + num_samples)
@@ -136,13 +150,59 @@ class SaveCalls:
             self._watch.accept_changes()
             self._saver.forget_saved_rows()
 
+    def note_recovered(self, *, whole: bool) -> None:
+        """Take note of a recovery; ``whole``: the model is as a store has it."""
+        self._schedule_order.restart()
+        self._has_trained = self._has_trained and not whole
+
     def finish(self) -> None:
-        """Finish the snapshot in flight; in the middle of a step, abort what needs its end."""
+        """Finish the snapshot in flight, and save what was trained since.
+
+        In the middle of a step, abort what needs its end.
+        """
         if self._is_past_step:
             self._abort_mid_step()
         else:
             self.take_requested()
         self._saver.finish()
+        self._save_last()
+        self._is_finished = True
+
+    def _save_last(self) -> None:
+        """Save all rows if training has passed the newest snapshot, or report what is not saved."""
+        unsaved = self._unsaved()
+        if unsaved is None:
+            return
+        if not self._save_at_close:
+            logger.info("close() saves nothing (save_at_close=False): %s", unsaved)
+        elif self._watch.problem is not None:
+            logger.warning("close() saves nothing: %s; %s", unsaved, self._watch.problem)
+        elif self._is_past_step:
+            text = "close() saves nothing in the middle of a step: %s; call it after step()"
+            logger.warning(text, unsaved)
+        else:
+            self._take(SnapshotHandle("partial" if self._partial_is_complete else "base"))
+            self._saver.finish()
+
+    def _unsaved(self) -> str | None:
+        """Say what of the training since the last recovery no snapshot holds; None: nothing."""
+        if not self._has_trained:
+            return None
+        step, records = self._account.step, self._store.dense.segments
+        if not records:
+            return f"no snapshot holds any of the {step} steps"
+        newest = records[-1]
+        if newest.last_step != step:
+            return f"the newest snapshot is of step {newest.last_step}, training is at step {step}"
+        return None if newest.is_complete else f"the snapshot of step {step} lacks changed rows"
+
+    @property
+    def _partial_is_complete(self) -> bool:
+        """Return whether a snapshot of all dirty rows holds all that changed."""
+        return self._saver.chooses_all and all(
+            table.updates_only_looked_up_rows() and self._watch.is_proven(table)
+            for table in self._tables
+        )
 
     def _abort_mid_step(self) -> None:
         """Abort everything that needs a next step(): there will be none."""
@@ -157,10 +217,16 @@ class SaveCalls:
         if self._needs_step:
             self._saver.give_up(reason)
 
-    def abort(self) -> None:
-        """Release everything after an error, which may have left a step half done: save nothing."""
+    def abort(self, *, is_reported: bool) -> None:
+        """Release everything after an error, which may have left a step half done: save nothing.
+
+        Args:
+            is_reported: log what is not saved.
+        """
         try:
             self._saver.quiesce()
+            if is_reported and (unsaved := self._unsaved()) is not None:
+                logger.warning("an exception ended training, so nothing more is saved: %s", unsaved)
         except Exception as error:  # also a warning made an error: the user's own comes first
             logger.error("while an exception ended training: %s", error)
         finally:
@@ -172,6 +238,8 @@ class SaveCalls:
         self._watch.detach()
         try:
             self._saver.close()  # interrupted: threads may still write, so the locks are kept
+            if self._remote is not None:
+                self._remote.end(waits=self._is_finished)
         except Exception:
             self._guard.is_closed = True
             self._store.close()

@@ -8,10 +8,11 @@ from typing import Literal
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.counters import ScalarWriter
-from cpr_ext.priorities import LargestChange, Priority
 from cpr_ext.saving.background_capture import OverlapChoice
+from cpr_ext.saving.priorities import LargestChange, Priority
 from cpr_ext.saving.saver import Consistency, WhenBusy
 from cpr_ext.schedules.intervals import Schedule
+from cpr_ext.storage.remote.objects import RemoteOptions
 from cpr_ext.storage.retention import Retention
 from cpr_ext.validation import (
     as_whole_number,
@@ -44,6 +45,7 @@ class Settings:
     compaction: CompactionOptions
     count_row_updates: bool
     scalar_writer: ScalarWriter | None
+    remote: RemoteOptions | None = None
 
     def __post_init__(self) -> None:
         require_one_of("consistency", self.consistency, ("row", "step"))

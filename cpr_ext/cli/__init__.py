@@ -12,5 +12,5 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "tqdm"):
             raise
-        sys.exit(f"cpr needs the package {error.name!r}: pip install 'cpr_ext[train]'")
+        sys.exit(f"cpr needs the package {error.name!r}: pip install 'cpr_ext[cli]'")
     run()

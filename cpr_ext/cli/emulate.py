@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpr_ext.cli.output import print_table
+from cpr_ext.cli.output import json_option, print_table
+from cpr_ext.cli.parity_inputs import cost_options, parity_costs
+from cpr_ext.cli.required import require_for_training
 from cpr_ext.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,10 +51,10 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
     "strategies",
     multiple=True,
     type=click.Choice(
-        ["no-failure", "full", "partial", "cpr-vanilla", "cpr-scar", "cpr-mfu", "cpr-ssu"]
+        ["no-failure", "full", "partial", "cpr-vanilla", "cpr-scar", "cpr-mfu", "cpr-ssu", "parity"]
     ),
     help="Play these only; may be given several times. no-failure is always played, for "
-    "comparison. Default: all.",
+    "comparison. Default: all; parity needs --parity-group-size.",
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option(
@@ -91,6 +93,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--load-minutes", type=click.FloatRange(min=0), help="Loading all shards.")
 @click.option("--load-shard-minutes", type=click.FloatRange(min=0), help="Loading lost shards.")
 @click.option("--reschedule-minutes", type=click.FloatRange(min=0), help="Replacing a node.")
+@cost_options
 @click.option(
     "--costs",
     type=click.Choice(["given", "measured"]),
@@ -112,12 +115,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.IntRange(min=1),
     help="Runs side by side.  [default: as many as cores and free memory allow]",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the summary, with every run's figures, to this file.",
-)
+@json_option
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def emulate(**given: Any) -> None:
     """Train under emulated failures, once per strategy and seed, and compare what it costs.
@@ -126,9 +124,7 @@ def emulate(**given: Any) -> None:
     job charges its saves and failures what they would cost there. The defaults take a few minutes
     on two cores and need no data.
     """
-    json_file = given["json_file"]
-    if json_file is not None and not json_file.parent.is_dir():
-        raise UsageError(f"the folder of '{json_file}' does not exist; make it first")
+    require_for_training("cpr emulate", given["data"])
     # Imported here, so that --help and wrong options need not wait for torch.
     from cpr_ext.cli.emulation_progress import EmulationBar
     from cpr_ext.emulation.emulation import emulate as play
@@ -138,7 +134,9 @@ def emulate(**given: Any) -> None:
 
     data = given["data"]
     out = given["out"] or Path("runs") / f"{given['preset']}-{data.partition(':')[0]}"
-    chosen = [name for name in STRATEGIES if name in given["strategies"] or name == "no-failure"]
+    asked = given["strategies"] or [name for name in STRATEGIES if name != "parity"]
+    with_parity = ["parity"] if given["parity_group_size"] is not None else []
+    asked = ("no-failure", *asked, *with_parity)
     training = Training(
         data, given["model"], given["epochs"], given["batch_size"], given["steps"]
     )  # fmt: skip
@@ -147,15 +145,16 @@ def emulate(**given: Any) -> None:
             _scenario(given),
             training,
             out,
-            strategies=chosen if given["strategies"] else list(STRATEGIES),
+            strategies=[name for name in STRATEGIES if name in asked],
             seeds=range(given["seeds"]),
             num_workers=given["jobs"],
             table_bytes=1e9 * given["table_gb"] if given["costs"] == "measured" else None,
             observe=bar.show,
         )
-    _show(campaign)
-    if json_file is not None:
-        json_file.write_text(to_json(campaign))
+    if given["as_json"]:
+        click.echo(to_json(campaign), nl=False)
+    else:
+        _show(campaign)
 
 
 def _scenario(given: dict[str, Any]) -> Scenario:
@@ -185,13 +184,14 @@ def _scenario(given: dict[str, Any]) -> Scenario:
     }
     if given["mtbf_hours"] is not None and given["num_failures"] is None:
         changes["num_failures"] = None
+    new_job = replace(scenario.job, **_given(given, job))
+    minutes_given = _given(given, costs).items()
+    new_costs = replace(scenario.costs, **{name: value / 60 for name, value in minutes_given})
+    changes["parity"], _ = parity_costs(given, new_job, new_costs)
     return replace(
         scenario,
-        job=replace(scenario.job, **_given(given, job)),
-        costs=replace(
-            scenario.costs,
-            **{name: minutes / 60 for name, minutes in _given(given, costs).items()},
-        ),
+        job=new_job,
+        costs=new_costs,
         failure_model=(
             ExponentialFailures(mtbf_hours)
             if shape is None

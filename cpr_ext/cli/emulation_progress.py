@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from cpr_ext.cli.progress import SampleBar
@@ -19,7 +20,7 @@ class EmulationBar(SampleBar):
             return
         bar = self._open(standing.total_samples)
         if standing.message:
-            bar.write(standing.message)
+            bar.write(standing.message, file=sys.stderr)
         bar.total = standing.total_samples
         bar.set_postfix_str(f"{standing.runs}/{standing.total_runs} runs", refresh=False)
         bar.n = standing.samples  # full recovery goes back

@@ -64,10 +64,12 @@ def export(
     STORE may be the directory that holds the stores of all workers of a job. OUT is then the
     unsharded model: tables whole, however they were cut, and the dense part of the worker that got
     furthest. Where workers' newest snapshots are of different steps, the output and OUT/export.json
-    say so; --full takes one step for all.
+    say so; --full takes one step for all. STORE may also be the address of a copy (s3://...).
     """
     from cpr_ext import maintenance
+    from cpr_ext.storage.remote import local_store
 
+    store = click.get_current_context().with_resource(local_store(store))
     report = maintenance.export(
         store,
         out,

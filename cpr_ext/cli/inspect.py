@@ -32,12 +32,16 @@ def inspect(store: str, world_size: int | None, table: str | None, as_json: bool
 
     STORE may be the directory that holds the stores of all workers of a job. Then one line per
     store shows its step, and the tables are those of all stores together. Exits 1 if a store is
-    missing or damaged, or the stores are not of one job.
+    missing or damaged, or the stores are not of one job. STORE may also be the address of a copy
+    (s3://...).
     """
     from cpr_ext import maintenance
     from cpr_ext.errors import UsageError
     from cpr_ext.storage.job_stores import find_stores
+    from cpr_ext.storage.remote import local_store
 
+    place = local_store(store, headers_only=table is None)
+    store = click.get_current_context().with_resource(place)
     found = find_stores(store, world_size=world_size)
     if not found.is_one_store:
         if table is not None:

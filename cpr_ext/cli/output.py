@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
 
     from cpr_ext.maintenance import JobReport
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON document to stdout instead of lines; all else goes to stderr.",
+)
 store_argument = click.argument("store", type=click.Path(file_okay=False))
 world_size_option = click.option(
     "--world-size",
@@ -25,8 +31,21 @@ world_size_option = click.option(
 
 
 def print_json(result: DataclassInstance, **more: Any) -> None:
-    """Return a result as one JSON document."""
-    click.echo(json.dumps({**asdict(result), **more}, indent=1))
+    """Print a result as one JSON document."""
+    click.echo(to_json({**asdict(result), **more}))
+
+
+def to_json(document: Any) -> str:
+    """Return valid JSON: null in place of numbers that JSON lacks (NaN, infinity)."""
+    return json.dumps(_without_nan(document), indent=1, allow_nan=False)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def printable(text: str, *, keep: str = "") -> str:

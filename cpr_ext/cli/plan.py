@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpr_ext.cli.output import json_option, to_json
+from cpr_ext.cli.parity_inputs import add_parity, cost_options, size_options
+from cpr_ext.cli.required import require_packages
 from cpr_ext.errors import UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +87,9 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
     help="When failures strike. training: the paper's account. running: also during saves and "
     "while lost work is done again; dearer, above all for full recovery.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+@cost_options
+@size_options
+@json_option
 @click.option(
     "--plot",
     "plot_file",
@@ -96,8 +100,9 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
 def plan(**given: Any) -> None:
     """Plan a job: full or partial recovery, how often to save, which rows first, at what cost.
 
-    Compares six strategies by their overhead (saving, loading, lost computation, rescheduling) and
-    by the share of training they lose (PLS), and recommends one.
+    Compares strategies by their overhead (saving, loading, lost computation, rescheduling) and by
+    the share of training they lose (PLS), and recommends one. With --parity-group-size, parity in
+    peers' memory is among them.
     """
     from cpr_ext.cli.plan_inputs import gather
     from cpr_ext.report.plan_table import describe_plan, format_plan
@@ -105,7 +110,10 @@ def plan(**given: Any) -> None:
     plot_file: Path | None = given["plot_file"]
     if plot_file is not None and not plot_file.parent.is_dir():
         raise UsageError(f"the folder of '{plot_file}' does not exist; make it first")
+    if plot_file is not None:
+        require_packages("cpr plan --plot", "matplotlib")
     inputs = gather(given)
+    add_parity(inputs, given)
     planner = _planner(inputs, inputs.failures, given)
     made = planner.plan(inputs.target_pls)
     notes = [*inputs.notes, *_uncertainty(inputs, given)]
@@ -117,7 +125,7 @@ def plan(**given: Any) -> None:
         sources = [vars(source) for source in inputs.sources]
         document = {"inputs": sources, **describe_plan(made)}
         document["notes"] = [*document["notes"], *notes]
-        click.echo(json.dumps(document, indent=1))
+        click.echo(to_json(document))
         return
     width = max(len(source.what) for source in inputs.sources)
     for source in inputs.sources:
@@ -139,6 +147,7 @@ def _planner(inputs: PlanInputs, failures: FailureModel, given: dict[str, Any]) 
         failures,
         fraction=given["fraction"],
         state_bytes=inputs.state_bytes,
+        parity=inputs.parity,
         clock=given["clock"],
     )
 

@@ -14,6 +14,7 @@ from cpr_ext.policy import (
     GammaFailures,
     JobCosts,
     JobSize,
+    ParityCosts,
     StateBytes,
 )
 
@@ -46,6 +47,7 @@ class PlanInputs:
 
     Attributes:
         fit: how the failure model was fitted, if it was.
+        parity: what parity costs; None: it is not considered.
     """
 
     job: JobSize
@@ -56,6 +58,7 @@ class PlanInputs:
     fit: FailureFit | None
     sources: list[InputSource] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    parity: ParityCosts | None = None
 
 
 class _Figures:

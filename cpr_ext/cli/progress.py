@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ class ProgressBar(SampleBar):
             return
         bar = self._open(progress.total_samples, progress.num_samples)
         if progress.message:
-            bar.write(progress.message)
+            bar.write(progress.message, file=sys.stderr)
         if progress.num_samples < bar.n:  # training went back
             bar.n = progress.num_samples
         metrics = progress.metrics

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from cpr_ext.cli.required import require_packages
 from cpr_ext.errors import UsageError
 
 _EPILOG = """\b
@@ -38,6 +39,7 @@ def report(runs: tuple[Path, ...], out: Path, png_dir: Path | None) -> None:
 
     if not out.parent.is_dir():
         raise UsageError(f"the folder of '{out}' does not exist; make it first")
+    require_packages("cpr report", "matplotlib")
     campaigns = [load_campaign(directory) for directory in runs]
     page = make_page(campaigns)
     out.write_text(page, encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpr_ext.cli.output import json_option, print_json
+from cpr_ext.cli.required import require_for_training, require_packages
 from cpr_ext.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ _EPILOG = """\b
 Examples:
   cpr train
   cpr train --fail-at 700:0+2+4+6 --recovery partial --priority mfu --store runs/a
-  cpr train --data movietweetings:DIR --fail-at 940:1 --plot run.png --json run.json
+  cpr train --data movietweetings:DIR --fail-at 940:1 --plot run.png --json > run.json
   cpr train --data criteo:DIR/train.txt --preset kaggle --every-steps 1000 --store runs/b
 
 Running the same command on a --store again continues from it, also after kill -9."""
@@ -112,7 +114,7 @@ Running the same command on a --store again continues from it, also after kill -
     default="cpu",
     show_default=True,
     metavar="DEVICE",
-    help="Where to train: cpu, cuda or cuda:N. On a GPU the priorities are mfu and all.",
+    help="Where to train: cpu, cuda or cuda:N.",
 )
 @click.option(
     "--threads",
@@ -121,12 +123,7 @@ Running the same command on a --store again continues from it, also after kill -
     "else all cores.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the results, with the loss curve, to this file.",
-)
+@json_option
 @click.option(
     "--plot",
     "plot_file",
@@ -139,9 +136,12 @@ def train(**given: Any) -> None:
 
     The defaults take well under a minute on two cores and need no data.
     """
-    for file in (given["json_file"], given["plot_file"]):
-        if file is not None and not file.parent.is_dir():
-            raise UsageError(f"the folder of '{file}' does not exist; make it first")
+    file = given["plot_file"]
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"the folder of '{file}' does not exist; make it first")
+    require_for_training("cpr train", given["data"])
+    if file is not None:
+        require_packages("cpr train --plot", "matplotlib")
     priority = _priority(given["priority"], given["fraction"])
     with ExitStack() as stack:
         store = given["store"]
@@ -220,13 +220,16 @@ def _show(result: TrainResult, given: dict[str, Any]) -> None:
 
     for warning in result.warnings:
         click.echo(f"Warning: {warning}", err=True)
-    if given["json_file"] is not None:
-        text = json.dumps(dataclasses.asdict(result), indent=1)
-        given["json_file"].write_text(text + "\n")
+    if math.isnan(result.auc):
+        text = "Warning: the AUC is not defined: the test samples are not of both classes"
+        click.echo(text, err=True)
     if given["plot_file"] is not None:
         from cpr_ext.report.run_picture import draw_runs
 
         draw_runs({given["recovery"]: dataclasses.asdict(result)}, given["plot_file"])
+    if given["as_json"]:
+        print_json(result)
+        return
     click.echo(format_run(result))
     if result.store is not None:
         click.echo(f"\nSnapshots are in {result.store}; the same command continues from there.")

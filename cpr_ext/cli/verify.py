@@ -32,11 +32,13 @@ def verify(store: str, world_size: int | None, quiet: bool, as_json: bool) -> No
 
     STORE may be the directory that holds the stores of all workers of a job. Then all are checked,
     and whether they fit together: no worker's store is missing, parts make up whole tables, dense
-    parts are of one model.
+    parts are of one model. STORE may also be the address of a copy (s3://...).
     """
     from cpr_ext import maintenance
     from cpr_ext.storage.job_stores import find_stores
+    from cpr_ext.storage.remote import local_store
 
+    store = click.get_current_context().with_resource(local_store(store))
     bar = ByteBar(disable=quiet)
     try:
         report: VerifyReport | JobVerifyReport

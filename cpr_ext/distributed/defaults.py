@@ -28,10 +28,13 @@ MakeCheckpointer = Callable[[nn.Module, Any, Path], Checkpointer]
 def require_recovery(recovery: str, parity: Parity | None) -> None:
     """Raise UsageError unless there is such a recovery, and ``parity`` goes with it."""
     require_one_of("recovery", recovery, ("partial", "full", "exact", "auto"))
-    if (recovery == "exact") != (parity is not None):
+    if recovery == "exact" and parity is None:
         raise UsageError(
-            'recovery="exact" and parity=Parity(group_size=...) go together: exact recovery '
-            "rebuilds the lost rows from parity"
+            'recovery="exact" needs parity=Parity(group_size=...), from which it rebuilds lost rows'
+        )
+    if recovery not in ("exact", "partial") and parity is not None:
+        raise UsageError(
+            f'parity= is of no use with recovery="{recovery}"; it goes with "exact" and "partial"'
         )
 
 

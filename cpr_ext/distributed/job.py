@@ -43,9 +43,9 @@ class Recovery:
         source: the worker whose dense part and position all took.
         samples_lost: by rank, samples of which its rows lost the effect.
         bytes_read: by rank, from its store.
-        rows_restored: by rank, from its store, or by ``"exact"`` from its peers.
+        rows_restored: by rank, from its store, or with parity from its peers.
         load_seconds: by rank, what reading or rebuilding took.
-        obstacle: why a job with ``recovery="exact"`` was recovered otherwise.
+        obstacle: why a job with parity took the store in place of it.
     """
 
     recovery: Choice
@@ -64,7 +64,7 @@ class Recovery:
             logging.INFO if is_first else logging.WARNING,
             "worker %d resumes after step %d (%s recovery, lost workers: %s, %d samples lost)%s",
             *(rank, self.step, self.recovery, list(self.lost), sum(self.samples_lost)),
-            f": not exact, as {self.obstacle}" if self.obstacle else "",
+            f": from the store, as {self.obstacle}" if self.obstacle else "",
         )
 
 

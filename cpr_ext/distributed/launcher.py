@@ -38,6 +38,7 @@ _END_SECONDS = 10.0  # between asking a worker to end and killing it
 # A worker that ended so often in the same way, each time so early, cannot start at all.
 _STARTS = 3
 _EARLY_SECONDS = 25.0
+_PROGRESS_SECONDS = 2.0  # at least so long from one line of a worker's progress to the next
 _RESUME = "the same command resumes from there"
 
 
@@ -51,6 +52,18 @@ class _Child:
     vain_starts: int = 0
     vain_code: int = 0
     started: float = field(default_factory=time.monotonic)
+    shown: str = ""  # of its progress
+    shown_at: float = 0.0
+
+    def new_progress(self, *, at_once: bool = False) -> str:
+        """Return what is to be shown of the worker's progress; empty: nothing yet."""
+        text = self.signs.progress()
+        if text == self.shown:
+            return ""
+        if not at_once and time.monotonic() < self.shown_at + _PROGRESS_SECONDS:
+            return ""
+        self.shown, self.shown_at = text, time.monotonic()
+        return text
 
     def note_end(self, code: int) -> None:
         is_early = time.monotonic() < self.started + _EARLY_SECONDS
@@ -175,6 +188,8 @@ class Launcher:
             self._start_spares()
             for child in list(self._children.values()):
                 code = child.process.poll()
+                if text := child.new_progress(at_once=code is not None):
+                    self.report(text)
                 if code is None:
                     self._kill_if_hung(child)
                 elif code == 0:

@@ -52,7 +52,7 @@ from cpr_ext.distributed.job import Event, Job, Recovery
 from cpr_ext.distributed.last_save import LastSave, close_saved
 from cpr_ext.distributed.parity.member import NoParity, ParityMember
 from cpr_ext.distributed.parity.options import Parity
-from cpr_ext.distributed.parity.recovery import return_to_one_state
+from cpr_ext.distributed.parity.recovery import rebuild_lost_rows, return_to_one_state
 from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
 from cpr_ext.errors import PeerLostError, UsageError
 from cpr_ext.state.dense_schema import read_position
@@ -81,7 +81,8 @@ class Worker:
             two. ``"exact"``: the lost shard is rebuilt from ``parity`` and all go back at most two
             steps, so that nothing is lost. ``"auto"``: as the plan of the ``TargetPLS`` schedule
             says, else partially.
-        parity: of each other's rows, which peers hold in memory; for ``recovery="exact"``.
+        parity: of each other's rows, which peers hold in memory; for ``recovery="exact"``. With
+            ``"partial"`` the lost rows are rebuilt from it, and survivors do not go back.
         time_outs: how long to wait for what.
         observe: called with each :class:`Event`.
         check_every_steps: compare what all workers must hold in common every so many steps; None:
@@ -209,6 +210,14 @@ class Worker:
         finish_notes: list[str],
     ) -> Job:
         begun_with = generator_states()
+
+        def make_again() -> Job:
+            self._abort(job.group)
+            self._is_live = self._has_tried = False
+            job.release()
+            restore_generators(begun_with)
+            return make_job()
+
         job = make_job()
         fruitless, furthest = 0, -1
         while True:
@@ -223,11 +232,7 @@ class Worker:
                         self._finish(job, finish_notes)
                         break
                 # Building is done alone; then all join again, this time with nothing to lose.
-                self._abort(job.group)
-                self._is_live = self._has_tried = False
-                job.release()
-                restore_generators(begun_with)
-                job = make_job()
+                job = make_again()
             except PeerLostError as error:
                 fruitless = 0 if job.step > furthest else fruitless + 1
                 furthest = max(furthest, job.step)
@@ -237,9 +242,11 @@ class Worker:
                     job.release()
                     raise
                 logger.warning(
-                    "worker %d lost a peer after step %d and joins again: %s",
+                    "worker %d stopped after step %d and joins again: %s",
                     *(self.identity.rank, job.step, error),
                 )
+                if self._parity.has_spoiled_rows:
+                    job = make_again()
             except BaseException:
                 job.release()
                 raise
@@ -312,6 +319,13 @@ class Worker:
         if self._is_live:
             self._parity.abandon_step()
         self._account = self._account or account
+        time_out = timedelta(seconds=self._time_outs.join_seconds)
+        rebuilt_rows, begun = 0, time.perf_counter()
+        if agreement.rebuilt_at is not None:
+            rebuilt_rows = rebuild_lost_rows(
+                self._parity, job, agreement, agreement.rebuilt_at, time_out
+            )
+            self._is_live = True
         report = RecoveryReport(job.step, checkpointer.num_samples)
         if agreement.recovery == "full":
             self._is_live, self._saved_step = False, -1  # until all are back at the same step
@@ -321,7 +335,7 @@ class Worker:
         elif not self._is_live:
             report = checkpointer.recover()
         # Reading may take longer than a step: a worker that does it does not hang.
-        wait_for_all(job.group, timedelta(seconds=self._time_outs.join_seconds))
+        wait_for_all(job.group, time_out)
         require_one_layout(job.group, job.model)
         data_parallel.reset(job.model)
         part = None
@@ -329,6 +343,8 @@ class Worker:
             part = checkpointer.replicated_state(None if self._is_live else report)
         part = broadcast_part(job.group, agreement.source, part)
         own = (report.num_samples, report.bytes_read, report.rows_restored, report.seconds)
+        if rebuilt_rows:
+            own = (report.num_samples, 0, rebuilt_rows, time.perf_counter() - begun)
         held, *loads = zip(*all_gather_json(job.group, own), strict=True)
         account = account.add(held, read_position(part.tree()).num_samples)
         lost_samples = account.beyond(self._account)

@@ -42,7 +42,7 @@ class Criteo:
             batch, so that a restarted run has the same dictionary, and keeps 16 bytes a category.
 
     Raises:
-        DataError: a file is missing, unreadable or empty. Also while reading.
+        DataError: a file is missing, unreadable, empty, or has no valid line. Also while reading.
         UsageError: not 26 sizes, or an unknown encoding.
     """
 

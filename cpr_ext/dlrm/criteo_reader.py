@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -86,10 +88,11 @@ def read_rows(
         skip_rows: leave out this many rows; their features are not even parsed.
 
     Raises:
-        DataError: the file cannot be read or decompressed, or a line has more than a megabyte.
+        DataError: the file cannot be read or decompressed, or a line has more than a megabyte. At
+            its end: no line was valid.
         UsageError: pyarrow is missing.
     """
-    position = 0
+    position = num_valid = 0
     for columns, num_rows in _text_columns(file, report):
         block = np.arange(position, position + num_rows) // SPLIT_BLOCK_ROWS % TEST_EVERY
         position += num_rows
@@ -97,6 +100,7 @@ def read_rows(
         if side is not None:
             is_mine = (block == TEST_EVERY - 1) == (side == "test")
         labels, is_label = parse_labels(columns[0])
+        num_valid += int(is_label.sum())
         report.fields["rows skipped: the label is not 0 or 1"] += int((is_mine & ~is_label).sum())
         keep = np.flatnonzero(is_mine & is_label)
         report.rows += len(keep)
@@ -112,6 +116,24 @@ def read_rows(
             parse_categories(taken[NUM_DENSE:], report.fields),
             labels[keep],
         )
+    if num_valid == 0:
+        raise DataError(
+            f"{file}: no valid line: {report.skipped_lines} do not have {NUM_FIELDS} "
+            f"tab-separated fields, {position} have a label other than 0 or 1"
+            f"{_hint(file)}"
+        )
+
+
+def _hint(file: Path) -> str:
+    """Return how to convert a file whose first line has commas, but no tab."""
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+            line = opened.readline(_BLOCK_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return ""
+    if b"," not in line or b"\t" in line:
+        return ""
+    return "; it looks comma-separated: convert it, for example with tr ',' '\\t'"
 
 
 def _text_columns(file: Path, report: ReadReport) -> Iterator[tuple[list[Any], int]]:

@@ -24,7 +24,6 @@ from cpr_ext.dlrm.run_log import FailureRecord, FailureResponse, RunLog
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.counters import Metrics
 from cpr_ext.policy import portion_of_lost_samples
-from cpr_ext.saving.saver import Consistency
 from cpr_ext.state.table import find_tables
 
 _STEPS_PER_LOSS_POINT = 25
@@ -55,7 +54,7 @@ class TrainOptions:
     failures: tuple[PlannedFailure, ...] = ()
     recovery: FailureResponse = "partial"
     num_shards: int = 8
-    consistency: Consistency = "step"
+    consistency: Literal["row", "step"] = "step"
     seed: int = 0
     rebase_after: float | None = 4.0
     device: str = "cpu"

@@ -148,6 +148,7 @@ def measure_costs(
             schedule=trainer.schedule,
             consistency="row",
             rebase_after=None,
+            save_at_close=False,
         ) as checkpointer:
             trainer.train()
             checkpointer.step(batch_size)  # the base

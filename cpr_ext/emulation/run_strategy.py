@@ -19,6 +19,8 @@ from cpr_ext.emulation.cost_accounting import PlayedFailure, charge, running_pls
 from cpr_ext.emulation.scenario import DrawnFailure, Scenario
 from cpr_ext.emulation.strategies import EmulatedStrategy, EmulatedStrategyName
 from cpr_ext.errors import UsageError
+from cpr_ext.policy.parity_expectation import unprotected_hours
+from cpr_ext.policy.parity_simulation import PlayedGroups
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,9 @@ def play(
     strategy = scenario.strategy(strategy_name)
     has_failures = strategy.recovery != "none"
     drawn = scenario.draw_failures(seed) if has_failures else []
+    by_parity: list[DrawnFailure] = []
+    if strategy.recovery == "exact":
+        by_parity, drawn = divide(drawn, scenario)
     priority = strategy.priority(seed)
     shutil.rmtree(store, ignore_errors=True)
     every_steps = clock.interval_steps(strategy.save_every_hours) if priority is not None else 1
@@ -110,7 +115,7 @@ def play(
         priority=priority,
         every_steps=every_steps,
         failures=plan_failures(drawn, clock),
-        recovery=strategy.recovery,
+        recovery="partial" if strategy.recovery == "exact" else strategy.recovery,
         num_shards=scenario.job.num_shards,
         seed=seed,
         rebase_after=None,  # each save is charged as `fraction` of all rows, and is that
@@ -119,7 +124,7 @@ def play(
         result = Trainer(find_preset(training.model), source, options, observe).run()
     finally:
         shutil.rmtree(store, ignore_errors=True)
-    record = summarize_run(scenario, strategy, clock, result)
+    record = summarize_run(scenario, strategy, clock, result, by_parity)
     return {
         "strategy": strategy.name,
         "seed": seed,
@@ -141,11 +146,49 @@ def plan_failures(
     )
 
 
+def divide(
+    drawn: Sequence[DrawnFailure], scenario: Scenario
+) -> tuple[list[DrawnFailure], list[DrawnFailure]]:
+    """Divide failures: those that parity makes good, and those with all that the store serves."""
+    parity = scenario.require_parity()
+    groups = PlayedGroups(parity.group_size, unprotected_hours(scenario.costs, parity))
+    by_parity, from_store = [], []
+    for failure in drawn:
+        if served := groups.lose(failure.hour, list(failure.shards)):
+            from_store.append(DrawnFailure(failure.hour, tuple(sorted(served))))
+        else:
+            by_parity.append(failure)
+    return by_parity, from_store
+
+
+def _made_good(failure: DrawnFailure, clock: EmulatedClock) -> PlayedFailure:
+    """Return a failure that changes nothing in the model, at the end of its step."""
+    samples = min(clock.step_at(failure.hour) * clock.samples_per_step, clock.total_samples)
+    return PlayedFailure(
+        hour=clock.hours(samples),
+        num_samples=samples,
+        shards=failure.shards,
+        lost_computation_hours=0.0,
+        rows_restored=0,
+        rows_stale=0,
+        recover_seconds=0.0,
+        is_by_parity=True,
+    )
+
+
 def summarize_run(
-    scenario: Scenario, strategy: EmulatedStrategy, clock: EmulatedClock, result: TrainResult
+    scenario: Scenario,
+    strategy: EmulatedStrategy,
+    clock: EmulatedClock,
+    result: TrainResult,
+    by_parity: Sequence[DrawnFailure] = (),
 ) -> dict[str, Any]:
-    """Return what a training run means on the emulated clock."""
-    failures = [
+    """Return what a training run means on the emulated clock.
+
+    Args:
+        by_parity: failures that the run did not see, since parity made them good.
+    """
+    lossy = [
         PlayedFailure(
             hour=clock.hours(failure["num_samples"]),
             num_samples=failure["num_samples"],
@@ -159,13 +202,17 @@ def summarize_run(
     ]
     # The base of the first step and the trained model at the end are saved by every job.
     saves = [samples for samples, _ in result.snapshot_log[1:] if samples < clock.total_samples]
-    overhead = charge(strategy, len(saves), failures, scenario.costs)
+    good = [_made_good(failure, clock) for failure in by_parity]
+    failures = sorted([*lossy, *good], key=lambda failure: failure.num_samples)
+    overhead = charge(
+        strategy, len(saves), failures, scenario.costs, scenario.parity, clock.job_hours
+    )
     pls: list[float] = []
     tracking_hours = 0.0
-    if strategy.recovery == "partial":
+    if strategy.recovery in ("partial", "exact"):
         tracking_hours = scenario.tracking_share * clock.job_hours
         whole = whole_saves(strategy, clock)
-        pls = running_pls(failures, whole, clock.total_samples, scenario.job.num_shards)
+        pls = running_pls(lossy, whole, clock.total_samples, scenario.job.num_shards)
     return {
         "auc": result.auc,
         "logloss": result.logloss,

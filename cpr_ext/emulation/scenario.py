@@ -14,6 +14,8 @@ from cpr_ext.policy import (
     FailureModel,
     JobCosts,
     JobSize,
+    ParityCosts,
+    Planner,
     draw_failure_times,
     interval_for_pls,
     young_interval_hours,
@@ -47,6 +49,7 @@ class Scenario:
         fraction: r, the share of the rows that CPR-SCAR, -MFU and -SSU save at a time.
         tracking_share: what noting accesses or changes adds to training time, as a share of it, for
             strategies that recover partially.
+        parity: what parity in peers' memory costs; None: no strategy has it.
 
     Raises:
         UsageError: a number out of its range.
@@ -61,6 +64,7 @@ class Scenario:
     num_trainers: int = 0
     fraction: float = 0.125
     tracking_share: float = 0.0
+    parity: ParityCosts | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("pls_target", self.pls_target), ("fraction", self.fraction)):
@@ -103,12 +107,33 @@ class Scenario:
         """T_save at which the expected PLS is ``pls_target``, at most the job's length."""
         return interval_for_pls(self.job, self.mtbf_hours, self.pls_target)
 
+    @property
+    def parity_interval_hours(self) -> float:
+        """T_save with parity, whose saves serve double losses only; at most the job's length."""
+        parity = self.require_parity()
+        planner = Planner(self.job, self.costs, self.failure_model, parity=parity)
+        strategies = planner.parity_strategies()
+        assert strategies is not None
+        return strategies.interval_hours(self.pls_target)
+
+    def require_parity(self) -> ParityCosts:
+        """Return what parity costs.
+
+        Raises:
+            UsageError: the scenario has none.
+        """
+        if self.parity is None:
+            raise UsageError("the strategy 'parity' needs a group size; give --parity-group-size")
+        return self.parity
+
     def strategy(self, name: EmulatedStrategyName) -> EmulatedStrategy:
         """Return a strategy with its interval here."""
         if name == "no-failure":
             return EmulatedStrategy(name, math.inf)
         if name in ("full", "partial"):
             return EmulatedStrategy(name, self.full_interval_hours)
+        if name == "parity":
+            return EmulatedStrategy(name, self.parity_interval_hours)
         fraction = self.fraction if name in PRIORITIZED else 1.0
         return EmulatedStrategy(name, self.cpr_interval_hours, fraction)
 

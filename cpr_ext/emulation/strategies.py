@@ -15,7 +15,7 @@ from cpr_ext import (
 from cpr_ext.errors import UsageError
 
 EmulatedStrategyName = Literal[
-    "no-failure", "full", "partial", "cpr-vanilla", "cpr-scar", "cpr-mfu", "cpr-ssu"
+    "no-failure", "full", "partial", "cpr-vanilla", "cpr-scar", "cpr-mfu", "cpr-ssu", "parity"
 ]
 #: In the order of the tables and pictures.
 STRATEGIES: dict[EmulatedStrategyName, str] = {
@@ -26,6 +26,7 @@ STRATEGIES: dict[EmulatedStrategyName, str] = {
     "cpr-scar": "CPR-SCAR",
     "cpr-mfu": "CPR-MFU",
     "cpr-ssu": "CPR-SSU",
+    "parity": "parity",
 }
 #: The strategies that save the rows of highest priority first, a fraction at a time.
 PRIORITIZED: tuple[EmulatedStrategyName, ...] = ("cpr-scar", "cpr-mfu", "cpr-ssu")
@@ -64,10 +65,12 @@ class EmulatedStrategy:
         return self.fraction * self.interval_hours
 
     @property
-    def recovery(self) -> Literal["full", "partial", "none"]:
+    def recovery(self) -> Literal["full", "partial", "exact", "none"]:
         """How lost shards are recovered; ``none``: there are no failures."""
         if self.name == "no-failure":
             return "none"
+        if self.name == "parity":
+            return "exact"
         return "full" if self.name == "full" else "partial"
 
     def priority(self, seed: int) -> Priority | None:

@@ -17,6 +17,7 @@ OVERHEAD_PARTS = (
     "lost_computation_hours",
     "reschedule_hours",
     "tracking_hours",
+    "parity_hours",
 )
 
 
@@ -132,7 +133,7 @@ def _summarize(campaign: Campaign, name: EmulatedStrategyName) -> StrategySummar
         seeds=tuple(runs),
         overhead_share=estimate(list(shares.values())),
         overhead_parts={
-            part: estimate([run["overhead"][part] for run in runs.values()]).mean
+            part: estimate([run["overhead"].get(part, 0.0) for run in runs.values()]).mean
             for part in OVERHEAD_PARTS
         },
         pls=estimate([run["pls"] for run in runs.values()]),

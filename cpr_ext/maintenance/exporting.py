@@ -21,7 +21,6 @@ from cpr_ext.maintenance.job_fit import (
     read_parts,
     step_of_all,
 )
-from cpr_ext.maintenance.safetensors_stream import TensorSpec, write_safetensors
 from cpr_ext.maintenance.whole_tables import (
     Holding,
     Member,
@@ -37,6 +36,7 @@ from cpr_ext.state.table import WEIGHT
 from cpr_ext.state.wrapper_names import added, plain_names
 from cpr_ext.storage.filesystem import storage_error, sync_directory
 from cpr_ext.storage.job_stores import JobStores, find_stores
+from cpr_ext.storage.safetensors_stream import TensorSpec, write_safetensors
 from cpr_ext.storage.store_reader import StoreReader, read_committed_all
 
 Format = Literal["safetensors", "torch", "dcp"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.maintenance.row_reading import shard_rows
+from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.newest_rows import ShardRows
 from cpr_ext.storage.store_reader import StoreReader, read_committed

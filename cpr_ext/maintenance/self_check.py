@@ -203,5 +203,10 @@ def _time_store(folder: Path, probe_bytes: int) -> tuple[float, float, float]:
 
 def _open(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> Checkpointer:
     return Checkpointer(
-        model, optimizer, directory, priority=AllRows(), schedule=EverySteps(1 << 40)
+        model,
+        optimizer,
+        directory,
+        priority=AllRows(),
+        schedule=EverySteps(1 << 40),
+        save_at_close=False,
     )

@@ -7,6 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
+class ScalarGroup(Protocol):
+    """Metrics of a part of the library, with scalars of their own."""
+
+    def write_scalars(self, writer: ScalarWriter, step: int) -> None:
+        """Write all of them for ``step``."""
+
+
 class ScalarWriter(Protocol):
     """A destination of scalars, such as TensorBoard's ``SummaryWriter``."""
 
@@ -32,6 +39,9 @@ class Metrics:
         row_updates_lost: exactly those that recoveries of shards reverted: for each row, all since
             it was last saved. None: not counted, see ``count_row_updates``.
         compactions, failed_compactions: merged segments that became live; merges that failed.
+        remote_lag_seconds, remote_lag_bytes: how long the oldest state that is not in the remote
+            store has waited, and what is to be sent of the newest.
+        parity: of a worker with parity; None: it has none.
     """
 
     base_snapshots: int = 0
@@ -46,7 +56,10 @@ class Metrics:
     row_updates_lost: int | None = 0
     compactions: int = 0
     failed_compactions: int = 0
+    remote_lag_seconds: float = 0.0
+    remote_lag_bytes: int = 0
     failures: list[str] = field(default_factory=list)
+    parity: ScalarGroup | None = None
 
     @property
     def share_of_row_updates_lost(self) -> float | None:
@@ -55,6 +68,10 @@ class Metrics:
             return None
         return self.row_updates_lost / self.row_updates if self.row_updates else 0.0
 
+    def note_remote_lag(self, seconds: float, lag_bytes: int) -> None:
+        """Take note of how far the copy of the store is."""
+        self.remote_lag_seconds, self.remote_lag_bytes = seconds, lag_bytes
+
     def write_scalars(self, writer: ScalarWriter, step: int) -> None:
         """Write every number as the scalar ``cpr/<name>`` of ``step``."""
         for name, value in vars(self).items():
@@ -62,6 +79,8 @@ class Metrics:
                 writer.add_scalar(f"cpr/{name}", value, step)
         if (share := self.share_of_row_updates_lost) is not None:
             writer.add_scalar("cpr/share_of_row_updates_lost", share, step)
+        if self.parity is not None:
+            self.parity.write_scalars(writer, step)
 
 
 class MetricsWriter:

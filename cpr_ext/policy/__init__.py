@@ -23,7 +23,8 @@ from cpr_ext.policy.overhead import (
     partial_recovery,
     young_interval_hours,
 )
-from cpr_ext.policy.planner import Plan, Planner, Strategy
+from cpr_ext.policy.parity_costs import ParityCosts
+from cpr_ext.policy.planner import Planner
 from cpr_ext.policy.pls import (
     RunningPLS,
     exact_expected_pls,
@@ -32,6 +33,7 @@ from cpr_ext.policy.pls import (
     interval_for_pls,
     portion_of_lost_samples,
 )
+from cpr_ext.policy.strategy import Plan, Strategy
 
 __all__ = [
     "EmpiricalFailures",
@@ -43,6 +45,7 @@ __all__ = [
     "JobCosts",
     "JobSize",
     "Overhead",
+    "ParityCosts",
     "Plan",
     "Planner",
     "RunningPLS",

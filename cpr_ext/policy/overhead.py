@@ -24,12 +24,14 @@ class Overhead:
         load_hours: loading after failures.
         lost_computation_hours: training that is done again; 0 for partial recovery.
         reschedule_hours: replacing failed nodes.
+        parity_hours: keeping parity in peers' memory at every step.
     """
 
     save_hours: float
     load_hours: float
     lost_computation_hours: float
     reschedule_hours: float
+    parity_hours: float = 0.0
 
     def __post_init__(self) -> None:
         require_not_negative(vars(self))
@@ -38,7 +40,11 @@ class Overhead:
     def total_hours(self) -> float:
         """The sum of the parts."""
         return (
-            self.save_hours + self.load_hours + self.lost_computation_hours + self.reschedule_hours
+            self.save_hours
+            + self.load_hours
+            + self.lost_computation_hours
+            + self.reschedule_hours
+            + self.parity_hours
         )
 
     def fraction_of(self, job: JobSize) -> float:

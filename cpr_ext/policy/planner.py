@@ -1,14 +1,11 @@
-"""Full or partial recovery, how often to save and which rows first, for a PLS one accepts.
+"""How to recover, how often to save and which rows first, for a PLS one accepts.
 
 The decision is CPR's (Maeng et al., MLSys 2021; re-derived). The interval follows from the target
-PLS. The plan is partial recovery where that is then cheaper, else full recovery at its own optimum.
-Each strategy is judged by its own expected costs.
+PLS. The plan is partial recovery where that is then cheaper, else full recovery at its own optimum;
+or parity in peers' memory, where that is. Each is judged by its own expected costs.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Literal
 
 from cpr_ext.policy.checks import require_share
 from cpr_ext.policy.costs import ALL_ROWS, JobCosts, JobSize, SavePattern, StateBytes
@@ -21,18 +18,17 @@ from cpr_ext.policy.expectation import (
 )
 from cpr_ext.policy.failure_models import ExponentialFailures, FailureModel, GammaFailures
 from cpr_ext.policy.overhead import full_recovery, partial_recovery
+from cpr_ext.policy.parity_costs import ParityCosts
+from cpr_ext.policy.parity_strategy import ParityStrategies
 from cpr_ext.policy.pls import interval_for_pls
+from cpr_ext.policy.recommendation import percent, recommend
 from cpr_ext.policy.simulation import (
     DEFAULT_HISTORIES,
-    Simulated,
     simulate_full_recovery,
     simulate_partial_recovery,
 )
+from cpr_ext.policy.strategy import Plan, PriorityName, Strategy, StrategyName
 
-StrategyName = Literal[
-    "full", "partial, full's interval", "CPR-vanilla", "CPR-SCAR", "CPR-MFU", "CPR-SSU"
-]
-PriorityName = Literal["all", "scar", "mfu", "ssu"]
 _PRIORITIZED: tuple[tuple[StrategyName, PriorityName], ...] = (
     ("CPR-SCAR", "scar"),
     ("CPR-MFU", "mfu"),
@@ -45,63 +41,6 @@ _ENOUGH_FAILURES = 2_000_000
 _LEAST_HISTORIES = 20
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """A way to save and to recover, and what it costs the job.
-
-    Attributes:
-        name, recovery, priority: what it is.
-        interval_hours: in which all rows have their turn to be saved, ``T_save``.
-        save_every_hours: between two saves; ``interval_hours / n`` for a priority that needs ``n``
-            saves for all rows.
-        fraction: share of the large tables' rows that one save takes.
-        expected: overhead by part, failures and PLS; a ``Simulated`` where it was played.
-        overhead_fraction: all overhead, as a share of useful training time.
-        formula_overhead_fraction: the same by the paper's formula.
-        bytes_per_hour: written, per hour of training; None if the sizes are not known.
-    """
-
-    name: StrategyName
-    recovery: Literal["full", "partial"]
-    priority: PriorityName
-    interval_hours: float
-    save_every_hours: float
-    fraction: float
-    expected: Expectation
-    overhead_fraction: float
-    formula_overhead_fraction: float
-    bytes_per_hour: float | None
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the figures are means of played histories, not of formulas."""
-        return isinstance(self.expected, Simulated)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All strategies side by side.
-
-    Attributes:
-        target_pls: the PLS one accepts.
-        mtbf_hours: mean time between failures of the job.
-        strategies: in the order of the table; the first is full recovery at its optimum.
-        recommended: one of them.
-        reason: why, in one sentence.
-        notes: what the figures rest on, one sentence each.
-    """
-
-    job: JobSize
-    costs: JobCosts
-    target_pls: float
-    mtbf_hours: float
-    clock: FailureClock
-    strategies: tuple[Strategy, ...]
-    recommended: Strategy
-    reason: str
-    notes: tuple[str, ...]
-
-
 class Planner:
     """Evaluates strategies for one job.
 
@@ -111,6 +50,7 @@ class Planner:
         failures: when failures come.
         fraction: share of the large tables' rows that a priority saves at a time.
         state_bytes: what one save of everything writes, if known.
+        parity: what parity in peers' memory costs; None: it is not considered.
         clock: when failures strike, see :mod:`cpr_ext.policy.expectation`.
         histories, seed: of the simulation, where it is needed; a job of very many failures is
             played fewer times.
@@ -127,12 +67,16 @@ class Planner:
         *,
         fraction: float = 0.125,
         state_bytes: StateBytes | None = None,
+        parity: ParityCosts | None = None,
         clock: FailureClock = "training",
         histories: int = DEFAULT_HISTORIES,
         seed: int = 0,
     ) -> None:
         require_share("fraction", fraction)
+        if parity is not None:
+            parity.require_fit(job.num_shards)
         self.job = job
+        self.parity = parity
         self.costs = costs
         self.failures = failures
         self.state_bytes = state_bytes
@@ -163,17 +107,40 @@ class Planner:
             *prioritized,
         ]
         most_used = next(s for s in prioritized if s.priority == "mfu")
-        recommended, reason = _recommend(full, vanilla, most_used, target_pls)
+        with_parity = self.with_parity(target_pls, at_a_time)
+        recommended, reason = recommend(full, vanilla, most_used, with_parity, target_pls)
         return Plan(
             job=self.job,
             costs=self.costs,
             target_pls=target_pls,
             mtbf_hours=self.failures.mean_hours,
             clock=self.clock,
-            strategies=tuple(strategies),
+            strategies=(*strategies, *with_parity),
             recommended=recommended,
             reason=reason,
             notes=self._notes(interval),
+        )
+
+    def with_parity(self, target_pls: float, cpr_interval_hours: float) -> tuple[Strategy, ...]:
+        """Return parity alone, and in front of CPR's snapshots; none if it is not considered."""
+        if (strategies := self.parity_strategies()) is None:
+            return ()
+        return strategies.alone(target_pls), strategies.before_cpr(cpr_interval_hours)
+
+    def parity_strategies(self) -> ParityStrategies | None:
+        """Return what parity adds to the plan; None: it is not considered."""
+        if self.parity is None:
+            return None
+        return ParityStrategies(
+            self.job,
+            self.costs,
+            self.parity,
+            self.failures,
+            self.pattern,
+            self.clock,
+            histories=self.histories if self.why_simulated else 0,
+            seed=self.seed,
+            bytes_per_hour=self.bytes_per_hour,
         )
 
     def full_recovery(self, interval_hours: float) -> Strategy:
@@ -204,7 +171,7 @@ class Planner:
             expected=expected,
             overhead_fraction=expected.overhead.fraction_of(self.job),
             formula_overhead_fraction=formula.fraction_of(self.job),
-            bytes_per_hour=self._bytes_per_hour(interval_hours, ALL_ROWS),
+            bytes_per_hour=self.bytes_per_hour(interval_hours, ALL_ROWS),
         )
 
     def partial_recovery(
@@ -224,7 +191,7 @@ class Planner:
             expected=expected,
             overhead_fraction=expected.overhead.fraction_of(self.job),
             formula_overhead_fraction=formula.fraction_of(self.job),
-            bytes_per_hour=self._bytes_per_hour(interval_hours, pattern),
+            bytes_per_hour=self.bytes_per_hour(interval_hours, pattern),
         )
 
     def best_full_interval_hours(self) -> float:
@@ -277,7 +244,8 @@ class Planner:
             clock=self.clock,
         )
 
-    def _bytes_per_hour(self, interval_hours: float, pattern: SavePattern) -> float | None:
+    def bytes_per_hour(self, interval_hours: float, pattern: SavePattern) -> float | None:
+        """Return the bytes written per hour of training; None if sizes are not known."""
         if self.state_bytes is None:
             return None
         share = self.state_bytes.share_saved(pattern.fraction)
@@ -301,11 +269,13 @@ class Planner:
             f"PLS counts samples, so a priority has {nearly}the PLS of saving all rows at the same "
             "interval; what it changes is accuracy: the rows that matter most are saved more often."
         )
+        if (with_parity := self.parity_strategies()) is not None:
+            notes.extend(with_parity.notes())
         saves, fraction = self.pattern.saves_per_turn, self.pattern.fraction
         if saves * fraction > 1 + 1e-6:
             notes.append(
-                f"A share of {_percent(fraction)} takes {saves} saves for all rows, as 1/{saves} "
-                f"does; 1/{saves} writes {_percent(1 - 1 / (saves * fraction))} fewer rows."
+                f"A share of {percent(fraction)} takes {saves} saves for all rows, as 1/{saves} "
+                f"does; 1/{saves} writes {percent(1 - 1 / (saves * fraction))} fewer rows."
             )
         return tuple(notes)
 
@@ -330,54 +300,3 @@ def _why_formulas_do_not_hold(
             f"of {job.total_hours:g} h is not long against an MTBF of {failures.mean_hours:.3g} h"
         )
     return None
-
-
-def _hours(hours: float) -> str:
-    return f"{60 * hours:.3g} min" if hours < 1 else f"{hours:.3g} h"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
-
-
-def _recommend(
-    full: Strategy, vanilla: Strategy, most_used: Strategy, target_pls: float
-) -> tuple[Strategy, str]:
-    """Choose the most used rows where that beats full recovery, else all rows if that does.
-
-    Returns:
-        The strategy, and why.
-    """
-    limit = full.overhead_fraction
-    if most_used.overhead_fraction < limit and most_used.fraction < 1:
-        rows = f"the {_percent(most_used.fraction)} most used rows"
-        return most_used, _why_partial(full, most_used, rows, target_pls)
-    if vanilla.overhead_fraction < limit:
-        why = _why_partial(full, vanilla, "all rows", target_pls)
-        if most_used.fraction < 1:
-            why += (
-                f" Saving the {_percent(most_used.fraction)} most used rows more often would cost "
-                f"{_percent(most_used.overhead_fraction)}."
-            )
-        return vanilla, why
-    return full, _why_full(full, vanilla, target_pls)
-
-
-def _why_partial(full: Strategy, best: Strategy, rows: str, target_pls: float) -> str:
-    removed = 1 - best.overhead_fraction / full.overhead_fraction
-    return (
-        f"Recover partially and save {rows} every "
-        f"{_hours(best.save_every_hours)}: {_percent(best.overhead_fraction)} overhead instead of "
-        f"{_percent(full.overhead_fraction)} for full recovery at its best interval "
-        f"({_percent(removed)} less), at an expected PLS of {best.expected.pls:.3g}, "
-        f"target {target_pls:g}."
-    )
-
-
-def _why_full(full: Strategy, vanilla: Strategy, target_pls: float) -> str:
-    return (
-        f"Recover fully and save everything every {_hours(full.interval_hours)}: to keep PLS at "
-        f"{target_pls:g}, partial recovery would have to save every "
-        f"{_hours(vanilla.interval_hours)} and cost {_percent(vanilla.overhead_fraction)}, more "
-        f"than the {_percent(full.overhead_fraction)} of full recovery, which loses no sample."
-    )

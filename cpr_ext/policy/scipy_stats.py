@@ -16,5 +16,5 @@ def stats() -> Any:
     try:
         from scipy import stats as module
     except ModuleNotFoundError as error:
-        raise UsageError("fitting needs scipy: pip install 'cpr_ext[train]'") from error
+        raise UsageError("fitting needs scipy: pip install 'cpr_ext[cli]'") from error
     return module

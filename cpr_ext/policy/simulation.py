@@ -63,7 +63,7 @@ def simulate_full_recovery(
     expected = expected_full_recovery(
         costs, job, failures.mean_hours, interval_hours, clock=clock
     ).failures
-    _require_playable(histories, expected)
+    require_playable(histories, expected)
     rng = np.random.default_rng(seed)
     count, lost = np.zeros(histories), np.zeros(histories)
     if clock == "training":
@@ -123,7 +123,7 @@ def simulate_partial_recovery(
     cycle, running = step, job.total_hours
     if clock == "running":
         cycle, running = step + save_hours, job.total_hours + saves * save_hours
-    _require_playable(histories, running / failures.mean_hours)
+    require_playable(histories, running / failures.mean_hours)
     rng = np.random.default_rng(seed)
     count, since_turn = np.zeros(histories), np.zeros(histories)
     alive, at = np.arange(histories), np.zeros(histories)
@@ -147,7 +147,8 @@ def simulate_partial_recovery(
     )
 
 
-def _require_playable(histories: int, failures: float) -> None:
+def require_playable(histories: int, failures: float) -> None:
+    """Raise UsageError for too few histories, or for too many failures in all."""
     if histories < 2:
         raise UsageError(f"histories is {histories}; at least 2 are needed for a standard error")
     if histories * failures > _MOST_FAILURES:
@@ -178,11 +179,12 @@ def _summarize(
         overhead=overhead,
         failures=failures,
         pls=float(pls.mean()),
-        total_standard_error_hours=_standard_error(lost + (load_hours + reschedule_hours) * count),
-        pls_standard_error=_standard_error(pls),
+        total_standard_error_hours=standard_error(lost + (load_hours + reschedule_hours) * count),
+        pls_standard_error=standard_error(pls),
         histories=len(count),
     )
 
 
-def _standard_error(values: FloatArray) -> float:
+def standard_error(values: FloatArray) -> float:
+    """Return the standard error of the mean."""
     return float(values.std(ddof=1) / np.sqrt(len(values)))

@@ -6,6 +6,7 @@ restores the dense part, copies and accounts for the rows, and rolls the store b
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal
@@ -13,12 +14,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from cpr_ext.errors import UntrackedChangeWarning
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.restore import LiveModel
 from cpr_ext.recovery.sources import ModelSource, OtherStores, OwnStore, RowsSource
 from cpr_ext.state.dense_schema import read_position
-from cpr_ext.state.dense_state import restore_dense
+from cpr_ext.state.dense_state import DensePart, restore_dense
 from cpr_ext.state.position import Position
+from cpr_ext.state.stateful import Stateful, without_state
 from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreReader
@@ -52,9 +55,10 @@ class Recoverer:
         threads: Any,
         *,
         direct_io: bool,
+        stateful: Sequence[Stateful] = (),
     ) -> None:
         by_name = {table.name: table for table in tables}
-        self._live = LiveModel(model, optimizers, by_name, threads, direct_io)
+        self._live = LiveModel(model, optimizers, by_name, threads, direct_io, stateful)
         self._store = store
         self._trackers = trackers
         self._recorder = recorder
@@ -98,11 +102,13 @@ class Recoverer:
         steps_done: int,
         on_damage: OnDamage,
         up_to_step: int | None = None,
+        at_step: int | None = None,
     ) -> Findings:
         """Restore every shard and the dense part, and roll the store back to them.
 
         Args:
             up_to_step: what was saved at a later step is as if it were not there.
+            at_step: go back to the full-recovery point of this step.
             steps_done: steps that the live model was trained; with some, an empty store is refused.
 
         Returns:
@@ -112,7 +118,9 @@ class Recoverer:
             DamageError: no undamaged dense part is left, or ``on_damage="raise"`` and any file of
                 the store is damaged.
         """
-        source = OwnStore(self._store, self._live, None, mode == "full", up_to_step, steps_done)
+        source = OwnStore(
+            self._store, self._live, None, mode == "full", up_to_step, at_step, steps_done
+        )
         return self._recover(source, on_damage=on_damage, strict=True)
 
     def recover_from(
@@ -146,7 +154,15 @@ class Recoverer:
         part, position = source.newest(findings), Position(0, 0, None)
         if part is not None:
             position = read_position(part.tree())
-            restore_dense(part, live.model, live.optimizers, [*live.tables.values()], strict=strict)
+            restore_dense(
+                part,
+                live.model,
+                live.optimizers,
+                [*live.tables.values()],
+                strict=strict,
+                stateful=live.stateful,
+            )
+            findings.differences = [*findings.differences, *self._warn_of_stateless(part)]
         self.position = position
         self._recorder.forget()
         findings.step, findings.num_samples = position.step, position.num_samples
@@ -161,6 +177,18 @@ class Recoverer:
         unreadable = {d.path for d in findings.damaged_segments if d.is_unreadable}
         self._store.roll_back(source.snapshot, keep=unreadable)
         return findings
+
+    def _warn_of_stateless(self, part: DensePart) -> list[str]:
+        """Warn of objects whose state the snapshot lacks, and return the difference."""
+        types = without_state(part.tree().get("stateful", []), self._live.stateful)
+        if not types:
+            return []
+        text = (
+            f"the snapshot holds no state of stateful={types}: it was made without stateful=. They "
+            "keep the state that they have now, and the next snapshot saves it"
+        )
+        warnings.warn(text, UntrackedChangeWarning, stacklevel=6)
+        return [text]
 
     def _take_rows(self, shards: Sequence[int]) -> None:
         """Restored rows are as saved: not dirty, and their change is measured from here."""

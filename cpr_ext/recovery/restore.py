@@ -20,6 +20,7 @@ from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.shard_segments import Ranges, ShardSegments, open_shard
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.stateful import Stateful
 from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.reading import damage_of, native_read_errors
@@ -42,6 +43,7 @@ class LiveModel:
     tables: Mapping[str, Table]
     threads: Any
     direct_io: bool
+    stateful: Sequence[Stateful] = ()
 
 
 def restore_shards(

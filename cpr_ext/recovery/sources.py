@@ -57,6 +57,7 @@ class OwnStore:
         lost: the shards of a live model to restore, without the dense part; None: everything.
         full: go back to the newest full-recovery point.
         up_to_step: what was saved at a later step is as if it were not there.
+        at_step: go back to the full-recovery point of this step, and to no other.
         steps_done: steps that the live model was trained; with some, an empty store is refused.
     """
 
@@ -65,6 +66,7 @@ class OwnStore:
     lost: Sequence[int] | None = None
     full: bool = False
     up_to_step: int | None = None
+    at_step: int | None = None
     steps_done: int = 0
     snapshot: int = field(default=0, init=False)
 
@@ -85,6 +87,8 @@ class OwnStore:
             for record in dense.segments
             if (record.is_complete or not self.full) and record.last_step <= limit
         ]
+        if self.at_step is not None:
+            candidates = self._points_at(self.at_step)
         if candidates:
             record, part = newest_undamaged(dense, candidates, findings)
             self.snapshot = record.snapshot
@@ -101,6 +105,16 @@ class OwnStore:
                 f"in {self.steps_done} steps. Build the model again and start from step 0"
             )
         return None
+
+    def _points_at(self, step: int) -> list[SegmentRecord]:
+        points = [record for record in self.store.dense.segments if record.is_complete]
+        if not (found := [record for record in points if record.last_step == step]):
+            kept = ", ".join(str(record.last_step) for record in points) or "none"
+            raise StoreError(
+                f"'{self.store.directory}' keeps no full-recovery point of step {step}; those it "
+                f"keeps are of steps: {kept}. Retention(full_recovery_points=...) keeps more"
+            )
+        return found
 
     def copy_rows(self, findings: Findings) -> None:
         """See :class:`RowsSource`; with everything, optimizer state that was not saved is dropped.
@@ -149,7 +163,7 @@ class OtherStores:
         self._plan = plan = CopyPlan(stores, tables, by_name=self.by_name)
         differences = [
             *plan.differences,
-            *dense_differences(part, live.model, live.optimizers, tables),
+            *dense_differences(part, live.model, live.optimizers, tables, live.stateful),
         ]
         if self.strict and differences:
             raise StoreError(

@@ -29,6 +29,7 @@ COLORS: dict[EmulatedStrategyName, str] = {
     "cpr-scar": "#cc79a7",
     "cpr-mfu": "#009e73",
     "cpr-ssu": "#e69f00",
+    "parity": "#d55e00",
 }
 _MARKERS: dict[EmulatedStrategyName, str] = {
     "partial": "s",
@@ -36,13 +37,13 @@ _MARKERS: dict[EmulatedStrategyName, str] = {
     "cpr-scar": "D",
     "cpr-mfu": "^",
     "cpr-ssu": "v",
+    "parity": "P",
 }
-_PART_LABELS = dict(
-    zip(OVERHEAD_PARTS, ("save", "load", "lost computation", "reschedule", "tracking"), strict=True)
-)
-_PART_COLORS = dict(
-    zip(OVERHEAD_PARTS, ("#4477aa", "#ccbb44", "#ee6677", "#aaaaaa", "#228833"), strict=True)
-)
+_LABELS = ("save", "load", "lost computation", "reschedule", "tracking", "parity")
+_PART_LABELS = dict(zip(OVERHEAD_PARTS, _LABELS, strict=True))
+_HUES = ("#4477aa", "#ccbb44", "#ee6677", "#aaaaaa", "#228833", "#aa3377")
+_PART_COLORS = dict(zip(OVERHEAD_PARTS, _HUES, strict=True))
+_NOT_ALWAYS = ("tracking_hours", "parity_hours")  # with measured costs; with parity
 _NARROW_INCHES = 5.0
 
 Plot = Callable[[Campaign, float], "Figure | None"]
@@ -87,8 +88,8 @@ def draw_overhead(campaign: Campaign, width_inches: float) -> Figure | None:
     places = np.arange(len(shown))
     for part in OVERHEAD_PARTS:
         shares = np.array([100 * one.overhead_parts[part] / job_hours for one in shown])
-        if part == "tracking_hours" and not shares.any():
-            continue  # charged with measured costs only
+        if part in _NOT_ALWAYS and not shares.any():
+            continue
         axes.barh(
             places, shares, left=left, height=0.66, color=_PART_COLORS[part],
             label=_PART_LABELS[part],
@@ -173,12 +174,15 @@ def draw_timeline(campaign: Campaign, width_inches: float) -> Figure | None:
             if lost:
                 begin = failure["hour"] - lost
                 axes.barh(row, lost, left=begin, height=0.34, color="#ee6677", zorder=1)
-            axes.plot(failure["hour"], row, marker="x", color="#bb0000", ms=7, mew=1.8, zorder=3)
+            color = "#228833" if failure.get("is_by_parity") else "#bb0000"
+            axes.plot(failure["hour"], row, marker="x", color=color, ms=7, mew=1.8, zorder=3)
     axes.set_yticks(range(len(runs)), [STRATEGIES[name] for name in runs])
     axes.set_ylim(len(runs) - 0.4, -0.6)
     axes.set_xlim(0, _job_hours(campaign))
     axes.set_xlabel("useful training, hours")
     title = f"seed {seed}:  | save   x failure   red: computed again"
+    if "parity" in runs:
+        title += "   green: nothing lost"
     axes.set_title(title, fontsize=9, loc="left")
     _tidy(axes)
     axes.grid(visible=False)

@@ -49,7 +49,7 @@ def describe_findings(summaries: Sequence[StrategySummary]) -> list[str]:
 def _findings(by_name: dict[str, StrategySummary]) -> Iterator[str]:
     if full := by_name.get("full"):
         yield f"Full recovery at its optimum costs {percent(full.overhead_share)} % of the job."
-    for name in ("partial", "cpr-vanilla", "cpr-mfu", "cpr-ssu", "cpr-scar"):
+    for name in ("partial", "cpr-vanilla", "cpr-mfu", "cpr-ssu", "cpr-scar", "parity"):
         if (one := by_name.get(name)) is None:
             continue
         text = f"{one.label[0].upper()}{one.label[1:]} costs {percent(one.overhead_share)} %"
@@ -79,6 +79,15 @@ def describe_settings(campaign: Campaign) -> list[tuple[str, str]]:
             "; ".join(f"{_spaced(name)} {60 * hours:.3g} min" for name, hours in costs.items()),
         ),
     ]
+    if (parity := scenario.get("parity")) is not None:
+        settings.append(
+            (
+                "parity",
+                f"groups of {parity['group_size']}; {100 * parity['steady_share']:g} % of training "
+                f"time at every step; {60 * parity['rebuild_hours']:.3g} min to rebuild a shard, "
+                f"{100 * parity['rebuild_stall']:g} % of training speed lost meanwhile",
+            )
+        )
     if (table_bytes := campaign.config["measured_for_table_bytes"]) is not None:
         settings.append(("costs measured", _describe_measured(campaign, table_bytes)))
     for name, run in _one_run_each(campaign).items():

@@ -11,7 +11,7 @@ from cpr_ext.errors import UsageError
 from cpr_ext.policy import Plan, Planner
 from cpr_ext.report.plan_table import format_hours
 
-_FULL, _PARTIAL, _GREY = "#d1495b", "#1b6ca8", "#444444"
+_FULL, _PARTIAL, _PARITY, _GREY = "#d1495b", "#1b6ca8", "#2a9d5c", "#444444"
 
 
 def draw_plan(planner: Planner, plan: Plan, path: Path) -> None:
@@ -86,10 +86,12 @@ def _draw_overhead(axes: Any, planner: Planner, plan: Plan, hours: Any, partial:
     axes.plot(hours, partial_curve, color=_PARTIAL, lw=2, label="partial recovery")
     ceiling = 3 * max(100 * full.overhead_fraction, 100 * vanilla.overhead_fraction)
     axes.set_ylim(0, ceiling)
-    for strategy, color, name in (
+    marked = [
         (full, _FULL, "best full recovery"),
         (vanilla, _PARTIAL, f"partial at PLS {vanilla.expected.pls:.2g}"),
-    ):
+    ]
+    marked += [(one, _PARITY, "parity") for one in plan.strategies if one.name == "parity"]
+    for strategy, color, name in marked:
         share = 100 * strategy.overhead_fraction
         axes.plot(strategy.interval_hours, share, "o", color=color, ms=7, zorder=5)
         at_right = strategy.interval_hours > 0.4 * plan.job.total_hours

@@ -8,7 +8,8 @@ from typing import Any
 from cpr_ext.policy import Plan, Strategy
 from cpr_ext.report.run_table import format_bytes
 
-_HEAD = ("", "save every", "overhead", "save", "load", "lost", "resched.", "formula", "PLS")
+_HEAD = ("", "save every", "overhead", "save", "load", "lost", "resched.")
+_TAIL = ("formula", "PLS")
 
 
 def format_plan(plan: Plan) -> str:
@@ -17,8 +18,10 @@ def format_plan(plan: Plan) -> str:
     ``*`` marks the recommended strategy, ``formula`` is the paper's overhead.
     """
     with_bytes = plan.strategies[0].bytes_per_hour is not None
-    rows = [[*_HEAD, *(["written per h"] if with_bytes else [])]]
-    rows += [_cells(plan, strategy) for strategy in plan.strategies]
+    with_parity = any(strategy.fallback_chance is not None for strategy in plan.strategies)
+    head = [*_HEAD, *(["parity"] if with_parity else []), *_TAIL]
+    rows = [[*head, *(["written per h"] if with_bytes else [])]]
+    rows += [_cells(plan, strategy, with_parity) for strategy in plan.strategies]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
@@ -29,13 +32,14 @@ def format_plan(plan: Plan) -> str:
     )
 
 
-def _cells(plan: Plan, strategy: Strategy) -> list[str]:
+def _cells(plan: Plan, strategy: Strategy, with_parity: bool) -> list[str]:
     parts = strategy.expected.overhead
     hours = (
         parts.save_hours,
         parts.load_hours,
         parts.lost_computation_hours,
         parts.reschedule_hours,
+        *([parts.parity_hours] if with_parity else []),
     )
     mark = "* " if strategy is plan.recommended else "  "
     cells = [

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from cpr_ext.cuda import trim_memory
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.log_text import encodable
@@ -44,7 +45,7 @@ class SavingOptions:
 
     Attributes:
         chooses_all: every dirty row is saved, so that no selection is needed.
-        on_gpu: tables are on a GPU, which chooses rows during training.
+        devices: GPUs that have tables, and choose rows during training.
         gather_bytes: limit of the memory for rows that GPUs copy at one step; 0: they copy none.
     """
 
@@ -52,7 +53,7 @@ class SavingOptions:
     when_busy: WhenBusy
     write: WriteOptions
     chooses_all: bool
-    on_gpu: bool
+    devices: Sequence[int]
     gather_bytes: int = 0
 
 
@@ -107,6 +108,11 @@ class Saver:
         self._is_overlapping = False
         self._last_bytes = 0
         self.restart_interval()
+
+    @property
+    def chooses_all(self) -> bool:
+        """Whether a partial snapshot saves every dirty row."""
+        return self._options.chooses_all
 
     def restart_interval(self) -> None:
         """Have the schedule count from here to the next snapshot."""
@@ -182,7 +188,7 @@ class Saver:
         if options.gather_bytes and kind == "partial" and not at_once:
             return CaptureMode.GATHER
         if options.consistency == "row":
-            is_later = self._is_overlapping or (options.on_gpu and not at_once)
+            is_later = self._is_overlapping or (bool(options.devices) and not at_once)
             return CaptureMode.SHARD_BY_SHARD if is_later else CaptureMode.AT_ONCE
         if not self._is_overlapping:
             return CaptureMode.AT_ONCE
@@ -249,17 +255,22 @@ class Saver:
                 snapshot.fix_step(step, num_samples)
         if snapshot.mode is CaptureMode.GATHER:
             snapshot.choose_rows(wait=wait_for_slot)
-            if snapshot.is_chosen:
-                is_one = self._options.consistency == "step"
-                otherwise = CaptureMode.AT_ONCE if is_one else CaptureMode.SHARD_BY_SHARD
-                limit = self._options.gather_bytes
-                if not snapshot.gather(step, num_samples, limit, otherwise) and is_one:
-                    max_bytes, wait_for_slot = 0, True
+            if snapshot.is_chosen and not self._gather(snapshot):
+                max_bytes, wait_for_slot = 0, True
         if rows and snapshot.mode not in (CaptureMode.CHOOSE_FIRST, CaptureMode.GATHER):
             snapshot.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
         snapshot.finish_if_captured(step, num_samples)
         if snapshot.is_captured:
             self._committer.submit(snapshot.commit)
+
+    def _gather(self, snapshot: Snapshot) -> bool:
+        """Copy chosen rows on their GPUs; return False if training must wait for the host's."""
+        is_one = self._options.consistency == "step"
+        otherwise = CaptureMode.AT_ONCE if is_one else CaptureMode.SHARD_BY_SHARD
+        step, num_samples = self._account.step, self._account.num_samples
+        return (
+            snapshot.gather(step, num_samples, self._options.gather_bytes, otherwise) or not is_one
+        )
 
     def forget_saved_rows(self) -> None:
         """Forget saved rows: restored rows may differ from them."""
@@ -311,6 +322,7 @@ class Saver:
         if snapshot is None or not snapshot.is_done:
             return
         self.in_flight = None
+        trim_memory(self._options.devices)
         if snapshot.error is None:
             self._note_committed(snapshot)
             return
@@ -329,6 +341,7 @@ class Saver:
             warnings.warn(text, SnapshotFailedWarning, stacklevel=3)
 
     def _note_committed(self, snapshot: Snapshot) -> None:
+        snapshot.forget_taken()  # users may keep the snapshot
         self.unreported = None
         self._last_bytes = snapshot.file_bytes
         self._base_rule.note_committed(snapshot.kind, snapshot.file_bytes, self._arrays)
@@ -387,6 +400,7 @@ class Saver:
         if self._compactor is not None:
             self._compactor.close()
         self._committer.close()
+        trim_memory(self._options.devices)
 
 
 def _is_disk_full(error: BaseException | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cpr_ext.cuda import record_on_stream
-from cpr_ext.priorities import AllRows, Priority
+from cpr_ext.saving.priorities import AllRows, Priority
 from cpr_ext.state.table import Table, shard_row_range
 
 SnapshotKind = Literal["base", "partial"]  # of all rows, or of selected ones

@@ -424,6 +424,11 @@ class Snapshot:
             if not part.is_committed:
                 for tracker, taken in part.taken:
                     tracker.put_back(taken)
+        self.forget_taken()
+
+    def forget_taken(self) -> None:
+        """Free what trackers gave for captured rows: some of it is in a GPU's memory."""
+        for part in self._parts:
             part.taken.clear()
 
     @property

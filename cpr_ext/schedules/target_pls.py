@@ -11,6 +11,7 @@ from cpr_ext.policy import (
     FailureModel,
     JobCosts,
     JobSize,
+    ParityCosts,
     Plan,
     Planner,
     StateBytes,
@@ -55,6 +56,8 @@ class TargetPLS(Schedule):
         shards_per_failure: shards that one failure takes.
         num_shards: of the whole job, if each worker's checkpointer holds one of them.
         reschedule_hours: to replace failed nodes; counts in the comparison with full recovery.
+        parity: what parity in peers' memory costs, if the workers hold it. Then snapshots serve
+            only failures that parity does not make good, and are as rare as those allow.
 
     Attributes:
         interval_hours: between two snapshots; None until the checkpointer has begun.
@@ -75,6 +78,7 @@ class TargetPLS(Schedule):
         shards_per_failure: int = 1,
         reschedule_hours: float = 0.0,
         num_shards: int | None = None,
+        parity: ParityCosts | None = None,
     ) -> None:
         if not 0 < target_pls <= 1:
             raise UsageError(f"target_pls is {target_pls}; it is a share: above 0, at most 1")
@@ -99,11 +103,13 @@ class TargetPLS(Schedule):
         self.shards_per_failure = shards_per_failure
         self.reschedule_hours = reschedule_hours
         self.num_shards = num_shards
+        self.parity = parity
         self.interval_hours: float | None = None
         self.plan: Plan | None = None
         self._planned_with: tuple[float, ...] | None = None
         self._fraction: float | None = None
         self._said: tuple[float, str] | None = None
+        self._with_parity: Strategy | None = None
 
     def __repr__(self) -> str:
         return f"TargetPLS({self.target_pls}, failures={self.failures})"
@@ -119,7 +125,7 @@ class TargetPLS(Schedule):
         """Plan, if this is the first time or costs have changed by more than a quarter.
 
         Raises:
-            UsageError: a failure takes more shards than there are.
+            UsageError: a failure takes more shards than there are, or parity groups do not fit.
         """
         job = self._job(costs)
         known = (
@@ -136,9 +142,19 @@ class TargetPLS(Schedule):
         self._planned_with, self._fraction = known, costs.fraction
         planner = self._planner(job, costs)
         turn_hours = planner.interval_for_pls(self.target_pls, planner.pattern)
+        self._with_parity = None
+        if costs.save_hours and (with_parity := planner.parity_strategies()) is not None:
+            turn_hours = with_parity.interval_hours(self.target_pls)
+            self._with_parity = with_parity.saving_every(
+                "parity", "all", turn_hours, planner.pattern
+            )
         self.interval_hours = planner.pattern.save_every_hours(turn_hours)
         self.plan = planner.plan(self.target_pls) if costs.save_hours else None
-        self._log(job, turn_hours, planner.expected_partial(turn_hours, planner.pattern).pls)
+        if self._with_parity is not None:
+            pls = self._with_parity.expected.pls
+        else:
+            pls = planner.expected_partial(turn_hours, planner.pattern).pls
+        self._log(job, turn_hours, pls)
 
     def _job(self, costs: RunCosts) -> JobSize:
         total_hours = self.total_hours
@@ -164,6 +180,7 @@ class TargetPLS(Schedule):
             self.failures,
             fraction=costs.fraction,
             state_bytes=state_bytes,
+            parity=self.parity,
             histories=_HISTORIES,
         )
 
@@ -182,6 +199,12 @@ class TargetPLS(Schedule):
                 f"; overhead about {100 * own.overhead_fraction:.2g} %, full recovery "
                 f"{100 * full.overhead_fraction:.2g} %"
             )
+        if self.parity is not None and self._with_parity is not None:
+            chance = self._with_parity.fallback_chance or 0.0
+            text += (
+                f"; parity {self.parity.name} does not suffice with a chance of "
+                f"{100 * chance:.2g} %, and snapshots serve only that"
+            )
         said, self._said = self._said, (self.interval_hours, cheaper)
         if said is not None and said[1] == cheaper and _about_same(said[0], self.interval_hours):
             self._said = said
@@ -196,6 +219,8 @@ class TargetPLS(Schedule):
     def _own_strategy(self, plan: Plan) -> Strategy:
         """Return what this schedule does: the priorities of a fraction cost the same."""
         assert self._fraction is not None
+        if self._with_parity is not None:
+            return self._with_parity
         return next(s for s in plan.strategies[2:] if s.fraction == self._fraction)
 
 

@@ -27,7 +27,8 @@ def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, A
         ``model`` (state_dict name -> tensor, or what a module's ``get_extra_state()`` gave),
         ``table_keys`` (state_dict name -> table), ``optimizers`` (each ``type``, ``groups``,
         ``states``), ``rng``, ``extra`` (see :func:`read_position`, which checks it); ``wrapped``
-        (paths of modules that wrappers hold) since 0.2.
+        (paths of modules that wrappers hold) since 0.2; ``stateful`` (each ``type``, ``state``) if
+        the run had such objects.
 
     Raises:
         DamageError: it is not such a tree.
@@ -86,6 +87,12 @@ def _check(tree: Any) -> None:
         numbers = [str(index) for index in range(len(states))]
         good = isinstance(states, dict) and list(states) == numbers
         _require(good and _all(dict, states.values()), "an optimizer's states")
+    stateful = tree.get("stateful", [])
+    good = isinstance(stateful, list) and _all(dict, stateful)
+    _require(
+        good and all(isinstance(s["type"], str) and "state" in s for s in stateful),
+        "the states of stateful objects",
+    )
     _require("extra" in tree, "it has no position")
     _check_generators(tree["rng"])
 

@@ -1,7 +1,8 @@
 """The dense part of a snapshot: all that is not a table row.
 
-Parameters and buffers of the model, optimizer state that is not per row, random number generators,
-the position in training and the caller's extra state.
+Parameters and buffers of the model, optimizer state that is not per row, and random number
+generators. Also the states of stateful objects, the position in training and the caller's extra
+state.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from cpr_ext._native import native
 from cpr_ext.errors import NanError, StoreError
 from cpr_ext.state.dense_schema import is_extra_state, unpack_dense
 from cpr_ext.state.flatten import pack, tensor_names
+from cpr_ext.state.stateful import (
+    Stateful,
+    capture_stateful,
+    restore_stateful,
+    stateful_differences,
+)
 from cpr_ext.state.table import Table, is_row_state
 from cpr_ext.state.wrapper_names import match_names, wrapped_modules
 
@@ -52,6 +59,7 @@ def capture_dense(
     optimizers: Sequence[torch.optim.Optimizer],
     tables: Sequence[Table],
     extra: Any,
+    stateful: Sequence[Stateful] = (),
 ) -> DensePart:
     """Copy everything that is not a table row, as it is now."""
     table_names = {id(table.weight): table.name for table in tables}
@@ -68,6 +76,8 @@ def capture_dense(
         "rng": generator_states(),
         "extra": extra,
     }
+    if stateful:
+        tree["stateful"] = capture_stateful(stateful)
     skeleton, tensors = pack(tree, "dense")
     return DensePart(
         skeleton,
@@ -87,6 +97,7 @@ def own_part(
     """Return what of a captured dense part one worker has of its own, for :func:`restore_own_part`.
 
     Buffers, generators, position, extra state, and the state of optimizers that update tables only.
+    Stateful objects belong to all workers.
     """
     parameters = {
         name
@@ -104,6 +115,7 @@ def own_part(
             if id(optimizer) not in shared
         ],
     }
+    skeleton.pop("stateful", None)
     return DensePart(skeleton, {name: part.tensors[name] for name in tensor_names(skeleton)})
 
 
@@ -138,22 +150,26 @@ def restore_dense(
     *,
     strict: bool = True,
     generators: bool = True,
+    stateful: Sequence[Stateful] = (),
 ) -> Any:
     """Put a captured dense part back, in place; returns what was captured as ``extra``.
 
     Args:
         strict: False restores the parameters, and the optimizers' state of them, that match.
         generators: put random number generators back, too.
+        stateful: objects whose states were captured; without any captured they stay unchanged.
 
     Raises:
-        StoreError: the model or the optimizers are not those of the snapshot; nothing was changed.
+        StoreError: the model, the optimizers or the objects are not those of the snapshot. Nothing
+            was changed, except stateful objects before one that refuses its state.
         DamageError: it is no dense part; nothing was changed.
     """
     tree = part.tree()
     live = _dense_values(model, tables)
-    differences = dense_differences(part, model, optimizers, tables) if strict else []
+    differences = dense_differences(part, model, optimizers, tables, stateful) if strict else []
     if differences:
         raise StoreError("; ".join(differences))
+    restore_stateful(tree.get("stateful", []), stateful)
     same_optimizers = not _optimizer_differences(tree["optimizers"], optimizers)
     with torch.no_grad():
         for name, value in live.items():
@@ -186,12 +202,17 @@ def dense_differences(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     tables: Sequence[Table],
+    stateful: Sequence[Stateful] = (),
 ) -> list[str]:
     """Return what differs between a captured dense part and a live model, one sentence each."""
     tree = part.tree()
     saved, live = tree["model"], _dense_values(model, tables)
     found = [_parameter_difference(name, saved, live) for name in sorted(saved.keys() | live)]
-    return [text for text in found if text] + _optimizer_differences(tree["optimizers"], optimizers)
+    return [
+        *(text for text in found if text),
+        *_optimizer_differences(tree["optimizers"], optimizers),
+        *stateful_differences(tree.get("stateful", []), stateful),
+    ]
 
 
 def _dense_values(model: nn.Module, tables: Sequence[Table]) -> dict[str, Any]:
@@ -265,8 +286,11 @@ def _restore_optimizer(
 ) -> None:
     """State made since the snapshot is dropped; that of rows is left to the shards."""
     num_rows = {id(table.weight): table.num_embeddings for table in tables}
+    groups: list[dict[str, Any]] = []  # of each parameter
     for group, saved_group in zip(optimizer.param_groups, saved["groups"], strict=True):
-        group.update(saved_group)
+        for name, value in saved_group.items():
+            group[name] = _restored_setting(group.get(name), value)
+        groups += [group] * len(group["params"])
     for index, parameter in enumerate(_parameters(optimizer)):
         rows = num_rows.get(id(parameter))
         saved_state = saved["states"][str(index)]
@@ -276,18 +300,37 @@ def _restore_optimizer(
             if name in saved_state or (rows is not None and is_row_state(value, rows))
         }
         for name, value in saved_state.items():
-            state[name] = _restored_value(state.get(name), value, parameter)
+            device = _device_of_state(name, value, parameter, groups[index])
+            state[name] = _restored_value(state.get(name), value, device)
         if state:
             optimizer.state[parameter] = state
 
 
-def _restored_value(live: Any, saved: Any, parameter: torch.Tensor) -> Any:
+def _restored_setting(live: Any, saved: Any) -> Any:
+    """Return a group's setting; a tensor (a learning rate) goes to the device of the live one."""
+    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return saved.to(live.device, copy=True)
+    return saved
+
+
+def _device_of_state(
+    name: str, saved: Any, parameter: torch.Tensor, group: dict[str, Any]
+) -> torch.device:
+    """Return where a state belongs: with its parameter, as torch's load_state_dict() has it.
+
+    Step counters stay on the CPU unless the optimizer's kernels read them.
+    """
+    is_counter = isinstance(saved, torch.Tensor) and saved.dim() == 0 and name == "step"
+    if is_counter and not (group.get("fused") or group.get("capturable")):
+        return torch.device("cpu")
+    return parameter.device
+
+
+def _restored_value(live: Any, saved: Any, device: torch.device) -> Any:
     if not isinstance(saved, torch.Tensor):
         return saved
     if isinstance(live, torch.Tensor) and (live.shape, live.dtype) == (saved.shape, saved.dtype):
         return live.copy_(saved)
-    # As the optimizer makes it: step counters stay on the CPU, the rest follows.
-    device = "cpu" if saved.dim() == 0 else parameter.device
     return saved.to(device, copy=True)
 
 

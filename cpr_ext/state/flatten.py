@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
 
 _ALLOWED = "None, bool, int, float, str, list, tuple, dict, numpy scalars and arrays, torch.Tensor"
 

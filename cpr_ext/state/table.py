@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.errors import UsageError, old_method
+from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.state.table_part import TablePart
 
 WEIGHT = "weight"
@@ -26,6 +26,22 @@ class LookupSource(Protocol):
 
         Args:
             note: ``indices`` have any shape, int32 or int64, and may be kept until the next step.
+
+        Returns:
+            Handles; their ``remove()`` ends it.
+        """
+
+
+@runtime_checkable
+class ChangeSource(Protocol):
+    """A :class:`LookupSource` whose kernel changes rows in the backward pass, and says when."""
+
+    def watch_changes(self, before: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
+        """Call ``before(table, row_ids)`` in each backward pass before it changes these rows.
+
+        Args:
+            before: ``row_ids`` (n,) int64, perhaps repeated. An error it raises ends the backward
+                pass, and the rows do not change.
 
         Returns:
             Handles; their ``remove()`` ends it.

@@ -32,7 +32,7 @@ def write_checksummed(
     try:
         temporary.unlink(missing_ok=True)
         with os.fdopen(create_anew(temporary), "wb") as file:
-            file.write(_serialize(format_name, version, content))
+            file.write(serialize_document(format_name, version, content))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -70,22 +70,34 @@ def read_versioned(
         text = retrying(path, lambda: read_whole(path, _allowed_bytes(path, free_bytes)))
     except (FileNotFoundError, NotADirectoryError):
         return None
+    return parse_document(text, str(path), format_name, known_versions)
+
+
+def parse_document(
+    text: bytes, place: str, format_name: str, known_versions: tuple[int, ...]
+) -> tuple[int, dict[str, Any]]:
+    """Return the version and the content of a document that was read from ``place``.
+
+    Raises:
+        DamageError: any byte of it differs from what was written.
+        StoreError: it has another format version.
+    """
     try:
         document = json.loads(text)
         version = document["format_version"]
         content = document["content"]
-        is_as_written = _is_text_of(document, text) and text == _serialize(
+        is_as_written = _is_text_of(document, text) and text == serialize_document(
             format_name, version, content
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DamageError(
-            f"{path}: not a {format_name} file ({error!r:.200}){REPAIR_HINT}"
+            f"{place}: not a {format_name} file ({error!r:.200}){REPAIR_HINT}"
         ) from error
     if not is_as_written or not isinstance(content, dict) or type(version) is not int:
-        raise DamageError(f"{path}: its checksum differs from its content{REPAIR_HINT}")
+        raise DamageError(f"{place}: its checksum differs from its content{REPAIR_HINT}")
     if version not in known_versions:
         raise StoreError(
-            f"{path}: format version {version}; this release reads "
+            f"{place}: format version {version}; this release reads "
             f"{' and '.join(map(str, known_versions))}. "
             "Use the release that wrote the store, or a newer one"
         )
@@ -119,7 +131,8 @@ def _is_text_of(document: Any, text: bytes) -> bool:
     return text[at:] == b"\n"
 
 
-def _serialize(format_name: str, version: int, content: dict[str, Any]) -> bytes:
+def serialize_document(format_name: str, version: int, content: dict[str, Any]) -> bytes:
+    """Return the text of a document, its checksum included."""
     covered = json.dumps([format_name, version, content], sort_keys=True, separators=(",", ":"))
     document = {
         "format": format_name,

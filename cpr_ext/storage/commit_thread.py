@@ -17,9 +17,14 @@ T = TypeVar("T")
 
 
 class Committer:
-    """Commits snapshots, and makes other changes of manifests, in the order handed over."""
+    """Commits snapshots, and makes other changes of manifests, in the order handed over.
+
+    Attributes:
+        after_change: called on its thread after each change; None: nothing is.
+    """
 
     def __init__(self) -> None:
+        self.after_change: Callable[[], None] | None = None
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cpr_ext-committer", daemon=True)
         close_at_exit(self)  # first: an interrupt may come between the two
@@ -55,6 +60,8 @@ class Committer:
         while (work := self._queue.get()) is not None:
             try:
                 work()
+                if self.after_change is not None:
+                    self.after_change()
             except Exception:  # a bug, which must not end the thread that others wait for
                 logger.exception("a change of the store failed")
             del work  # while it waits it keeps nothing alive

@@ -17,6 +17,7 @@ from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.merge_plan import Merge
 from cpr_ext.storage.newest_rows import ShardRows
 from cpr_ext.storage.segment_format import TableSpec
+from cpr_ext.storage.segment_history import merged_history
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.segment_writer import Pace, SegmentStream, rows_per_chunk
 from cpr_ext.storage.store_reader import open_segment, require_all_rows
@@ -93,7 +94,13 @@ def write_merged(
         snapshot=merge.snapshot,
         kind=merge.kind,
         tables=specs,
-        metadata={"shard": shard, "merged_from": [record.file for record in merge.read]},
+        metadata={
+            "shard": shard,
+            "merged_from": [record.file for record in merge.read],
+            **merged_history(
+                list(zip(merge.read, opened, strict=True)), has_base=merge.kind == "base"
+            ),
+        },
         chunk_bytes=limits.chunk_bytes,
         pace=pace,
     ) as stream:

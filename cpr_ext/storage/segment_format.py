@@ -19,8 +19,8 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.cuda import stager_of
-from cpr_ext.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.errors import UsageError
+from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
 
 ALIGNMENT: int = native.ALIGNMENT
 FORMAT_VERSION = 1

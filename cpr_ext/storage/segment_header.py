@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cpr_ext._native import native
-from cpr_ext.dtypes import DTYPES
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.state.dtypes import DTYPES
 from cpr_ext.state.position import is_count
 from cpr_ext.storage.file_names import parse_segment_name
 from cpr_ext.storage.filesystem import open_regular, require_all_bytes

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.errors import DamageError, StorageError, StoreError
+from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.state.position import MAX_WRITABLE
 from cpr_ext.state.table import Table
 from cpr_ext.storage.checksummed_json import (

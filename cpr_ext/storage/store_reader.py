@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from cpr_ext.dtypes import DTYPES
 from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
+from cpr_ext.state.dtypes import DTYPES
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.storage.checksummed_json import read_checksummed

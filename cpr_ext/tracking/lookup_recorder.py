@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.cuda import keep_for_stream
+from cpr_ext.cuda import device_of, devices_of, is_capturing, keep_for_stream, use_training_streams
 from cpr_ext.errors import UsageError
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.trackers import native_trackers
@@ -29,11 +29,14 @@ class LookupRecorder:
         self._natives = [native_trackers(tracker) for tracker in trackers]
         #: Lookups counted so far.
         self.num_lookups = 0
+        self._devices = devices_of(table.weight for table in tables)
         self._index = {table.name: index for index, table in enumerate(tables)}
         self._pool = pool
         self._pending: list[tuple[int, torch.Tensor]] = []
         self._pending_lookups = 0
         self._from_source = False
+        self._seen: set[int] = set()  # tables of which a source has reported lookups
+        self._captured: set[int] = set()  # those of which a CUDA graph counts lookups
         self._handles: list[Any] = []
         self._is_noting = False
         #: Called before lookups are counted; no one else uses the trackers once it returns.
@@ -90,19 +93,18 @@ class LookupRecorder:
             RowIndexError: an index outside its table; nothing of the batch was counted. Of a table
                 on a GPU this is known one flush later, and only such indices were not counted.
         """
-        if not self._pending:
-            return
-        if self.before_flush is not None:
-            self.before_flush()
         pending, self._pending, self._pending_lookups = self._pending, [], 0
-        for _, indices in pending:
-            keep_for_stream(indices)
-        native.count_lookups(
-            [tracker for index, _ in pending for tracker in self._natives[index]],
-            [indices for index, indices in pending for _ in self._natives[index]],
-            self._pool,
-        )
+        self._count(pending)
         self.num_lookups += sum(indices.numel() for _, indices in pending)
+
+    def take_seen(self) -> tuple[set[int], set[int]]:
+        """Return the tables whose sources have reported lookups since the last call, by position.
+
+        The second set are those of which lookups were captured in a CUDA graph.
+        """
+        seen, self._seen = self._seen, set()
+        captured, self._captured = self._captured, set()
+        return seen, captured
 
     def forget(self) -> None:
         """Drop what was noted and not yet counted."""
@@ -112,12 +114,34 @@ class LookupRecorder:
     def _note_of(self, table: Table, indices: torch.Tensor) -> None:
         if self._is_noting:
             self._from_source = True
+            self._seen.add(self._index[table.name])
             self._note(self._index[table.name], indices)
 
     def _note(self, index: int, indices: torch.Tensor) -> None:
         if indices.is_nested or not indices.is_contiguous():
             indices = indices.values() if indices.is_nested else indices.contiguous()
+        if (
+            is_capturing() and device_of(indices) is not None
+        ):  # each replay counts what is in its memory then
+            self._captured.add(index)
+            self._count([(index, indices)])
+            return
         self._pending.append((index, indices))
         self._pending_lookups += indices.numel()
         if self._pending_lookups > _MAX_PENDING_LOOKUPS:
             self.flush()
+
+    def _count(self, lookups: Sequence[tuple[int, torch.Tensor]]) -> None:
+        if not lookups:
+            return
+        if self.before_flush is not None:
+            self.before_flush()
+        # Those that are current now: a step() may have been on another stream, or not yet.
+        use_training_streams(self._devices)
+        for _, indices in lookups:
+            keep_for_stream(indices)
+        native.count_lookups(
+            [tracker for index, _ in lookups for tracker in self._natives[index]],
+            [indices for index, indices in lookups for _ in self._natives[index]],
+            self._pool,
+        )

@@ -13,36 +13,26 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cpr_ext._native import native
-from cpr_ext.cuda import devices_of, keep_for_stream, use_training_streams
+from cpr_ext.cuda import device_of, devices_of, is_capturing, keep_for_stream, use_training_streams
 from cpr_ext.errors import UntrackedChangeWarning
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.abandoned_hooks import abandoned_hooks
+from cpr_ext.tracking.change_listener import ChangeListener
 from cpr_ext.tracking.changed_rows import changed_rows
+from cpr_ext.tracking.drifting_tables import DriftingTables
 from cpr_ext.tracking.row_ranges import complement
 from cpr_ext.tracking.step_hooks import hook_of, identity_of, place_hook, with_closure
 from cpr_ext.tracking.table_versions import TableVersions
 from cpr_ext.tracking.trackers import native_trackers
+from cpr_ext.tracking.unseen_steps import UnseenSteps
+from cpr_ext.tracking.watch_messages import CHANGED_OUTSIDE, NOT_COUNTED, STRANGER, UNSEEN
 
-_CHANGED_OUTSIDE = (
-    "table '{name}' was changed outside its optimizer's step() ({what}). All of its rows count as "
-    "changed until they are saved; only a base snapshot makes a full-recovery point again. Change "
-    "rows by the optimizer, or call save('base') after such a change. This is reported once for "
-    "each table"
-)
-_STRANGER = (
-    "a {kind} that the Checkpointer does not know updates table '{name}'; its state would not be "
-    "saved. Give all optimizers to the Checkpointer; after replacing one, make a new Checkpointer"
-)
-_NOT_COUNTED = (
-    "the rows that a step changed could not be counted: {error}. Later snapshots would lack them. "
-    "Make a new Checkpointer"
-)
 _SETTLED_ROWS = 1 << 20  # at a time, so that their ids take little memory
 
 
@@ -56,16 +46,6 @@ class _Step:
 
     optimizer: torch.optim.Optimizer
     written: set[int]
-
-
-class ChangeListener(Protocol):
-    """Hears of every change of tables, on the training thread."""
-
-    def before_change(self, table: Table, row_ids: torch.Tensor) -> None:
-        """Note that rows ``row_ids`` (n,) int64, perhaps repeated, are about to change."""
-
-    def changed_outside(self, table: Table) -> None:
-        """Note that something else than its optimizer has changed a table."""
 
 
 class TableWatch:
@@ -114,12 +94,12 @@ class TableWatch:
         self._parameters: dict[int, tuple[Any, list[int]]] = {}  # see _owned
         self._running: list[_Step] = []
         self._changed: dict[int, list[tuple[int, int]]] = {}  # ranges of rows, by table
-        self._unseen: set[int] = set()  # tables changed where no hook runs
-        self._drifted: set[int] = set()  # tables of which an optimizer moved rows without gradient
-        self._drifting: dict[int, tuple[list[int], list[int]]] = {}  # see _note_drift
+        self._unseen = UnseenSteps(tables)
+        self._drifted = DriftingTables(tables)
         self._expected: set[int] = set()  # tables of which the user reports changes
+        self._told: set[int] = set()  # those of which the user ever did
         self._devices = devices_of(table.weight for table in tables)
-        self._reported: set[int] = set()
+        self._reported: set[tuple[str, int]] = set()
         self._held_seconds = 0.0
         self._handles: list[Any] = []
 
@@ -158,12 +138,24 @@ class TableWatch:
         if self._foreign_step is not None:
             return self._foreign_step
         error = self._counter.error
-        return None if error is None else _NOT_COUNTED.format(error=error)
+        return None if error is None else NOT_COUNTED.format(error=error)
 
     @property
     def is_inside_step(self) -> bool:
         """Whether an optimizer is in the middle of its step."""
         return bool(self._running)
+
+    def end_step(self, reported: Collection[int], captured: Collection[int]) -> None:
+        """End a training step: rows of tables that none of its steps was seen of may have changed.
+
+        Args:
+            reported: positions of the tables of which lookups were counted in it.
+            captured: those of which lookups were captured in a CUDA graph.
+        """
+        self._unseen.note_seen(reported)
+        for index in captured:
+            self._unseen.note_captured(index, is_counted=True)
+        self._note_outside(self._unseen.end_step(), UNSEEN)
 
     def begin_step(self) -> None:
         """Begin a step: all changes of the model so far belong to the last one."""
@@ -185,8 +177,8 @@ class TableWatch:
     def is_proven(self, table: Table) -> bool:
         """Return whether rows that no tracker calls dirty equal their saved state."""
         index = self._by_weight[id(table.weight)]
-        unproven = index in self._changed or index in self._unseen or index in self._drifted
-        return not unproven and self.problem is None
+        unproven = (self._changed, self._unseen.captured, self._told, self._drifted)
+        return not any(index in tables for tables in unproven) and self.problem is None
 
     def has_kept_still(self, table: Table) -> bool:
         """Return whether only known optimizers have changed the table since :meth:`settle`."""
@@ -208,7 +200,7 @@ class TableWatch:
         if table.optimizer is None:
             index = self._by_weight[id(table.weight)]
             self._expected.add(index)
-            self._unseen.add(index)
+            self._told.add(index)
 
     def check_loss(self, lost: Callable[[Table], Sequence[tuple[int, int]]]) -> None:
         """Do the same as :meth:`check`, but rows that are about to be restored may change freely.
@@ -233,10 +225,8 @@ class TableWatch:
         So are those of tables whose optimizer used to move rows without a gradient: its settings
         changed, or the table was frozen.
         """
-        for index in sorted(self._drifted):
-            if self._tables[index].updates_only_looked_up_rows():
-                self._drifted.remove(index)
-                self._changed[index] = [(0, self._tables[index].num_embeddings)]
+        for index in self._drifted.take_settled():
+            self._changed[index] = [(0, self._tables[index].num_embeddings)]
         for index, ranges in self._changed.items():
             device = self._tables[index].weight.device
             for begin, end in ranges:
@@ -254,7 +244,7 @@ class TableWatch:
         """Something has changed rows of a table, and no version counter moved."""
         self._note_outside({self._by_weight[id(table.weight)]: what})
 
-    def _note_outside(self, differences: Mapping[int, str]) -> None:
+    def _note_outside(self, differences: Mapping[int, str], message: str = CHANGED_OUTSIDE) -> None:
         if differences:
             self._versions.accept_tables(differences)
         for index, what in differences.items():
@@ -266,9 +256,9 @@ class TableWatch:
                 self.changed_outside(table)
             if self.listener is not None:
                 self.listener.changed_outside(table)
-            if index not in self._reported:
-                self._reported.add(index)
-                text = _CHANGED_OUTSIDE.format(name=table.name, what=what)
+            if (message, index) not in self._reported:
+                self._reported.add((message, index))
+                text = message.format(name=table.name, what=what)
                 warnings.warn(text, UntrackedChangeWarning, stacklevel=4)
 
     def _owned(self, optimizer: torch.optim.Optimizer) -> list[int]:
@@ -291,7 +281,7 @@ class TableWatch:
             owned = self._owned(optimizer)
             if owned and not self._running:
                 name = self._tables[owned[0]].name
-                self._foreign_step = _STRANGER.format(kind=type(optimizer).__name__, name=name)
+                self._foreign_step = STRANGER.format(kind=type(optimizer).__name__, name=name)
                 self.has_stepped = True
                 if self.before_change is not None:
                     self.before_change()
@@ -306,9 +296,11 @@ class TableWatch:
         if not owned:
             return None  # it changes no table
         started = time.perf_counter()
+        if not is_capturing():
+            self._unseen.note_seen(owned)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         step = self._enter(optimizer, owned)
-        step.written.update(self._note_drift(optimizer, owned))
+        step.written.update(self._drifted.note_step(optimizer, owned))
         if callable(closure):
             # The gradient exists once the closure has run, which may be several times.
             self._held_seconds += time.perf_counter() - started
@@ -335,18 +327,6 @@ class TableWatch:
         if not self._versions.are_same():
             found = self._versions.differences()
             self._note_outside({index: found[index] for index in found if index in indexes})
-
-    def _note_drift(self, optimizer: torch.optim.Optimizer, owned: list[int]) -> list[int]:
-        """Return the tables of which this step moves rows without a gradient; remember them."""
-        groups = optimizer.param_groups
-        settings = [bool(g.get("momentum")) + 2 * bool(g.get("weight_decay")) for g in groups]
-        settings += owned
-        known = self._drifting.get(id(optimizer))
-        if known is None or known[0] != settings:
-            moved = [i for i in owned if not self._tables[i].updates_only_looked_up_rows()]
-            known = self._drifting[id(optimizer)] = (settings, moved)
-        self._drifted.update(known[1])
-        return known[1]
 
     def _noting(
         self, closure: Callable[[], Any], owned: list[int], step: _Step
@@ -376,15 +356,18 @@ class TableWatch:
         return stepped
 
     def _note_each_gradient(self, owned: Sequence[int]) -> list[int]:
+        stepped: list[int] = []
         indexes: list[int] = []
         rows: list[torch.Tensor] = []
+        is_captured = is_capturing()
         for index in owned:
-            weight = self._tables[index].weight
-            gradient = weight.grad
+            gradient = self._tables[index].weight.grad
             if gradient is None:
                 continue
-            if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
-                self._unseen.add(index)  # a replayed graph runs no hook
+            stepped.append(index)
+            if is_captured and device_of(gradient) is not None:
+                self._capture_counting(index, gradient)
+                continue
             indexes.append(index)
             rows.append(changed_rows(gradient, self._pool))
         if self.rows_change is not None:
@@ -395,7 +378,15 @@ class TableWatch:
                 self.listener.before_change(self._tables[index], row_ids)
         self._count(indexes, rows)
         self.num_row_updates += sum(row_ids.numel() for row_ids in rows)
-        return indexes
+        return stepped
+
+    def _capture_counting(self, index: int, gradient: torch.Tensor) -> None:
+        """Have the CUDA graph that is being captured count the rows of a gradient, if it can."""
+        # Listing the rows of a dense gradient waits for the device, which ends a capture.
+        is_counted = gradient.layout == torch.sparse_coo
+        self._unseen.note_captured(index, is_counted=is_counted)
+        if is_counted:
+            self._count([index], [changed_rows(gradient)])
 
     def _count(self, indexes: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
         if self._devices:

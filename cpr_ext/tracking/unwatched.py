@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -55,20 +57,79 @@ def warn_of_sparse_gradients(model: nn.Module, tables: Sequence[Table]) -> None:
             )
 
 
-def warn_of_schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Warn of learning-rate schedulers, whose position nothing saves."""
+def warn_of_schedulers(
+    optimizers: Sequence[torch.optim.Optimizer], stateful: Sequence[object] = ()
+) -> None:
+    """Warn of learning-rate schedulers, whose position nothing saves.
+
+    Args:
+        stateful: objects whose states are saved.
+    """
+    others = [item for item in stateful if not isinstance(item, torch.amp.GradScaler)]
+    driven = [_driven_by(item) for item in others]
+    if None in driven:
+        return  # an object of which we do not know what it holds
     for optimizer in optimizers:
+        if any(optimizer is of_scheduler for of_scheduler in driven):
+            continue
         # What every scheduler of torch leaves at the optimizer that it drives.
         if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
             warnings.warn(
                 f"a learning-rate scheduler drives {type(optimizer).__name__}, and its position is "
-                "not saved: after a restart it would begin again. Save it with extra_state=lambda: "
-                '{"scheduler": scheduler.state_dict()}, and after recover() load '
-                'report.extra_state["scheduler"] into it',
+                "not saved: after a restart it would begin again. Save it: Checkpointer(..., "
+                "stateful=[scheduler])",
                 UntrackedChangeWarning,
                 stacklevel=3,
             )
             return
+
+
+class ScheduleOrder:
+    """Warns of schedulers that step after ``ckpt.step()``: snapshots hold them of the step before.
+
+    Args:
+        stateful: objects whose states are saved; schedulers count in ``last_epoch``.
+    """
+
+    def __init__(self, stateful: Sequence[object]) -> None:
+        self._schedulers: list[Any] = [
+            s for s in stateful if isinstance(getattr(s, "last_epoch", None), int)
+        ]
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again, after the construction or a recovery."""
+        self._counts = [self._count()]
+
+    def note_step(self) -> None:
+        """Note that ``ckpt.step()`` is called; warn at its third call."""
+        if len(self._counts) > 3 or not self._schedulers:
+            return
+        self._counts.append(self._count())
+        if len(self._counts) <= 3:
+            return
+        for scheduler, counts in zip(
+            self._schedulers, zip(*self._counts, strict=True), strict=True
+        ):
+            if [after - before for before, after in pairwise(counts)] == [0, 1, 1]:
+                warnings.warn(
+                    f"{type(scheduler).__name__}.step() is called after ckpt.step(), so a snapshot "
+                    "holds the schedule of the step before. Call ckpt.step() last",
+                    UntrackedChangeWarning,
+                    stacklevel=4,
+                )
+
+    def _count(self) -> list[int]:
+        return [scheduler.last_epoch for scheduler in self._schedulers]
+
+
+def _driven_by(item: object) -> Any:
+    """Return the optimizer that a scheduler drives, also inside wrappers; None: it has none."""
+    scheduler = getattr(item, "scheduler", item)
+    optimizer: Any = getattr(scheduler, "optimizer", None)
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def _others(model: nn.Module, tables: Sequence[Table]) -> Iterator[tuple[str, nn.Parameter]]:

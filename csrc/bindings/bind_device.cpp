@@ -1,4 +1,5 @@
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <algorithm>
 #include <memory>
@@ -100,6 +101,19 @@ py::array_t<int64_t> device_top_rows_of(const ArrayLike& scores, int64_t k, int 
   return to_numpy(std::move(row_ids));
 }
 
+void reclaim_memory_by(py::typing::Callable<bool(int)> reclaim) {
+  auto* const call = new py::function(std::move(reclaim));  // threads may outlive the module
+  set_memory_reclaimer([call](int device) {
+    const py::gil_scoped_acquire gil;
+    try {
+      return (*call)(device).cast<bool>();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("a memory reclaimer");
+      return false;
+    }
+  });
+}
+
 void register_stager(py::module_& module) {
   py::class_<DeviceStager, Stager>(
       module, "DeviceStager",
@@ -133,6 +147,12 @@ void register_device(py::module_& module) {
       py::arg("device"), py::arg("stream"),
       "Submit this thread's later work on the device to this stream (a cudaStream_t as a\n"
       "number), the one that it trains on.");
+  module.def("set_memory_reclaimer", &reclaim_memory_by, py::arg("reclaim"),
+             "Have reclaim(device) called when a device is out of memory, on any thread. It frees\n"
+             "what others only keep for later, and returns whether it did.");
+  module.def("trim_memory", &trim_memory, py::arg("device"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Give memory of the device that is kept for later back to other allocators.");
   py::class_<StreamMark>(
       module, "StreamMark",
       "A place in the stream that this thread trains on: behind all that it has\n"

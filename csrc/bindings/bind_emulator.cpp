@@ -6,8 +6,11 @@
 #include <utility>
 
 #include "bindings/register.h"
+#include "testing/broken_calls.h"
 #include "testing/broken_kernels.h"
+#include "testing/emulated_block.h"
 #include "testing/emulated_device.h"
+#include "testing/emulated_pool.h"
 #include "tracking/row_tracker.h"
 
 namespace py = pybind11;
@@ -38,6 +41,28 @@ class FailingTracker final : public RowTracker {
   void restore(const TakenRows&) override {}
 };
 
+void register_broken_calls(py::module_& emulator) {
+  const auto as_int = [](cudaError_t error) { return static_cast<int>(error); };
+  emulator.def(
+      "call_in_capture",
+      [=](const std::string& call) { return as_int(emulated_cuda::call_in_capture(call)); },
+      py::arg("call"), "The error of a call in a capture; 0: none.");
+  emulator.def(
+      "wait_beside_capture",
+      [=](bool waits_beside) { return as_int(emulated_cuda::wait_beside_capture(waits_beside)); },
+      py::arg("waits_beside"), "The error of a wait on another thread than the capture's.");
+  emulator.def(
+      "mix_devices",
+      [=](const std::string& fault) { return as_int(emulated_cuda::mix_devices(fault)); },
+      py::arg("fault"), "The error of a call with an object of another device.");
+  emulator.def("count_mappings", &emulated_cuda::count_mappings, py::arg("times"), py::arg("keeps"),
+               "How often a pool maps memory that is allocated again and again.");
+  emulator.def("read_freed", &emulated_cuda::read_freed, py::arg("frees_late"),
+               "What a kernel reads from memory that is freed before it, or after.");
+  emulator.def("sum_shared", &emulated_cuda::sum_shared, py::arg("clears"),
+               "The sum of shared memory that a kernel clears first, or not.");
+}
+
 }  // namespace
 
 void register_emulator(py::module_& module) {
@@ -48,7 +73,25 @@ void register_emulator(py::module_& module) {
   emulator.def("set_lazy", &emulated_cuda::set_lazy, py::arg("lazy"),
                "Streams run only when somebody waits for them.");
   emulator.def("set_capturing", &emulated_cuda::set_capturing, py::arg("capturing"),
-               "Streams say that a graph is made of them; what is submitted runs nevertheless.");
+               "The default stream begins to capture a graph, or ends; what it is given then runs\n"
+               "when the graph is replayed. Returns False if a call has broken the graph.");
+  emulator.def("replay_graph", &emulated_cuda::replay_graph, "Launch the graph captured last.");
+  emulator.def("set_num_devices", &emulated_cuda::set_num_devices, py::arg("num_devices"),
+               "There are this many devices, none of which is in use yet.");
+  emulator.def("set_device", &emulated_cuda::set_device, py::arg("device"),
+               "Choose this thread's device.");
+  emulator.def("used_devices", &emulated_cuda::used_devices,
+               "Devices that have a context: they were a thread's when it called CUDA.");
+  emulator.def("synchronize", &emulated_cuda::synchronize, "Wait for the device, as torch does.");
+  emulator.def("num_waiting", &emulated_cuda::num_waiting, "Work submitted and not yet run.");
+  emulator.def("mappings", &emulated_cuda::mappings,
+               "How often pools have taken memory from the device since last asked.");
+  emulator.def("pooled_bytes", &emulated_cuda::pooled_bytes, "Bytes that pools hold, used or not.");
+  emulator.def("shared_bytes", &emulated_cuda::shared_bytes, "Shared memory of all kernels.");
+  emulator.def(
+      "wide_loads", [] { return emulated_cuda::wide_loads(); },
+      "Loads of 16 bytes that kernels have made so far.");
+  register_broken_calls(emulator);
   emulator.def("shuffle_threads", &emulated_cuda::shuffle_threads, py::arg("seed"),
                "Blocks and their threads run in a random order; 0: in theirs.");
   emulator.def(

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -11,7 +12,9 @@
 #include "bindings/tensor_view.h"
 #include "bindings/vector_array.h"
 #include "core/error.h"
+#include "core/thread_pool.h"
 #include "parity/row_delta.h"
+#include "parity/shard_checksums.h"
 #include "parity/shard_layout.h"
 
 namespace py = pybind11;
@@ -74,6 +77,38 @@ struct BoundDelta {
   std::shared_ptr<const ShardLayout> layout;
   py::list owners;
 };
+
+struct BoundChecksums {
+  ShardChecksums checksums;
+  std::shared_ptr<const ShardLayout> layout;
+  py::list owners;
+  std::shared_ptr<ThreadPool> pool;
+};
+
+BoundChecksums make_checksums(const BoundLayout& bound, int64_t max_blocks,
+                              std::shared_ptr<ThreadPool> pool) {
+  if (max_blocks < 1) throw UsageError("max_blocks is " + std::to_string(max_blocks));
+  return {ShardChecksums(bound.layout, max_blocks), bound.layout, bound.owners, std::move(pool)};
+}
+
+void restore_checksums(BoundChecksums& bound, const Tensor& values) {
+  const Words given = view_words(values, "values", false);
+  const size_t count = bound.checksums.values().size();
+  if (given.count != static_cast<int64_t>(count)) {
+    throw UsageError(std::to_string(given.count) + " checksums; there are " +
+                     std::to_string(count));
+  }
+  bound.checksums.restore(std::vector<uint64_t>(given.data, given.data + given.count));
+}
+
+std::vector<std::tuple<int64_t, int64_t, int64_t>> find_wrong_rows(const BoundChecksums& bound) {
+  py::gil_scoped_release release;
+  std::vector<std::tuple<int64_t, int64_t, int64_t>> wrong;
+  for (const RowBlock& block : bound.checksums.find_wrong(*bound.pool)) {
+    wrong.emplace_back(block.table, block.begin, block.end);
+  }
+  return wrong;
+}
 
 void require_open(const RowDelta& delta) {
   if (delta.is_finished()) throw UsageError("the delta's step is finished; clear() it first");
@@ -143,6 +178,27 @@ void register_parity(py::module_& module) {
             bound.layout->write(begin, begin + from.count, from.data);
           },
           py::arg("begin"), py::arg("words"), "Overwrite the shard's words from begin on.");
+  py::class_<BoundChecksums>(module, "ShardChecksums",
+                             "Checksums of a shard's rows by blocks of rows, of which there are at "
+                             "most max_blocks\nand one more for each table. All zero at first.")
+      .def(py::init(&make_checksums), py::arg("layout"), py::kw_only(), py::arg("max_blocks"),
+           py::arg("pool"))
+      .def(
+          "read",
+          [](BoundChecksums& bound) {
+            py::gil_scoped_release release;
+            bound.checksums.read(*bound.pool);
+          },
+          "Take the rows as they are.")
+      .def(
+          "values",
+          [](const BoundChecksums& bound) {
+            return to_numpy(std::vector<uint64_t>(bound.checksums.values())).view("int64");
+          },
+          "Return a copy (n,) int64, for restore().")
+      .def("restore", &restore_checksums, py::arg("values"), "Take values() of an earlier moment.")
+      .def("find_wrong_rows", &find_wrong_rows,
+           "Return (table, begin, end) of blocks with a row that no finish() and no read() saw.");
   py::class_<BoundDelta>(module, "RowDelta", "The rows that one step changes, before XOR after it.")
       .def(py::init([](const BoundLayout& bound, int64_t max_bytes) {
              return BoundDelta{RowDelta(bound.layout, max_bytes), bound.layout, bound.owners};
@@ -152,12 +208,24 @@ void register_parity(py::module_& module) {
            "Keep rows (n,) int64, some perhaps repeated, that are about to change.")
       .def(
           "finish",
-          [](BoundDelta& bound) {
+          [](BoundDelta& bound, BoundChecksums* checksums) {
             require_open(bound.delta);
+            if (checksums != nullptr && checksums->layout != bound.layout) {
+              throw UsageError("the checksums are of another layout than the delta");
+            }
             py::gil_scoped_release release;
-            bound.delta.finish();
+            bound.delta.finish(checksums == nullptr ? nullptr : &checksums->checksums);
           },
-          "The step is done: keep what it changed.")
+          py::arg("checksums") = nullptr,
+          "The step is done: keep what it changed, also in the checksums of the same layout.")
+      .def(
+          "toggle",
+          [](BoundDelta& bound) {
+            if (!bound.delta.is_finished()) throw UsageError("the delta's step is not finished");
+            py::gil_scoped_release release;
+            bound.delta.toggle();
+          },
+          "Lead the rows back to before the step, and by the next call to after it.")
       .def(
           "undo",
           [](BoundDelta& bound) {

@@ -2,6 +2,8 @@
 // training uses it. Defined only where CUDA is compiled in.
 #pragma once
 
+#include <functional>
+
 namespace cpr_ext {
 
 constexpr int kHostMemory = -1;  // in place of the number of a device
@@ -13,5 +15,13 @@ int num_devices();
 // if never. All work on a device goes there, so that it is ordered with training's own.
 void* current_stream(int device);
 void set_current_stream(int device, void* stream);
+
+// Called when a device is out of memory: frees what the process only keeps for later, such as
+// torch's cache, and returns whether it did; the allocation is then tried once more.
+using MemoryReclaimer = std::function<bool(int device)>;
+void set_memory_reclaimer(MemoryReclaimer reclaimer);
+
+// Gives memory of the device that was freed, and kept for later, back to other allocators.
+void trim_memory(int device);
 
 }  // namespace cpr_ext

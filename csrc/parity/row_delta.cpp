@@ -71,10 +71,10 @@ void RowDelta::note(int64_t table_index, const int64_t* row_ids, int64_t count) 
   const int64_t more_bytes = num_new * (table.record_words + 1) * kWordBytes;
   if (num_bytes_ + more_bytes > max_bytes_) {
     forget(count);
-    throw UsageError("one step changes rows of at least " +
-                     std::to_string(num_bytes_ + more_bytes) +
-                     " bytes, optimizer state included; delta_bytes allows " +
-                     std::to_string(max_bytes_) + ": raise Parity(delta_bytes=...)");
+    throw UsageError("rows of at least " + std::to_string(num_bytes_ + more_bytes) +
+                     " bytes, optimizer state included, change in one delta of parity; " +
+                     "delta_bytes allows " + std::to_string(max_bytes_) +
+                     ": raise Parity(delta_bytes=...), or lower every_steps");
   }
   forget(count);
   const auto first = kept.row_ids.size();
@@ -91,29 +91,44 @@ void RowDelta::note(int64_t table_index, const int64_t* row_ids, int64_t count) 
   num_bytes_ += more_bytes;
 }
 
-void RowDelta::finish() {
-  for (size_t t = 0; t < kept_.size(); ++t) {
-    const RecordTable& table = layout_->tables()[t];
-    Kept& kept = kept_[t];
-    for (size_t i = 0; i < kept.row_ids.size(); ++i) {
-      read_record(table, kept.row_ids[i], scratch_.data());
-      xor_words(kept.words.data() + i * table.record_words, scratch_.data(), table.record_words);
-    }
-  }
-  is_finished_ = true;
-}
-
-void RowDelta::undo() {
+void RowDelta::finish(ShardChecksums* checksums) {
   for (size_t t = 0; t < kept_.size(); ++t) {
     const RecordTable& table = layout_->tables()[t];
     Kept& kept = kept_[t];
     for (size_t i = 0; i < kept.row_ids.size(); ++i) {
       uint64_t* words = kept.words.data() + i * table.record_words;
-      if (is_finished_) {
-        read_record(table, kept.row_ids[i], scratch_.data());
-        xor_words(words, scratch_.data(), table.record_words);
+      read_record(table, kept.row_ids[i], scratch_.data());
+      if (checksums != nullptr) {
+        checksums->replace(static_cast<int64_t>(t), kept.row_ids[i], words, scratch_.data());
       }
-      write_record(table, kept.row_ids[i], words);
+      xor_words(words, scratch_.data(), table.record_words);
+    }
+  }
+  is_finished_ = true;
+}
+
+void RowDelta::toggle() {
+  for (size_t t = 0; t < kept_.size(); ++t) {
+    const RecordTable& table = layout_->tables()[t];
+    const Kept& kept = kept_[t];
+    for (size_t i = 0; i < kept.row_ids.size(); ++i) {
+      read_record(table, kept.row_ids[i], scratch_.data());
+      xor_words(scratch_.data(), kept.words.data() + i * table.record_words, table.record_words);
+      write_record(table, kept.row_ids[i], scratch_.data());
+    }
+  }
+}
+
+void RowDelta::undo() {
+  if (is_finished_) {
+    toggle();
+    return clear();
+  }
+  for (size_t t = 0; t < kept_.size(); ++t) {
+    const RecordTable& table = layout_->tables()[t];
+    const Kept& kept = kept_[t];
+    for (size_t i = 0; i < kept.row_ids.size(); ++i) {
+      write_record(table, kept.row_ids[i], kept.words.data() + i * table.record_words);
     }
   }
   clear();

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "parity/shard_checksums.h"
 #include "parity/shard_layout.h"
 
 namespace cpr_ext {
@@ -21,8 +22,13 @@ class RowDelta {
   // REQUIRES: !is_finished(); 0 <= table < number of tables.
   void note(int64_t table, const int64_t* row_ids, int64_t count);
 
-  // The step is done: keeps old XOR new in place of the old rows. REQUIRES: !is_finished().
-  void finish();
+  // The step is done: keeps old XOR new in place of the old rows, and brings the checksums of the
+  // same shard up to date, if given. REQUIRES: !is_finished().
+  void finish(ShardChecksums* checksums = nullptr);
+
+  // Leads the rows from before the step to after it, or back; the delta is kept.
+  // REQUIRES: is_finished(), and they are those of one or the other.
+  void toggle();
 
   // Puts the rows back to what they were before the step, finished or not, and forgets it.
   void undo();

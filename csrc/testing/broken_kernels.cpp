@@ -21,7 +21,28 @@ void wrong_mask_kernel() {
 
 void two_masks_kernel() { __shfl_sync(threadIdx.x < 8 ? 0xffu : 0xffffffffu, 1, 0); }
 
+constexpr int kThreads = 64;
+
+void sum_shared_kernel(bool clears, unsigned long long* sum) {
+  __shared__ unsigned parts[kThreads];
+  if (clears) parts[threadIdx.x] = 0;
+  parts[threadIdx.x] += 1;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (const unsigned part : parts) *sum += part;
+}
+
 }  // namespace
+
+uint64_t sum_shared(bool clears) {
+  unsigned long long sum = 0;
+  cudaLaunchConfig_t config = {};
+  config.gridDim.x = 2;
+  config.blockDim.x = kThreads;
+  (void)cudaLaunchKernelEx(&config, sum_shared_kernel, clears, &sum);
+  (void)cudaStreamSynchronize(nullptr);
+  return sum;
+}
 
 cudaError_t run_broken_kernel(const std::string& fault) {
   void (*kernel)() = faultless_kernel;

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string>
 #include <utility>
 
 #include "testing/emulated_machine.h"
+#include "testing/emulated_pool.h"
 
 using namespace emulated_cuda;  // NOLINT: these are its functions
 
@@ -29,54 +31,70 @@ cudaError_t cudaGetLastError() {
 
 cudaError_t cudaGetDeviceCount(int* count) {
   Lock lock(machine().mutex);
-  if (const cudaError_t error = begin_call("cudaGetDeviceCount")) return error;
-  *count = 1;
+  ++machine().calls["cudaGetDeviceCount"];  // which uses no device
+  *count = machine().num_devices;
   return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device();
   return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device) {
-  return device == 0 ? cudaSuccess : note(cudaErrorInvalidValue);
+  Lock lock(machine().mutex);
+  if (device < 0 || device >= machine().num_devices) return note(cudaErrorInvalidDevice);
+  current_device() = device;
+  machine().used_devices.insert(device);  // CUDA 12 and later make a context at once
+  return cudaSuccess;
+}
+
+namespace {
+int get_context_state(int device, unsigned*, int* is_active) {
+  Lock lock(machine().mutex);
+  *is_active = machine().used_devices.count(device) != 0;
+  return 0;
+}
+}  // namespace
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const bool is_known = std::string(symbol) == "cuDevicePrimaryCtxGetState";
+  *function = is_known ? reinterpret_cast<void*>(&get_context_state) : nullptr;
+  *result = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode());
+  return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
   Lock lock(machine().mutex);
-  if (const cudaError_t error = begin_call("cudaMalloc")) return error;
+  if (const cudaError_t error = begin_call("cudaMalloc", InCapture::kUnsafe)) return error;
   return allocate(data, bytes);
 }
 
 cudaError_t cudaFree(void* data) {
   Lock lock(machine().mutex);
+  machine().used_devices.insert(current_device());
   run_all();  // as the real one waits for the device
   release(data);
   return cudaSuccess;
 }
 
-cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t) {
-  Lock lock(machine().mutex);
-  if (const cudaError_t error = begin_call("cudaMallocAsync")) return error;
-  return allocate(data, bytes);
-}
-
-cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
-  Lock lock(machine().mutex);
-  submit(stream, [=] { release(data); });
-  return cudaSuccess;
-}
-
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
   Lock lock(machine().mutex);
-  if (const cudaError_t error = begin_call("cudaHostAlloc")) return error;
+  if (const cudaError_t error = begin_call("cudaHostAlloc", InCapture::kUnsafe)) return error;
   *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   return *data == nullptr ? note(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void* data) {
   Lock lock(machine().mutex);
+  machine().used_devices.insert(current_device());
   run_all();
   std::free(data);
   return cudaSuccess;
@@ -89,13 +107,13 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
 
 cudaError_t cudaHostRegister(void*, size_t, unsigned) {
   Lock lock(machine().mutex);
-  return begin_call("cudaHostRegister");
+  return begin_call("cudaHostRegister", InCapture::kUnsafe);
 }
 
 cudaError_t cudaHostUnregister(void*) {
   Lock lock(machine().mutex);
   run_all();
-  return begin_call("cudaHostUnregister");
+  return begin_call("cudaHostUnregister", InCapture::kUnsafe);
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
@@ -117,12 +135,14 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   Lock lock(machine().mutex);
   if (const cudaError_t error = begin_call("cudaStreamCreateWithFlags")) return error;
   *stream = new EmulatedStream;
+  (*stream)->device = current_device();
   machine().streams.insert(*stream);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   Lock lock(machine().mutex);
+  machine().used_devices.insert(current_device());
   run_stream(stream);
   machine().streams.erase(stream);
   delete stream;
@@ -131,20 +151,29 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   Lock lock(machine().mutex);
-  if (const cudaError_t error = begin_call("cudaStreamSynchronize")) return error;
+  if (const cudaError_t error = begin_call("cudaStreamSynchronize", InCapture::kUnsafe)) {
+    return error;
+  }
+  if (of(stream) == machine().capturing) return break_capture(cudaErrorStreamCaptureUnsupported);
   run_stream(of(stream));
+  give_back_memory();
   return machine().is_broken ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   Lock lock(machine().mutex);
-  *status = machine().is_capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  const bool is_capturing = of(stream) == machine().capturing;
+  *status = is_capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 
+// A capture may wait for its own events only, and nobody else for those. (CUDA lets a second stream
+// join a capture so; nothing here does.)
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   Lock lock(machine().mutex);
   if (const cudaError_t error = begin_call("cudaStreamWaitEvent")) return error;
+  const bool is_capturing = of(stream) == machine().capturing;
+  if (is_capturing != event->is_captured) return break_capture(cudaErrorStreamCaptureIsolation);
   submit(stream, [event, record = event->num_recorded] { reach(event, record); });
   return cudaSuccess;
 }
@@ -153,11 +182,13 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   Lock lock(machine().mutex);
   if (const cudaError_t error = begin_call("cudaEventCreateWithFlags")) return error;
   *event = new EmulatedEvent;
+  (*event)->device = current_device();
   return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   Lock lock(machine().mutex);
+  machine().used_devices.insert(current_device());
   run_all();  // a stream may wait for it
   delete event;
   return cudaSuccess;
@@ -166,6 +197,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   Lock lock(machine().mutex);
   if (const cudaError_t error = begin_call("cudaEventRecord")) return error;
+  if (event->device != of(stream)->device) return note(cudaErrorInvalidResourceHandle);
+  event->is_captured = of(stream) == machine().capturing;
+  if (event->is_captured) return cudaSuccess;
   event->stream = of(stream);
   const int64_t record = ++event->num_recorded;
   submit(stream, [=] { event->num_reached = std::max(event->num_reached, record); });
@@ -174,14 +208,19 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   Lock lock(machine().mutex);
-  if (const cudaError_t error = begin_call("cudaEventSynchronize")) return error;
+  if (const cudaError_t error = begin_call("cudaEventSynchronize", InCapture::kUnsafe)) {
+    return error;
+  }
+  if (event->is_captured) return note(cudaErrorCapturedEvent);
   reach(event, event->num_recorded);
+  give_back_memory();
   return machine().is_broken ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   Lock lock(machine().mutex);
-  if (const cudaError_t error = begin_call("cudaEventQuery")) return error;
+  if (const cudaError_t error = begin_call("cudaEventQuery", InCapture::kUnsafe)) return error;
+  if (event->is_captured) return note(cudaErrorCapturedEvent);
   if (event->num_reached >= event->num_recorded) return cudaSuccess;
   bool has_moved = false;  // one piece of work for each time that somebody asks
   run_stream(event->stream, [&] { return std::exchange(has_moved, true); });

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 #include <setjmp.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -13,6 +14,14 @@
 #include <numeric>
 #include <string>
 #include <vector>
+
+#include "testing/emulated_machine.h"
+
+// The section of all shared memory, as linkers name its ends.
+extern "C" {
+extern unsigned char __start_emulated_shared[] __attribute__((visibility("hidden")));
+extern unsigned char __stop_emulated_shared[] __attribute__((visibility("hidden")));
+}
 
 namespace emulated_cuda {
 namespace {
@@ -115,7 +124,15 @@ void run_threads() {
 
 }  // namespace
 
+int64_t shared_bytes() { return __stop_emulated_shared - __start_emulated_shared; }
+
+uint64_t& wide_loads() {
+  static uint64_t loads = 0;
+  return loads;
+}
+
 bool run_block(const std::function<void()>& body, std::mt19937_64* random) {
+  memset(__start_emulated_shared, kGarbage, static_cast<size_t>(shared_bytes()));
   const int num_threads = static_cast<int>(blockDim.x * blockDim.y);
   Block here;
   here.threads.resize(num_threads, ThreadState::kReady);

@@ -7,6 +7,7 @@
 
 #include "testing/emulated_block.h"
 #include "testing/emulated_machine.h"
+#include "testing/emulated_pool.h"
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -22,9 +23,25 @@ cudaError_t note(cudaError_t error) {
   return error;
 }
 
-cudaError_t begin_call(const char* name) {
+int& current_device() {
+  thread_local int device = 0;
+  return device;
+}
+
+cudaStreamCaptureMode& capture_mode() {
+  thread_local cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  return mode;
+}
+
+cudaError_t break_capture(cudaError_t error) {
+  machine().graph.is_broken = true;
+  return note(error);
+}
+
+cudaError_t begin_call(const char* name, InCapture in_capture) {
   Machine& m = machine();
   ++m.calls[name];
+  m.used_devices.insert(current_device());
   if (m.is_broken) return note(cudaErrorLaunchFailure);
   for (auto failure = m.failures.begin(); failure != m.failures.end(); ++failure) {
     if (failure->name != name || --failure->nth > 0) continue;
@@ -32,11 +49,17 @@ cudaError_t begin_call(const char* name) {
     m.failures.erase(failure);
     return note(error);
   }
+  const bool is_unsafe =
+      in_capture == InCapture::kUnsafe && capture_mode() != cudaStreamCaptureModeRelaxed;
+  if (m.capturing != nullptr && is_unsafe) return break_capture(cudaErrorStreamCaptureUnsupported);
   return cudaSuccess;
 }
 
 EmulatedStream* of(cudaStream_t stream) {
-  return stream == nullptr ? &machine().default_stream : stream;
+  if (stream != nullptr) return stream;
+  EmulatedStream& found = machine().default_streams[current_device()];
+  found.device = current_device();
+  return &found;
 }
 
 void run_stream(EmulatedStream* stream, const std::function<bool()>& is_done) {
@@ -49,6 +72,10 @@ void run_stream(EmulatedStream* stream, const std::function<bool()>& is_done) {
 
 void submit(cudaStream_t stream, std::function<void()> work) {
   EmulatedStream* target = of(stream);
+  if (target == machine().capturing) {
+    machine().graph.work.push_back(std::move(work));
+    return;
+  }
   target->waiting.push_back(std::move(work));
   if (!machine().lazy) run_stream(target);
 }
@@ -59,12 +86,9 @@ void reach(EmulatedEvent* event, int64_t record) {
 }
 
 void run_all() {
+  for (auto& [device, stream] : machine().default_streams) run_stream(&stream);
   for (EmulatedStream* stream : machine().streams) run_stream(stream);
 }
-
-namespace {
-constexpr unsigned char kGarbage = 0xab;  // in memory that nobody has written
-}  // namespace
 
 cudaError_t allocate(void** data, size_t bytes) {
   *data = std::aligned_alloc(512, (std::max<size_t>(bytes, 1) + 511) / 512 * 512);
@@ -85,9 +109,47 @@ void set_lazy(bool lazy) {
   machine().lazy = lazy;
 }
 
-void set_capturing(bool capturing) {
+bool set_capturing(bool capturing) {
   Lock lock(machine().mutex);
-  machine().is_capturing = capturing;
+  Machine& m = machine();
+  if (capturing) m.graph = Graph();
+  m.capturing = capturing ? &m.default_streams[0] : nullptr;
+  return !m.graph.is_broken;
+}
+
+void replay_graph() {
+  Lock lock(machine().mutex);
+  Machine& m = machine();
+  if (m.capturing != nullptr || m.graph.is_broken) return;
+  for (const auto& work : m.graph.work) m.default_streams[0].waiting.push_back(work);
+  if (!m.lazy) run_stream(&m.default_streams[0]);
+}
+
+void set_num_devices(int num_devices) {
+  Lock lock(machine().mutex);
+  machine().num_devices = num_devices;
+  machine().used_devices.clear();
+}
+
+void set_device(int device) { current_device() = device; }
+
+std::set<int> used_devices() {
+  Lock lock(machine().mutex);
+  return machine().used_devices;
+}
+
+void synchronize() {
+  Lock lock(machine().mutex);
+  run_all();
+  give_back_memory();
+}
+
+int64_t num_waiting() {
+  Lock lock(machine().mutex);
+  size_t found = 0;
+  for (const auto& [device, stream] : machine().default_streams) found += stream.waiting.size();
+  for (const EmulatedStream* stream : machine().streams) found += stream->waiting.size();
+  return static_cast<int64_t>(found);
 }
 
 void shuffle_threads(uint64_t seed) {
@@ -152,6 +214,9 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, std::function<void()
                     config.gridDim.x < (1u << 31) && config.gridDim.y >= 1 &&
                     config.gridDim.y < 65536;
   if (!fits) return note(cudaErrorInvalidValue);
+  if (of(config.stream)->device != current_device()) {
+    return note(cudaErrorInvalidResourceHandle);
+  }
   submit(config.stream, [config, thread = std::move(thread)] { run_grid(config, thread); });
   return machine().is_broken ? cudaErrorLaunchFailure : cudaSuccess;
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 namespace emulated_cuda {
@@ -12,8 +13,26 @@ namespace emulated_cuda {
 // Streams run only when somebody waits for them.
 void set_lazy(bool lazy);
 
-// Streams say that a graph is made of them, but run.
-void set_capturing(bool capturing);
+// The default stream of device 0 begins to capture a graph, or ends; false: a call has broken it.
+bool set_capturing(bool capturing);
+
+// Launches the graph that was captured last, on the default stream of device 0.
+void replay_graph();
+
+// There are this many devices, none of which has a context.
+void set_num_devices(int num_devices);
+
+// Chooses the calling thread's device.
+void set_device(int device);
+
+// Devices that have a context, since a call was made while they were a thread's.
+std::set<int> used_devices();
+
+// As torch does at .item(): waits for the device, which gives unused memory back.
+void synchronize();
+
+// Submitted and not yet run.
+int64_t num_waiting();
 
 // Blocks, and threads of each, run in a random order; 0: in theirs.
 void shuffle_threads(uint64_t seed);

@@ -14,13 +14,16 @@
 #include <vector>
 
 struct EmulatedStream {
+  int device = 0;
   std::deque<std::function<void()>> waiting;
 };
 
 struct EmulatedEvent {
+  int device = 0;
   EmulatedStream* stream = nullptr;  // that it was last recorded on
   int64_t num_recorded = 0;
   int64_t num_reached = 0;
+  bool is_captured = false;  // last recorded in a graph: nobody can wait for that
 };
 
 namespace emulated_cuda {
@@ -31,17 +34,26 @@ struct Failure {
   cudaError_t error;
 };
 
+// A CUDA graph: what its stream was given while it was captured.
+struct Graph {
+  std::vector<std::function<void()>> work;
+  bool is_broken = false;  // by a call that a capture does not allow
+};
+
 struct Machine {
   std::recursive_mutex mutex;  // guards all
   bool lazy = false;
-  bool is_capturing = false;
+  EmulatedStream* capturing = nullptr;  // in the global mode, in which torch captures
+  Graph graph;                          // captured last
   std::mt19937_64 random;
   bool shuffles = false;
   std::map<std::string, int64_t> calls;
   std::vector<Failure> failures;
+  int num_devices = 1;
+  std::set<int> used_devices;  // that have a context
   std::map<void*, size_t> device_memory;
-  EmulatedStream default_stream;
-  std::set<EmulatedStream*> streams{&default_stream};
+  std::map<int, EmulatedStream> default_streams;  // by device
+  std::set<EmulatedStream*> streams;              // all others
   cudaError_t last_error = cudaSuccess;
   bool is_broken = false;  // as a context is after a fault in a kernel
 };
@@ -50,12 +62,26 @@ Machine& machine();
 
 using Lock = std::lock_guard<std::recursive_mutex>;
 
+// What a capture makes of a call.
+enum class InCapture {
+  kAllowed,
+  kUnsafe,  // no thread may call it, unless it has said that it knows better
+};
+
+// The calling thread's.
+int& current_device();
+cudaStreamCaptureMode& capture_mode();
+
 // Keeps the error for cudaGetLastError(), and returns it. This and the functions below REQUIRE the
 // machine's mutex to be held.
 cudaError_t note(cudaError_t error);
 
-// Counts the call; returns the error that a test has chosen for it, if any.
-cudaError_t begin_call(const char* name);
+// As note(), of a call that ends the capture.
+cudaError_t break_capture(cudaError_t error);
+
+// Counts the call, which uses the current device; returns the error that a test has chosen for it,
+// or that a capture has, if any.
+cudaError_t begin_call(const char* name, InCapture in_capture = InCapture::kAllowed);
 
 EmulatedStream* of(cudaStream_t stream);
 
@@ -68,6 +94,8 @@ void run_stream(EmulatedStream* stream, const std::function<bool()>& is_done = n
 void reach(EmulatedEvent* event, int64_t record);
 
 void run_all();
+
+constexpr unsigned char kGarbage = 0xab;  // in memory that nobody has written
 
 cudaError_t allocate(void** data, size_t bytes);
 void release(void* data);

@@ -55,6 +55,7 @@ def test_figures_by_hand_from_options(cpr):
             "load_hours": 1.2,
             "lost_computation_hours": 10,
             "reschedule_hours": 0.8,
+            "parity_hours": 0,
         }
     )
     assert full["overhead_fraction"] == pytest.approx(0.22)
@@ -89,6 +90,71 @@ def test_lost_shards_load_as_long_as_all_where_only_that_is_given(cpr):
     both = loads("--load-minutes", 30, "--load-shard-minutes", 4)
     assert both == (pytest.approx(30), pytest.approx(4), "given")
     assert loads("--load-shard-minutes", 4) == (preset[0], pytest.approx(4), "given")
+
+
+PARITY = ("--parity-group-size", 5, "--parity-percent", 2, "--rebuild-minutes", 6)
+
+
+def test_parity_is_planned_beside_the_others_by_hand(cpr):
+    code, out, _ = cpr("plan", *JOB, *COSTS, "--target-pls", 0.05, *PARITY, "--json")
+    assert code == 0
+    plan = json.loads(out)
+    assert [one["name"] for one in plan["strategies"]][6:] == ["parity", "parity + CPR"]
+    parity, before_cpr = plan["strategies"][6:]
+    # 4 failures; 0.3 h unprotected, 4 of 10 shards, a failure every 25 h.
+    fallbacks = 4 * 0.3 / 25 * 4 / 10
+    assert parity["recovery"] == "exact"
+    assert parity["expected"]["fallbacks"] == pytest.approx(fallbacks, rel=0.01)
+    assert parity["fallback_chance"] == pytest.approx(1 - math.exp(-fallbacks), rel=0.01)
+    overhead = parity["expected"]["overhead"]
+    assert overhead["parity_hours"] == pytest.approx(2)
+    assert overhead["load_hours"] == pytest.approx(4 * 0.1 + fallbacks * 0.3, rel=0.01)
+    # CPR's snapshots serve fallbacks: as often as without parity.
+    assert before_cpr["save_every_hours"] == plan["strategies"][4]["save_every_hours"]
+    sources = {source["what"]: source for source in plan["inputs"]}
+    assert sources["parity group"]["value"] == "5 workers, 4 + 1"
+    assert sources["parity, each step"]["origin"] == "given"
+
+
+def test_the_table_shows_what_parity_costs_only_if_it_is_asked_for(cpr):
+    _, out, _ = cpr("plan", *JOB, *COSTS, *PARITY)
+    [head] = [line for line in out.splitlines() if line.lstrip().startswith("save every  ")]
+    assert head.split() == (
+        ["save", "every", "overhead", "save", "load", "lost", "resched.", "parity", "formula",
+         "PLS"]
+    )  # fmt: skip
+    [line] = [line for line in out.splitlines() if line.startswith("  parity  ")]
+    assert "2.00" in line.split()
+    assert "4 + 1: 25 % more memory" in out
+    assert max(map(len, out.splitlines())) <= 105  # as wide as with written bytes
+    assert "parity" not in cpr("plan", *JOB, *COSTS)[1]
+
+
+def test_rebuild_time_and_traffic_follow_from_sizes(cpr):
+    sizes = ("--table-gb", 100, "--link-mb-per-second", 500)
+    traffic = ("--rows-per-step", 50_000, "--row-bytes", 92, "--step-seconds", 0.1)
+    _, out, _ = cpr("plan", *JOB, *COSTS, "--parity-group-size", 2, *sizes, *traffic)
+    # A shard of 10 GB decoded, and as much parity encoded, at 0.5 GB/s.
+    assert "rebuild a shard    40 s  [a shard of 10.0 GB at 500.0 MB/s per link]" in out
+    # 5 MB a step; 0.5 MB on each of 10 links, every 0.1 s.
+    assert "5.0 MB per step, 5.0 MB/s per link, 1 % of it" in out
+    assert re.search(r"^parity, each step +3 % of training time  \[assumed\]$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--rebuild-minutes", 3), "--rebuild-minutes is of use only with --parity-group-size"),
+        (("--table-gb", 3), "--table-gb is of use only with --parity-group-size"),
+        (("--parity-group-size", 4), "does not fit 10 shards, which must be a multiple of it"),
+        (("--parity-group-size", 1), "--parity-group-size"),
+        ((*PARITY, "--table-gb", 3), "both give the rebuild time"),
+    ],
+)
+def test_parity_that_cannot_be_planned_is_named(cpr, options, named):
+    code, _, error = cpr("plan", *JOB, *COSTS, *options)
+    assert code == 2
+    assert named in error
 
 
 def test_the_running_clock_costs_more(cpr):
@@ -178,7 +244,7 @@ def test_the_ends_of_the_interval_say_so_where_the_model_is_another(cpr, tmp_pat
 def test_the_picture_is_drawn_of_the_size_it_says(cpr, tmp_path):
     from matplotlib.image import imread
 
-    for options in (("--preset", "abstract-56h"), (*JOB, *COSTS, "--clock", "running")):
+    for options in (("--preset", "abstract-56h"), (*JOB, *COSTS, *PARITY, "--clock", "running")):
         code, out, _ = cpr("plan", *options, "--plot", tmp_path / "plan.png")
         assert code == 0
         assert f"Drawn to {tmp_path / 'plan.png'}" in out
@@ -186,6 +252,8 @@ def test_the_picture_is_drawn_of_the_size_it_says(cpr, tmp_path):
         assert pixels.shape[:2] == (858, 1170)
         for curve in ((209, 73, 91), (27, 108, 168)):
             assert (np.abs(255 * pixels[..., :3] - curve) < 1).all(axis=-1).sum() > 500
+        parity = (np.abs(255 * pixels[..., :3] - (42, 157, 92)) < 1).all(axis=-1).sum()
+        assert (parity > 20) == ("--parity-group-size" in options)
     code, _, err = cpr("plan", *JOB, *COSTS, "--plot", tmp_path / "plan.xyz")
     assert (code, "xyz" in err) == (2, True)
 

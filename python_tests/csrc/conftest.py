@@ -37,6 +37,9 @@ def emulated():
     found.native.emulator.fail_call("", 0)
     found.native.emulator.set_lazy(False)
     found.native.emulator.shuffle_threads(0)
+    found.native.emulator.set_capturing(False)
+    found.native.emulator.set_device(0)
+    found.native.emulator.set_num_devices(1)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -201,6 +201,10 @@ class ShardedJob:
         """What must be the same on all workers, by name."""
         return {}
 
+    def final_state(self, model):
+        """What is saved of the trained model, by name."""
+        return model.state_dict()
+
     def observe(self, event):
         values = {"step": event.step}
         if self.settings.digests:
@@ -244,7 +248,7 @@ class ShardedJob:
             make_checkpointer=self.make_checkpointer,
         )
         if job is not None:
-            state = {name: value.numpy() for name, value in job.model.state_dict().items()}
+            state = {name: value.numpy() for name, value in self.final_state(job.model).items()}
             np.savez(Path(settings.directory) / f"model-{self.rank}.npz", **state)
         self.journal.write("ended", step=job.step if job else None)
 

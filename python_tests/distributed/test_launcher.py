@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from cpr_ext.distributed.identity.supervision import SignsOfLife, show_progress
 from cpr_ext.distributed.launcher import Launcher
 from cpr_ext.errors import UsageError
 
@@ -34,6 +35,12 @@ if what == "fail-late":  # after it has met the others
 if what == "give-up":
     pathlib.Path(os.environ["CPR_ALIVE_FILE"]).write_text("worker 1 did not come")
     sys.exit(1)
+if what == "rebuild":
+    for percent in (0, 30, 60, 100):
+        new = pathlib.Path(os.environ["CPR_ALIVE_FILE"] + ".new")
+        new.write_text(f"worker {rank} is rebuilt: {percent} %")
+        new.replace(os.environ["CPR_ALIVE_FILE"] + ".progress")
+        time.sleep(0.1)
 if what == "sleep":
     time.sleep(1.5)
 if what == "hang":
@@ -84,6 +91,25 @@ def test_only_the_worker_that_died_is_started_again(launch, tmp_path):
     assert "worker 1 (process " in said[0]
     assert "was killed by SIGKILL; started again (1 of 10)" in said[0]
     assert "ended with code 3; started again (2 of 10)" in said[1]
+
+
+def test_progress_of_a_worker_is_shown_not_too_often_and_to_its_end(launch):
+    code, said = launch({0: "done", 1: "rebuild"})
+    assert code == 0
+    assert said[-1] == "worker 1 is rebuilt: 100 %"
+    assert len(said) <= 2
+
+
+def test_a_new_life_does_not_show_the_progress_of_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPR_ALIVE_FILE", str(tmp_path / "worker-1"))
+    signs = SignsOfLife(tmp_path / "worker-1")
+    assert signs.progress() == ""
+    for percent in (10, 90):
+        show_progress(f"{percent} %")
+    assert (signs.progress(), signs.reason()) == ("90 %", "")
+    assert SignsOfLife(signs.path).progress() == ""
+    monkeypatch.delenv("CPR_ALIVE_FILE")
+    show_progress("nobody asks")
 
 
 def test_a_worker_that_always_dies_ends_the_others_too(launch, tmp_path):

@@ -77,7 +77,7 @@ def run_spoiled(make_cluster, *spoil):
         },
     )  # fmt: skip
     cluster.start()
-    assert set(cluster.exit_codes().values()) == {1}
+    assert set(cluster.exit_codes().values()) == {1}, cluster.logs()
     assert cluster.logs().count("WorkersDifferError: workers do not hold the same job") == 2
     return cluster
 
@@ -126,7 +126,7 @@ def test_a_checkpointer_that_counts_a_replicated_table_by_its_rows_is_refused(ma
     options = {"variants": ["plain"], "layers": (DIM, 16, 1)}
     cluster = make_cluster(job=job, num_steps=5, world_size=2, options=options)
     cluster.start()
-    assert set(cluster.exit_codes().values()) == {1}
+    assert set(cluster.exit_codes().values()) == {1}, cluster.logs()
     said = "UsageError: table 'shared.module': replicated by DistributedDataParallel"
     assert cluster.logs().count(said) == 2
     assert not cluster.events(0, "joined")

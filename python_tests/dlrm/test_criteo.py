@@ -150,6 +150,29 @@ def test_malformed_input_is_counted_once_however_often_it_is_read(
     assert num_samples == 2000 + 2 * is_kept
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"1," + GOOD_TAIL.replace(b"\t", b","), "300 do not have 40 tab-separated fields, 0 have"),
+        (b"7\t" + GOOD_TAIL, "0 do not have 40 tab-separated fields, 300 have a label other"),
+    ],
+)
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_a_file_without_a_valid_line_is_an_error(
+    tmp_path: Path, line: bytes, words: str, side: str
+) -> None:
+    source = Criteo(write(tmp_path / "train.txt", [line] * 300), TINY)
+    batches = source.train_batches(10) if side == "train" else source.test_batches(10)
+    with pytest.raises(DataError, match=f"train.txt: no valid line: {words}") as raised:
+        list(batches)
+    assert ("it looks comma-separated" in str(raised.value)) == (b"," in line)
+
+
+def test_valid_lines_of_the_other_side_are_enough(tmp_path: Path, criteo_lines: Lines) -> None:
+    source = Criteo(write(tmp_path / "train.txt", criteo_lines(100)), TINY)
+    assert list(source.test_batches(10)) == []
+
+
 def test_malformed_lines_after_the_last_good_one_are_counted(
     tmp_path: Path, criteo_lines: Lines
 ) -> None:

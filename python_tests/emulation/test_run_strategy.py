@@ -14,7 +14,7 @@ from cpr_ext.emulation.run_strategy import Training, play
 from cpr_ext.emulation.scenario import Scenario
 from cpr_ext.emulation.strategies import STRATEGIES, EmulatedStrategyName
 from cpr_ext.errors import UsageError
-from cpr_ext.policy import ExponentialFailures, JobCosts, JobSize
+from cpr_ext.policy import ExponentialFailures, JobCosts, JobSize, ParityCosts
 
 # 56 hours in 112 steps: half an hour each.
 STEPS, SEED = 112, 6
@@ -26,6 +26,7 @@ SCENARIO = Scenario(
     costs=JobCosts(0.1, 0.05, 0.02, 0.07),
     pls_target=0.2,
     num_failures=3,
+    parity=ParityCosts(4, steady_share=0.02, rebuild_hours=0.1),
 )
 
 
@@ -92,6 +93,31 @@ def test_partial_recovery_loses_rows_and_goes_on(runs: dict) -> None:
         assert run["overhead"]["load_hours"] == pytest.approx(3 * 0.02)
         assert any(failure["rows_stale"] for failure in run["failures"])
         assert run["auc"] != runs["no-failure"]["auc"]
+
+
+def test_parity_loses_what_double_losses_take_and_nothing_else(runs: dict) -> None:
+    """Groups 0-3 and 4-7; a failure takes two shards."""
+    run = runs["parity"]
+    for failure in run["failures"]:
+        is_double = failure["shards"][0] // 4 == failure["shards"][1] // 4
+        assert failure["is_by_parity"] == (not is_double)
+        assert (failure["rows_restored"] > 0) == is_double
+    doubles = sum(not failure["is_by_parity"] for failure in run["failures"])
+    assert len(run["running_pls"]) == doubles == 1
+    assert run["overhead"]["parity_hours"] == pytest.approx(0.02 * 56)
+    assert run["overhead"]["load_hours"] == pytest.approx(3 * 0.1 + 0.02)
+    assert run["auc"] != runs["no-failure"]["auc"]
+
+
+def test_with_parity_one_lost_shard_changes_nothing(runs: dict, tmp_path: Path) -> None:
+    single = replace(SCENARIO, job=JobSize(56, 8, 1))
+    run = play(single, "parity", TRAINING, SEED, tmp_path / "store")
+    assert [failure["is_by_parity"] for failure in run["failures"]] == [True] * 3
+    assert (run["auc"], run["logloss"]) == (
+        runs["no-failure"]["auc"],
+        runs["no-failure"]["logloss"],
+    )
+    assert run["pls"] == 0
 
 
 def test_a_run_is_the_same_when_it_is_played_again(runs: dict, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from cpr_ext.emulation.run_strategy import Training, plan_failures
 from cpr_ext.emulation.scenario import DrawnFailure
 from cpr_ext.emulation.strategies import STRATEGIES
 from cpr_ext.errors import UsageError
-from cpr_ext.policy import GammaFailures
+from cpr_ext.policy import ExponentialFailures, GammaFailures, ParityCosts, Planner
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
@@ -55,11 +55,30 @@ def test_intervals_of_the_abstract_follow_from_its_formulas() -> None:
 
 
 def test_every_strategy_recovers_by_its_rules() -> None:
-    scenario = find_scenario("abstract-56h")
+    parity = ParityCosts(4, steady_share=0.03, rebuild_hours=0.1)
+    scenario = replace(find_scenario("abstract-56h"), parity=parity)
     rules = {name: scenario.strategy(name).recovery for name in STRATEGIES}
     assert rules.pop("no-failure") == "none"
     assert rules.pop("full") == "full"
+    assert rules.pop("parity") == "exact"
     assert set(rules.values()) == {"partial"}
+
+
+def test_with_parity_saves_are_as_rare_as_its_plan_says() -> None:
+    parity = ParityCosts(4, steady_share=0.03, rebuild_hours=0.1)
+    scenario = replace(find_scenario("abstract-56h"), parity=parity)
+    # 1/6 h unprotected, 3 of 8 peers, a failure every 28 h: a double loss every 12,589 h.
+    best = (2 * 5.3 / 60 * 12_589) ** 0.5
+    assert scenario.strategy("parity").interval_hours == pytest.approx(best, rel=1e-3)
+    tight = replace(scenario, failure_model=ExponentialFailures(0.5), pls_target=0.01)
+    planner = Planner(tight.job, tight.costs, tight.failure_model, parity=parity)
+    planned = next(one for one in planner.plan(0.01).strategies if one.name == "parity")
+    assert tight.strategy("parity").interval_hours == planned.interval_hours < 56
+
+
+def test_parity_without_a_group_size_is_refused() -> None:
+    with pytest.raises(UsageError, match="give --parity-group-size"):
+        find_scenario("abstract-56h").strategy("parity")
 
 
 def test_failures_within_one_step_take_their_shards_together() -> None:

@@ -37,6 +37,7 @@ class Fresh:
             schedule=cpr_ext.EverySteps(10**9),
             staging=cpr_ext.StagingOptions(num_threads=1, slot_bytes=3 * 4096),
             rebase_after=None,
+            save_at_close=False,
             extra_state=lambda: {"seq": self.seq},
             **options,
         )

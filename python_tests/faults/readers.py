@@ -57,6 +57,7 @@ def open_run(store: Path, **options: Any) -> tuple[StepModel, list[Any], cpr_ext
         consistency="step",
         priority=cpr_ext.AllRows(),
         staging=cpr_ext.StagingOptions(direct_io=False, num_threads=1),
+        save_at_close=False,
         **options,
     )
     return model, optimizers, checkpointer

@@ -92,6 +92,7 @@ class Life:
                 when_busy="wait",
                 staging=staging,
                 rebase_after=None,
+                save_at_close=False,
                 **options,
             )
         )

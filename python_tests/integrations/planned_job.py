@@ -7,6 +7,7 @@ import os
 
 import torch
 
+from cpr_ext.distributed import Parity
 from cpr_ext.distributed.collective.comparison import checksum
 from cpr_ext.integrations.torchrec import make_checkpointer, sharding_env
 from python_tests.distributed.mlp_job import die, die_at_the_next_rename
@@ -31,15 +32,19 @@ class PlannedJob(ShardedJob):
         )  # fmt: skip
         return self.model, optimizers
 
+    def final_state(self, model):
+        kinds = (torch.Tensor, torch.nn.Parameter)
+        return {n: value for n, value in model.state_dict().items() if type(value) in kinds}
+
     def describe(self):
-        return {
-            name: [checksum(value)]
-            for name, value in self.model.state_dict().items()
-            if type(value) in (torch.Tensor, torch.nn.Parameter)
-        }
+        return {name: [checksum(value)] for name, value in self.final_state(self.model).items()}
 
     def make_checkpointer(self, model, optimizers, directory):
         return self.watched(make_checkpointer, model, optimizers, directory)
+
+    def worker_options(self):
+        size = self.settings.options.get("group_size")
+        return {} if size is None else {"parity": Parity(group_size=size)}
 
     def train_step(self, job, step):
         where = self.suicide[0] if self.suicide and self.suicide[1] == step else None

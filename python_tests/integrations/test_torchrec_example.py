@@ -42,26 +42,42 @@ def losses(printed):
     }
 
 
-def test_a_killed_worker_is_replaced_and_the_others_go_on_in_their_processes(tmp_path):
-    launch = [BIN / "cpr", "launch", "--nproc", "2", *EXAMPLE, "--steps", "151"]
+def read_until_step(job):
+    """The lines that worker 0 prints, up to the next on a step."""
+    read = []
+    for line in job.stdout:
+        read.append(line)
+        if line.startswith("step"):
+            return read
+    printed, said = job.communicate(timeout=_WAIT_SECONDS)
+    pytest.fail(
+        f"the job ended ({job.returncode}) before a step:\n{''.join(read)}{printed}\n{said}"
+    )
+
+
+@pytest.mark.parametrize(
+    "parity", [pytest.param([], id="partial", marks=pytest.mark.long), ["--parity"]]
+)
+def test_a_killed_worker_is_replaced_and_the_others_go_on_in_their_processes(tmp_path, parity):
+    launch = [BIN / "cpr", "launch", "--nproc", "2", *EXAMPLE, "--steps", "151", *parity]
     job = start(launch, tmp_path)
     try:
-        for line in job.stdout:
-            if line.startswith("step"):
-                break
+        read = read_until_step(job)
         survivor = worker(job.pid, 0)
         os.kill(worker(job.pid, 1), signal.SIGKILL)
-        for line in job.stdout:  # worker 0 goes on to print
-            if line.startswith("step"):
-                break
+        read += read_until_step(job)  # worker 0 resumes
         assert worker(job.pid, 0) == survivor
-        printed, told = job.communicate(timeout=_WAIT_SECONDS)
+        printed, said = job.communicate(timeout=_WAIT_SECONDS)
     finally:
         job.kill()
         job.wait()
-    assert job.returncode == 0, told
-    assert losses(line + printed)[150] < 0.5  # of 0.69 at the start
-    assert re.findall(r"cpr launch: worker (\d) .*started again", told) == ["1"]
+    printed = "".join(read) + printed
+    assert job.returncode == 0, said
+    assert losses(printed)[150] < 0.5  # of 0.69 at the start
+    assert re.findall(r"cpr launch: worker (\d) .*started again", said) == ["1"]
+    if parity:
+        assert re.findall(r"after step \d+: (\d+) samples lost", printed) == ["0"], said
+        assert "worker 1 was rebuilt from its peers' memory" in said
 
 
 def test_under_torchrun_all_begin_anew_from_their_stores(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
-from python_tests.distributed.cluster import Cluster, Nursery
+from python_tests.distributed.cluster import Cluster
 from python_tests.distributed.test_kills import EXACT, survive
 from python_tests.distributed.test_replicas import require_equal_replicas
 from python_tests.integrations.planned_job import REPLICATED
@@ -16,21 +16,13 @@ from python_tests.integrations.sharded_models import SAMPLES
 JOB = "python_tests.integrations.planned_job"
 
 
-@pytest.fixture(scope="module")
-def nursery():
-    nursery = Nursery()
-    nursery.ask("wait", nursery.ask("call", JOB, "imported"), 10)
-    yield nursery
-    nursery.close()
-
-
 @pytest.fixture
-def make_cluster(nursery, tmp_path):
+def make_cluster(torchrec_nursery, tmp_path):
     clusters = []
 
     def make(plan, world_size, *, hosts=1, **settings):
         clusters.append(Cluster(
-            [nursery], tmp_path, job=(JOB, "PlannedJob"), batch_size=world_size * SAMPLES,
+            [torchrec_nursery], tmp_path, job=(JOB, "PlannedJob"), batch_size=world_size * SAMPLES,
             world_size=world_size, num_steps=10_000, options={"plan": plan, "hosts": hosts},
             **EXACT, **settings,
         ))  # fmt: skip

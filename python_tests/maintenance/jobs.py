@@ -44,7 +44,7 @@ class WorkerAlone:
         self.checkpointer = cpr_ext.Checkpointer(
             self.model, [of_rows, dense], directory, tables=[table], num_shards=2,
             schedule=cpr_ext.EverySteps(10**9), retention=Retention(full_recovery_points=2),
-            **options,
+            save_at_close=False, **options,
         )  # fmt: skip
 
     def train(self, num_steps):

@@ -193,5 +193,5 @@ def test_logs_and_options_that_cannot_be_are_refused():
 
 def test_without_scipy_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "scipy", None)
-    with pytest.raises(UsageError, match=r"needs scipy: pip install 'cpr_ext\[train\]'"):
+    with pytest.raises(UsageError, match=r"needs scipy: pip install 'cpr_ext\[cli\]'"):
         fit_failures(times_to_failure([1.0, 2.0]))

@@ -33,6 +33,7 @@ def test_full_recovery_by_hand():
             "load_hours": 1.2,
             "lost_computation_hours": 10,
             "reschedule_hours": 0.8,
+            "parity_hours": 0,
         }
     )
     assert overhead.total_hours == pytest.approx(22)
@@ -43,7 +44,13 @@ def test_full_recovery_by_hand():
 def test_partial_recovery_by_hand():
     overhead = partial_recovery(COSTS, JOB, 25, 5)
     assert vars(overhead) == pytest.approx(
-        {"save_hours": 10, "load_hours": 0.4, "lost_computation_hours": 0, "reschedule_hours": 0.8}
+        {
+            "save_hours": 10,
+            "load_hours": 0.4,
+            "lost_computation_hours": 0,
+            "reschedule_hours": 0.8,
+            "parity_hours": 0,
+        }
     )
 
 

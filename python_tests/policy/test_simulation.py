@@ -41,6 +41,7 @@ def test_full_recovery_by_hand():
             "load_hours": 0.9,
             "lost_computation_hours": 4,
             "reschedule_hours": 0.6,
+            "parity_hours": 0,
         }
     )
     # 10 h hold two cycles of 4 + 0.5 h and lose 1 h: back to 8, 16, 24, 32; the last 3 h go well.

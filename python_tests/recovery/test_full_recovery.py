@@ -5,6 +5,7 @@ import torch
 
 import cpr_ext
 from cpr_ext.errors import StoreError
+from cpr_ext.maintenance import inspect
 from python_tests.helpers import (
     TABLE_OPTIMIZERS,
     Trained,
@@ -157,3 +158,26 @@ def test_going_back_drops_per_row_state_that_the_optimizer_has_made_since(tmp_pa
     assert_same(run.state(), before)
     run.train(4)
     run.checkpointer.close()
+
+
+def test_recovery_reaches_each_full_recovery_point_that_is_kept(tmp_path):
+    retention = cpr_ext.Retention(full_recovery_points=3)
+    options = {**OPTIONS, "priority": cpr_ext.AllRows(), "retention": retention}
+    run = Trained(tmp_path, **options)
+    states = {}
+    for _ in range(14):
+        run.train(1)
+        states[run.checkpointer.step_count] = run.state()
+    run.checkpointer.close()
+    points = [p.step for p in inspect(tmp_path).points if p.is_full_recovery_point]
+    assert len(points) == 3
+    for number, step in enumerate(reversed(points)):
+        fresh = Trained(tmp_path, seed=number + 3, **options)
+        with pytest.raises(StoreError, match=f"of step 999.*{points[0]}"):
+            fresh.checkpointer.recover(at_step=999)
+        with pytest.raises(cpr_ext.UsageError, match="at_step"):
+            fresh.checkpointer.recover(at_step=step, up_to_step=step)
+        assert fresh.checkpointer.recover(at_step=step).step == step
+        assert_same(fresh.state(), states[step])
+        fresh.checkpointer.close()
+    assert [p.step for p in inspect(tmp_path).points] == points[:1]

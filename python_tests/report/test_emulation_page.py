@@ -19,7 +19,7 @@ from cpr_ext.emulation.strategies import STRATEGIES
 from cpr_ext.emulation.summary import summarize
 from cpr_ext.errors import UsageError
 from cpr_ext.report.emulation_page import make_page
-from cpr_ext.report.emulation_plots import draw_all, names_of, save_png
+from cpr_ext.report.emulation_plots import draw_all, draw_overhead, names_of, save_png
 
 SEEDS = 6
 HOSTILE = "<script>alert(1)</script>&\"'"
@@ -65,6 +65,8 @@ def make_campaign(directory: Path, *, seeds: int = SEEDS) -> Campaign:
                 "reschedule_hours": 0.1,
                 "tracking_hours": 0.0,
             }
+            if name == "parity":  # runs of older versions have no such part
+                overhead["parity_hours"] = 1.7
             campaign.runs[RunKey(seed, name)] = {
                 "strategy": name,
                 "seed": seed,
@@ -169,6 +171,28 @@ def test_summaries_are_paired_with_the_run_of_the_same_seed(campaign: Campaign) 
     assert vanilla.loss_by_pls.correlation == pytest.approx(1)
     assert vanilla.overhead_removed is not None
     assert vanilla.overhead_removed.mean == pytest.approx(1 - 0.45 / 2.25)
+
+
+def test_parity_is_shown_where_it_was_played_and_only_there(
+    campaign: Campaign, tmp_path: Path
+) -> None:
+    played = make_campaign(tmp_path / "runs", seeds=2)
+    played.facts["played"]["parity"] = {
+        "group_size": 4, "steady_share": 0.03, "rebuild_hours": 0.1, "rebuild_stall": 1.0
+    }  # fmt: skip
+    without = make_campaign(tmp_path / "runs", seeds=2)
+    without.runs = {key: run for key, run in without.runs.items() if key.strategy != "parity"}
+
+    def legend(one: Campaign) -> list[str]:
+        [axes] = draw_overhead(one, 8.5).axes
+        return [text.get_text() for text in axes.get_legend().get_texts()]
+
+    assert "parity" in legend(played)
+    assert "parity" not in legend(without)
+    page = make_page([played])
+    assert "Parity costs" in page
+    assert "groups of 4; 3 % of training time at every step; 6 min to rebuild a shard" in page
+    assert "parity" not in make_page([without]).lower()
 
 
 def test_one_seed_is_enough_for_a_page_and_none_is_not(tmp_path: Path) -> None:

@@ -133,3 +133,4 @@ def test_a_scheduler_whose_position_is_not_saved_is_warned_of_once(tmp_path, sav
     found = own_warnings(caught)
     assert len(found) == (not saves_it)
     assert saves_it or "a learning-rate scheduler drives SGD" in found[0]
+    assert saves_it or "stateful=[scheduler]" in found[0]

@@ -1,6 +1,7 @@
 """TargetPLS: its interval is the formula's, it plans again when costs change, and says so."""
 
 import logging
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import strategies as st
 
 from cpr_ext import EverySteps, TargetPLS
 from cpr_ext.errors import UsageError
-from cpr_ext.policy import EmpiricalFailures, GammaFailures, JobSize, interval_for_pls
+from cpr_ext.policy import (
+    EmpiricalFailures,
+    GammaFailures,
+    JobCosts,
+    JobSize,
+    ParityCosts,
+    interval_for_pls,
+)
+from cpr_ext.policy.parity_expectation import expected_parity
 from cpr_ext.schedules.intervals import Progress, RunCosts
 
 START = RunCosts(num_shards=8, fraction=0.125)
@@ -205,6 +214,41 @@ def test_as_part_of_a_combination_it_sees_the_run_too():
 def test_what_cannot_be_is_refused_with_its_value(options, why):
     with pytest.raises(UsageError, match=why):
         TargetPLS(**{"target_pls": 0.02, "mtbf_hours": 28, **options})
+
+
+PARITY = ParityCosts(4, steady_share=0.02, rebuild_hours=0.01)
+
+
+def test_with_parity_snapshots_are_as_rare_as_double_losses_allow(caplog):
+    """0.01 h unprotected, 3 of 8 peers: a second loss each 28 * 28 / 0.01 / 3 * 8 h."""
+    schedule = TargetPLS(0.002, mtbf_hours=28, total_hours=56_000, parity=PARITY)
+    without = observed(TargetPLS(0.002, mtbf_hours=28, total_hours=56_000), MEASURED)
+    # Until saving was measured, as without parity.
+    assert observed(schedule, START).interval_hours == without.interval_hours
+    with caplog.at_level(logging.INFO, "cpr_ext"):
+        observed(schedule, MEASURED)
+    between = 28 * 28 / 0.01 * 8 / 3
+    assert 8 * schedule.interval_hours == pytest.approx(math.sqrt(2 * 0.01 * between), rel=1e-3)
+    assert schedule.interval_hours > 50 * without.interval_hours
+    [record] = caplog.records
+    assert "parity 3 + 1 does not suffice with a chance of 23 %" in record.getMessage()
+
+
+@given(st.floats(1e-5, 1), st.floats(0.5, 500), st.floats(0, 0.05), st.sampled_from([2, 4, 8]))
+def test_parity_never_makes_it_save_more_often_and_the_target_is_kept(target, mtbf, share, size):
+    parity = replace(PARITY, group_size=size, rebuild_hours=share * mtbf)
+    plain = observed(TargetPLS(target, mtbf_hours=mtbf), MEASURED)
+    schedule = observed(TargetPLS(target, mtbf_hours=mtbf, parity=parity), MEASURED)
+    assert schedule.interval_hours >= plain.interval_hours * (1 - 1e-9)
+    job = JobSize(100 * mtbf, 8)
+    costs = JobCosts(0.01, 0.02, 0.003, 0.0)
+    expected = expected_parity(costs, job, parity, mtbf, 8 * schedule.interval_hours)
+    assert expected.pls <= 1.01 * target
+
+
+def test_parity_groups_that_do_not_fit_the_shards_are_refused():
+    with pytest.raises(UsageError, match="a parity group of 4 does not fit 9 shards"):
+        observed(TargetPLS(0.02, mtbf_hours=28, num_shards=9, parity=PARITY), START)
 
 
 def test_more_shards_per_failure_than_there_are_is_refused():

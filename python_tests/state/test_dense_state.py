@@ -8,7 +8,13 @@ import torch
 from torch import nn
 
 from cpr_ext.errors import NanError, StoreError
-from cpr_ext.state.dense_state import DensePart, capture_dense, refuse_nan, restore_dense
+from cpr_ext.state.dense_state import (
+    DensePart,
+    _restore_optimizer,
+    capture_dense,
+    refuse_nan,
+    restore_dense,
+)
 from cpr_ext.state.table import find_tables
 from python_tests.helpers import assert_same, clone, copy_state, differences
 
@@ -117,6 +123,36 @@ def test_table_rows_and_their_states_are_not_in_the_dense_part():
             parameter.add_(1)
     restore_dense(part, model, [optimizer], tables)
     assert differences(copy_state(model, [optimizer]), state) == ["/model/0.weight"]
+
+
+@pytest.mark.parametrize("option", [None, "fused", "capturable"])
+def test_step_counters_go_where_the_optimizer_reads_them_as_torch_itself_loads_them(option):
+    """In a new process there is no state yet; the device ``meta`` stands for a GPU."""
+    source = nn.Linear(4, 3)
+    trained = torch.optim.NAdam(source.parameters(), lr=torch.tensor(0.1), foreach=False)
+    source(torch.ones(2, 4)).sum().backward()
+    trained.step()
+    for group in trained.param_groups:
+        group.update(dict.fromkeys(("fused", "capturable"), False))
+        if option is not None:
+            group[option] = True
+    tree = {
+        "groups": [{k: v for k, v in g.items() if k != "params"} for g in trained.param_groups],
+        "states": {str(i): dict(trained.state[p]) for i, p in enumerate(source.parameters())},
+    }
+    model = nn.Linear(4, 3, device="meta")
+    optimizer = torch.optim.NAdam(model.parameters())
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1, device="meta")
+    _restore_optimizer(optimizer, tree, [])
+    expected = torch.optim.NAdam(model.parameters())
+    expected.load_state_dict(trained.state_dict())
+    for parameter in model.parameters():
+        restored, loaded = optimizer.state[parameter], expected.state[parameter]
+        assert {k: v.device for k, v in restored.items()} == {
+            k: v.device for k, v in loaded.items()
+        }
+        assert restored["step"].device.type == ("cpu" if option is None else "meta")
+    assert optimizer.param_groups[0]["lr"].device.type == "meta"
 
 
 def test_parameters_keep_their_memory():

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.state.flatten import pack, unpack
 from python_tests.helpers import assert_same, same_bits
 

@@ -15,9 +15,9 @@ from safetensors import safe_open
 from safetensors import torch as safetensors_torch
 
 from cpr_ext._native import native
-from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.errors import DamageError, StoreError, UsageError
 from cpr_ext.saving.segment_capture import SegmentCapture, Source, WriteOptions
+from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,

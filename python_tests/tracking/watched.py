@@ -16,7 +16,13 @@ class Watched:
     def __init__(self, directory, model, optimizers, **options):
         self.model, self.directory = model, directory
         self.optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
-        options = {"priority": cpr_ext.AllRows(), "count_row_updates": True, **NEVER, **options}
+        options = {
+            "priority": cpr_ext.AllRows(),
+            "count_row_updates": True,
+            "save_at_close": False,
+            **NEVER,
+            **options,
+        }
         self.ckpt = cpr_ext.Checkpointer(model, self.optimizers, directory, **options)
         self.ckpt.step()
         self.ckpt.wait()

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cpr_ext.dtypes import DTYPE_NAMES, DTYPES
 from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.dtypes import DTYPE_NAMES, DTYPES
 
 
 def all_gather_json(group: dist.ProcessGroup, said: Any) -> list[Any]:

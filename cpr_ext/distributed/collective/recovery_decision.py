@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.parity.placement import Group
-from cpr_ext.distributed.parity.protocol import Report, agree_on_state
+from cpr_ext.distributed.parity.protocol import Report, Verdict, agree_on_state
 
 Choice = Literal["partial", "full", "exact"]
 
@@ -60,6 +60,8 @@ class Agreement:
         account: of all together; a worker that has none of its own begins with it.
         obstacle: why parity does not suffice, if it should.
         reports: of parity, by rank.
+        rebuilt_at: of ``"partial"``: the state of which lost rows are rebuilt from parity; None:
+            they are read from the store.
     """
 
     recovery: Choice
@@ -69,6 +71,7 @@ class Agreement:
     account: LossAccount
     obstacle: str = ""
     reports: tuple[Report, ...] = ()
+    rebuilt_at: int | None = None
 
     @property
     def starts_again(self) -> bool:
@@ -83,6 +86,7 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
     newest snapshot. Of several it is the one of lowest rank. Its choice counts. Full recovery goes
     to the newest point that all stores have (0: none, all start again), and only if a worker lost
     its state. Exact recovery goes to the newest state that parity allows; else recovery is partial.
+    Partial recovery takes lost rows from parity where it can.
 
     Args:
         groups: the parity groups, if there are any.
@@ -96,11 +100,11 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
     if chosen.choice == "full" and lost:
         common = set.intersection(*(set(status.full_points) for status in statuses))
         return Agreement("full", max(common, default=0), 0, lost, account)
-    obstacle = ""
-    if chosen.choice == "exact" and live:
-        reports = tuple(status.parity or Report(None) for status in statuses)
+    verdict = Verdict(None)
+    reports = tuple(status.parity or Report(None) for status in statuses)
+    if groups and live and (lost or chosen.choice == "exact"):
         verdict = agree_on_state(reports, groups)
-        if verdict.state is not None:
-            return Agreement("exact", verdict.state, source, lost, account, reports=reports)
-        obstacle = verdict.obstacle
-    return Agreement("partial", chosen.step, source, lost, account, obstacle)
+    if chosen.choice == "exact" and verdict.state is not None:
+        return Agreement("exact", verdict.state, source, lost, account, reports=reports)
+    rest = verdict.obstacle, reports, verdict.state
+    return Agreement("partial", chosen.step, source, lost, account, *rest)

@@ -1,6 +1,7 @@
-"""What a worker shows the process that supervises it: signs of life, and why it gave the job up.
+"""What a worker shows the process that supervises it: signs of life, progress, an abort.
 
-All of it goes through one file, which ``cpr launch`` makes for each worker's life.
+All of it goes through one file, which ``cpr launch`` makes for each worker's life, and one next to
+it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,25 @@ def report_abort(reason: str) -> None:
         Path(path).write_text(reason)
 
 
+def show_progress(text: str) -> None:
+    """Show one line on a long task of this worker, in place of the one before."""
+    if (path := os.environ.get(ALIVE)) is not None:
+        new = Path(f"{path}.new")
+        new.write_text(text)
+        new.replace(_progress_of(path))  # so that nobody reads half a line
+
+
+def _progress_of(path: str | os.PathLike[str]) -> Path:
+    return Path(f"{os.fspath(path)}.progress")
+
+
 class SignsOfLife:
     """The supervisor's side, for one life of one worker."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.write_text("")
+        _progress_of(path).unlink(missing_ok=True)
         self._started_ns = path.stat().st_mtime_ns
 
     def silent_seconds(self, now: float) -> float:
@@ -34,6 +48,13 @@ class SignsOfLife:
     def was_alive(self) -> bool:
         """Return whether there was a sign of life since the start."""
         return self.path.stat().st_mtime_ns != self._started_ns
+
+    def progress(self) -> str:
+        """Return the newest line of :func:`show_progress`; empty if there is none."""
+        try:
+            return _progress_of(self.path).read_text()
+        except FileNotFoundError:
+            return ""
 
     def reason(self) -> str:
         """Return why this worker aborted the job; empty if it did not."""

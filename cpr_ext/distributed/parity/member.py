@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,15 +13,17 @@ import torch
 import torch.distributed as dist
 
 from cpr_ext import Checkpointer
-from cpr_ext.distributed.collective.collectives import flatten, unflatten
 from cpr_ext.distributed.collective.process_group import ReformableGroup, Round
 from cpr_ext.distributed.identity.worker_identity import LOCAL_WORLD_SIZE, Identity
 from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.encoding import BackgroundEncoding
+from cpr_ext.distributed.parity.group_codec import GroupCodec
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.own_rows import OwnRows
-from cpr_ext.distributed.parity.placement import Group, hosts_by_count, part_held, place
-from cpr_ext.distributed.parity.protocol import PARITY, Report
+from cpr_ext.distributed.parity.placement import Group, hosts_by_count, place
+from cpr_ext.distributed.parity.protocol import Report
+from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
 from cpr_ext.distributed.parity.refusals import refuse_unprotected, require_memory
 from cpr_ext.distributed.parity.sender import Sender
 from cpr_ext.distributed.parity.trade import (
@@ -29,9 +31,9 @@ from cpr_ext.distributed.parity.trade import (
     gather_numbers,
     hand_over,
     trade,
-    xor_over_group,
 )
 from cpr_ext.errors import PeerLostError, WorkersDifferError
+from cpr_ext.metrics.parity_metrics import ParityMetrics
 from cpr_ext.state.dense_state import DensePart
 
 logger = logging.getLogger("cpr_ext")
@@ -44,6 +46,7 @@ class NoParity:
 
     groups: tuple[Group, ...] = ()
     extra_state: Any = None
+    has_spoiled_rows = False  # of a worker that lost its rows, by a rebuild that did not end
 
     def attach(self, checkpointer: Checkpointer) -> None:
         """Protect the tables of a Checkpointer."""
@@ -66,6 +69,10 @@ class NoParity:
 
     def go_back(self, state: int) -> None:
         """Return to an earlier state, which all agreed on."""
+        raise AssertionError(_NOTHING_KEPT)
+
+    def visiting(self, state: int) -> AbstractContextManager[None]:
+        """Put the rows to an earlier state, which all agreed on, inside the block."""
         raise AssertionError(_NOTHING_KEPT)
 
     def whole_copy(self, state: int) -> DensePart:
@@ -105,11 +112,15 @@ class ParityMember(NoParity):
         self._group = self.groups[self._number]
         self._me = self._group.index(identity.rank)
         self._parity = parity
-        self._held = HeldParity()
+        self._metrics = ParityMetrics()
+        self._progress = RebuildProgress(identity.rank, self._metrics)
+        self._obstacle = ""  # why a rebuild failed; it outlives the job that was being rebuilt
+        self._held = HeldParity(parity.every_steps)
         self._sender: Sender | None = None
         self._network: ReformableGroup | None = None
         self._inner: dist.ProcessGroup | None = None
         self._round = 0
+        self._is_reported = True
 
     def attach(self, checkpointer: Checkpointer) -> None:
         """Protect the tables of a Checkpointer, from the first :meth:`begin` on.
@@ -120,19 +131,23 @@ class ParityMember(NoParity):
         refuse_unprotected(checkpointer.tables, self._parity)
         require_memory(checkpointer.tables, self._parity)
         self._held.forget()
+        self.has_spoiled_rows = False
+        checkpointer.metrics.parity = self._metrics
+        self._publish = checkpointer.rewinding.publish_metrics
         self._own = OwnRows(
             checkpointer,
             parts=len(self._group) - 1,
             delta_bytes=self._parity.delta_bytes,
             wait=self.wait_until_rows_may_change,
+            stride=self._parity.every_steps,
         )
 
     def report(self, *, is_live: bool) -> Report:
         """Report this worker's state when workers have met."""
         if not is_live:
-            return Report(None)
+            return Report(None, {}, self._obstacle)
         obstacle = self._own.obstacle or self._held.obstacle
-        return Report(self._own.log, dict(self._held.logs), obstacle)
+        return Report(self._own.log, self._held.logs if self._held.is_encoded else {}, obstacle)
 
     def connect(self, this_round: Round) -> None:
         """Connect the group in a new round; all its members call it.
@@ -142,6 +157,11 @@ class ParityMember(NoParity):
             WorkersDifferError: a member's rows are cut otherwise than before.
         """
         self.stop()
+        logger.info(
+            "worker %d is not protected until parity group %s has encoded all it lacks",
+            *(self._rank, list(self._group)),
+        )
+        self._publish()
         if self._network is None:
             name = f"parity-{self._number}"
             self._network = ReformableGroup(self._me, len(self._group), name)
@@ -150,8 +170,11 @@ class ParityMember(NoParity):
         self._inner = self._network.connect()
         with self._minding_members():
             sizes = gather_numbers(self._inner, self._own.part_words)
-        self._sizes = {rank: sizes[n] for n, rank in enumerate(self._group)}
-        words = max(self._words(self._rank, other) for other in self._others)
+        self._codec = GroupCodec(
+            *(self._group, self._rank, dict(zip(self._group, sizes, strict=True))),
+            *(self._own, self._held, self._progress.note),
+        )
+        words = self._codec.parity_words(self._rank)
         if not self._held.logs:
             self._held.words = torch.empty(words, dtype=torch.int64)
         elif self._held.words.numel() != words:
@@ -163,22 +186,42 @@ class ParityMember(NoParity):
     def begin(self, state: int, extra_state: Any) -> None:
         """This worker holds rows and dense state as of ``state``, of which there is no parity."""
         self._held.forget()
+        self._obstacle = ""
         self._own.begin(state, extra_state)
 
     def abandon_step(self) -> None:
         """Put a live worker to the newest step that it has completed."""
-        if self._own.log is not None:
-            self._own.go_back(self._own.log.newest)
+        self._own.abandon_step()
 
     def encode_all(self, state: int) -> None:
         """Encode the parity of the whole group, whose members are at ``state``, and protect."""
+        self._progress.begin(self._bytes_to_encode(self._group))
         self._encode_all_of(self._group, state)
 
     def go_back(self, state: int) -> None:
-        """Return to an earlier state, which all agreed on."""
+        """Return to an earlier state, which all agreed on.
+
+        Raises:
+            PeerLostError: rows changed outside their optimizer; parity must not be used.
+        """
         self._own.go_back(state)
         self.extra_state = self._own.extra_state
         self._held.go_back(state)
+        self._own.find_wrong_rows()
+        self._require_no_obstacle()
+
+    @contextmanager
+    def visiting(self, state: int) -> Iterator[None]:
+        """Put the rows to an earlier state, which all agreed on, inside the block.
+
+        Raises:
+            PeerLostError: rows changed outside their optimizer; parity must not be used.
+        """
+        self._held.go_back(state)
+        with self._own.visiting(state):
+            self._own.find_wrong_rows()
+            self._require_no_obstacle()
+            yield
 
     def whole_copy(self, state: int) -> DensePart:
         """Return the dense state of an earlier state."""
@@ -193,16 +236,25 @@ class ParityMember(NoParity):
 
         Returns:
             The rows that this worker got.
+
+        Raises:
+            PeerLostError: a peer was lost, or the rebuilt rows are wrong.
         """
+        is_lost = reports[self._rank].own is None
+        self.has_spoiled_rows = is_lost
+        rows = sum(rows for rows, _ in self._own.layout.records) if is_lost else 0
+        to_decode = protocol.to_decode(reports, self._group)
+        words = sum(self._codec.words(holder, lost) for lost, holder in to_decode)
+        to_encode = protocol.to_encode(reports, self._group)
+        self._progress.begin(8 * words + self._bytes_to_encode(to_encode), rows)
         with self._minding_members():
-            for lost, holder in protocol.to_decode(reports, self._group):
-                self._decode(lost, holder)
+            for lost, holder in to_decode:
+                self._codec.decode(self._connected(), lost, holder)
             for lost in (rank for rank in self._group if reports[rank].own is None):
                 at = self._group.index(lost)
                 self._hand_over_own_part(at, (at + 1) % len(self._group), state, whole)
-        if reports[self._rank].own is not None:
-            return 0
-        return sum(rows for rows, _ in self._own.layout.records)
+        self.has_spoiled_rows = False
+        return rows
 
     def encode_missing(self, reports: Sequence[Report], state: int) -> None:
         """Encode the parity that the group lacks, and protect."""
@@ -219,9 +271,11 @@ class ParityMember(NoParity):
             sender.wait_until(partial(protocol.may_change, own.log))
 
     def finish_step(self, step: int) -> None:
-        """This worker has completed a step: keep it, and send it."""
-        self._own.finish_step(step)
-        if self._sender is not None:
+        """This worker has completed a step: keep it, and send its delta if it has one."""
+        self._metrics.completed_step = step
+        if not self._is_reported:  # here, as it is the training thread that writes metrics
+            self._report_protected(step)
+        if self._own.finish_step(step) and self._sender is not None:
             self._sender.submit(step)
 
     def stop(self) -> None:
@@ -229,6 +283,8 @@ class ParityMember(NoParity):
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.stop()
+        self._metrics.note_unprotected()
+        self._is_reported = True
         self._release(self._round)
 
     def _release(self, of_round: int) -> None:
@@ -249,50 +305,44 @@ class ParityMember(NoParity):
             error.with_traceback(None)  # its frames refer to the connections
             raise PeerLostError(f"parity group {list(self._group)}: {error}") from error
 
-    def _encode_all_of(self, members: Sequence[int], state: int) -> None:
+    def _encode_all_of(self, holders: Sequence[int], state: int) -> None:
+        """Encode the parity of these members, now or during training, and send deltas."""
+        rate, codec = self._parity.encode_bytes_per_second, self._codec
+        encoding = None
+        if self._rank in holders:
+            self._held.begin(state, self._others, is_encoded=False)
         with self._minding_members():
-            for holder in members:
-                self._encode(holder, state)
-            self._protect(state)
+            if rate is not None and holders:
+                encoding = BackgroundEncoding(codec, holders, rate, self._note_encoded)
+            else:
+                for holder in holders:
+                    codec.encode(self._connected(), holder, 0, codec.parity_words(holder))
+            self._start_sending(state, encoding)
+        if encoding is None:
+            self._note_encoded()
+            self._report_protected(state)
 
-    def _words(self, holder: int, member: int) -> int:
-        return self._sizes[member][part_held(self._group, holder, member)]
+    def _note_encoded(self) -> None:
+        """Note that all parity of the group is encoded; called from any thread."""
+        self._held.is_encoded = True
+        self._metrics.note_protected()
+        self._is_reported = False
+
+    def _report_protected(self, step: int) -> None:
+        self._is_reported = True
+        logger.info(
+            "worker %d is protected from step %d on by parity group %s, of which it holds %d bytes",
+            *(self._rank, step, list(self._group), self._held.words.nbytes),
+        )
+        self._progress.end()
+        self._publish()
+
+    def _bytes_to_encode(self, holders: Sequence[int]) -> int:
+        return 8 * sum(self._codec.parity_words(holder) for holder in holders)
 
     def _connected(self) -> dist.ProcessGroup:
         assert self._inner is not None
         return self._inner
-
-    def _give(self, holder: int, lost: int | None, begin: int, words: torch.Tensor) -> None:
-        given = protocol.contribution(self._group, self._rank, holder, lost)
-        if given == PARITY:
-            words.copy_(self._held.words[begin : begin + words.numel()])
-        elif given is not None:
-            self._own.read(given, begin, words)
-
-    def _decode(self, lost: int, holder: int) -> None:
-        part = part_held(self._group, holder, lost)
-        xor_over_group(
-            self._connected(),
-            self._words(holder, lost),
-            self._group.index(lost),
-            partial(self._give, holder, lost),
-            partial(self._own.write, part),
-        )
-
-    def _encode(self, holder: int, state: int) -> None:
-        others = [rank for rank in self._group if rank != holder]
-        xor_over_group(
-            self._connected(),
-            max(self._words(holder, rank) for rank in others),
-            self._group.index(holder),
-            partial(self._give, holder, None),
-            self._take_parity,
-        )
-        if holder == self._rank:
-            self._held.begin(state, others)
-
-    def _take_parity(self, begin: int, words: torch.Tensor) -> None:
-        self._held.words[begin : begin + words.numel()].copy_(words)
 
     def _hand_over_own_part(self, lost: int, keeper: int, state: int, whole: DensePart) -> None:
         if self._me == keeper:
@@ -300,20 +350,29 @@ class ParityMember(NoParity):
             hand_over(self._connected(), keeper, lost, part)
         elif self._me == lost:
             part = hand_over(self._connected(), keeper, lost, None)
-            self._own.restore(state, whole, unflatten(*part))
+            self._own.restore(state, whole, part)
+            self._obstacle = self._own.obstacle
+            self._require_no_obstacle()
             self.extra_state = self._own.extra_state
 
-    def _protect(self, state: int) -> None:
-        """Start sending deltas: all members are at ``state``, all parity is encoded."""
-        parcel = Parcel(True, {}, flatten(self._own.own_copy(state)))
+    def _require_no_obstacle(self) -> None:
+        """Meet the others again, to say that parity must not be used."""
+        if self._own.obstacle:
+            raise PeerLostError(
+                f"worker {self._rank}: {self._own.obstacle}; all take the store in place of parity"
+            )
+
+    def _start_sending(self, state: int, encoding: BackgroundEncoding | None) -> None:
+        """Send deltas from now on: all members are at ``state``."""
+        parcel = Parcel(True, {}, self._own.to_keep(state))
         for number, other in trade(self._connected(), state, parcel).items():
             if other.own_part is not None:
                 self._held.keep_own_part(self._group[number], state, other.own_part)
-        logger.info(
-            "worker %d is protected from step %d on by parity group %s, of which it holds %d bytes",
-            *(self._rank, state, list(self._group), self._held.words.nbytes),
-        )
+        self._metrics.begin_sending(state)
         self._sender = Sender(
-            *(self._connected(), self._group, self._own, self._held, state),
+            *(self._connected(), self._group, self._own, self._held),
+            protocol.begin(state, self._parity.every_steps),
+            self._metrics,
             partial(self._release, self._round),
+            encoding,
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpr_ext.errors import UsageError
+from cpr_ext.validation import require_at_least_one
 
 DEFAULT_DELTA_BYTES = 256 << 20
 
@@ -19,8 +20,14 @@ class Parity:
             1 / (group_size - 1) of a shard more; 2 is a mirror.
         hosts: the host of each rank, by rank. A group's workers are placed on different hosts where
             possible. None: every ``LOCAL_WORLD_SIZE`` ranks are on one host.
-        delta_bytes: limit of the rows that one step may change on a worker, with their state.
-            About five times as many bytes are in use at most.
+        every_steps: send changes after every so many steps. Fewer bytes cross the network, as a row
+            that several of these steps change is sent once; after a loss up to twice so many steps
+            are trained again.
+        encode_bytes_per_second: rate at which parity is encoded during training, at the start and
+            after a loss. The group is not protected until all is encoded. None: that is done before
+            training.
+        delta_bytes: limit of the rows that ``every_steps`` steps may change on a worker, with their
+            state. About five times as many bytes are in use at most.
 
     Raises:
         UsageError: a value out of its range.
@@ -29,6 +36,8 @@ class Parity:
     group_size: int = 4
     hosts: Sequence[str | int] | None = None
     delta_bytes: int = DEFAULT_DELTA_BYTES
+    every_steps: int = 1
+    encode_bytes_per_second: int | None = None
 
     def __post_init__(self) -> None:
         if self.group_size < 2:
@@ -36,5 +45,6 @@ class Parity:
                 f"group_size is {self.group_size}; it must be 2 (a mirror) or more: a worker alone "
                 "has no peer that could hold its parity"
             )
-        if self.delta_bytes < 1:
-            raise UsageError(f"delta_bytes is {self.delta_bytes}; it must be above 0")
+        require_at_least_one("delta_bytes", self.delta_bytes)
+        require_at_least_one("every_steps", self.every_steps)
+        require_at_least_one("encode_bytes_per_second", self.encode_bytes_per_second, ", or None")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 
 from cpr_ext import Checkpointer, Table
 from cpr_ext._native import native
+from cpr_ext.distributed.collective.collectives import flatten, unflatten
 from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.held_parity import KeptPart
 from cpr_ext.distributed.parity.placement import cut
 from cpr_ext.distributed.parity.protocol import DEPTH, Log
+from cpr_ext.distributed.parity.row_checksums import RowChecksums
 from cpr_ext.errors import UsageError
 from cpr_ext.state.dense_state import DensePart, own_part
 
@@ -22,7 +26,8 @@ class OwnRows:
 
     Args:
         parts: into how many parts the rows are cut.
-        delta_bytes: limit of what one step may change.
+        delta_bytes: limit of what ``stride`` steps may change.
+        stride: steps from one delta to the next.
         wait: returns once rows may change; called before the first rows of a step do.
 
     Attributes:
@@ -38,6 +43,7 @@ class OwnRows:
         parts: int,
         delta_bytes: int,
         wait: Callable[[], None],
+        stride: int = 1,
     ) -> None:
         self.log: Log | None = None
         self.obstacle = ""
@@ -46,13 +52,16 @@ class OwnRows:
         self._tables = checkpointer.tables
         self._index = {id(table): number for number, table in enumerate(self._tables)}
         self._wait = wait
+        self._stride = stride
         self._arrays = _arrays_of(self._tables)
         self.layout = native.ShardLayout([list(arrays.values()) for arrays in self._arrays])
         self.bounds = cut(self.layout.records, parts)
-        self._spare = [
-            native.RowDelta(self.layout, max_bytes=delta_bytes) for _ in range(DEPTH + 1)
+        self._checksums = RowChecksums(self.layout, self._tables)
+        made: list[Any] = [
+            native.RowDelta(self.layout, max_bytes=delta_bytes) for _ in range(DEPTH + 2)
         ]
-        self._changing: Any = self._spare.pop()
+        self._changing, self._torn, *self._spare = made
+        self._completed = 0  # the newest complete step; _changing began at log.newest, _torn here
         self._deltas: dict[int, Any] = {}  # by the step that they belong to
         self._copies: dict[int, DensePart] = {}  # of the dense state, by state
         checkpointer.rewinding.listen_to_changes(self)
@@ -68,12 +77,17 @@ class OwnRows:
         Args:
             extra_state: of the caller, who has not seen it yet.
         """
-        for delta in (self._changing, *self._deltas.values()):
+        self._checksums.begin(state)
+        self._begin(state, extra_state)
+
+    def _begin(self, state: int, extra_state: Any) -> None:
+        for delta in (self._changing, self._torn, *self._deltas.values()):
             delta.clear()
         self._spare.extend(self._deltas.values())
         self._deltas.clear()
         self.obstacle = ""
-        self.log = protocol.begin(state)
+        self.log = protocol.begin(state, self._stride)
+        self._completed = state
         self._copies = {state: self._checkpointer.rewinding.whole_part(extra_state)}
 
     def before_change(self, table: Table, row_ids: torch.Tensor) -> None:
@@ -84,13 +98,15 @@ class OwnRows:
         if not table.updates_only_looked_up_rows():
             row_ids = torch.arange(table.num_embeddings)
         self._changing.note(self._index[id(table)], row_ids)
+        if self._completed > self.log.newest:
+            self._torn.note(self._index[id(table)], row_ids)
 
     def changed_outside(self, table: Table) -> None:
         """Record that rows changed that no delta has."""
         self.obstacle = self.obstacle or f"table '{table.name}' was changed outside its optimizer"
 
-    def finish_step(self, step: int) -> None:
-        """Complete a step of this worker.
+    def finish_step(self, step: int) -> bool:
+        """Complete a step of this worker; returns whether it has a delta.
 
         Raises:
             UsageError: its optimizer has made per-row state of which there is no parity.
@@ -98,15 +114,25 @@ class OwnRows:
         assert self.log is not None
         self._checkpointer.rewinding.check_changes()
         self._require_known_arrays()
-        self._changing.finish()
-        self._deltas[step], self._changing = self._changing, None
+        if self._completed > self.log.newest:  # no delta leads back to a step in between
+            del self._copies[self._completed]
+        self._torn.clear()
+        self._completed = step
+        if is_due := step == self.log.next:
+            self._finish_delta(step)
+        self._copies[step] = self._checkpointer.rewinding.whole_part()
+        return is_due
+
+    def _finish_delta(self, step: int) -> None:
+        assert self.log is not None
         self.log = protocol.append(self.log, step)
+        self._checksums.finish_delta(self._changing, step, self.log.oldest)
+        self._deltas[step] = self._changing
         for old in [old for old in self._deltas if old <= self.log.oldest]:
             self._deltas[old].clear()
             self._spare.append(self._deltas.pop(old))
         self._changing = self._spare.pop()
         self._copies = {s: c for s, c in self._copies.items() if s >= self.log.oldest}
-        self._copies[step] = self._checkpointer.rewinding.whole_part()
 
     def message(self, step: int, part: int) -> torch.Tensor:
         """Return the delta of a step for the rows of one part, as int64 words."""
@@ -122,17 +148,64 @@ class OwnRows:
         known = self._checkpointer
         return own_part(self._copies[state], known.model, known.optimizers, self._tables)
 
+    def to_keep(self, state: int) -> KeptPart:
+        """Return what a peer keeps of ``state`` in addition to parity, for :meth:`restore`."""
+        return (*flatten(self.own_copy(state)), self._checksums.of_state(state))
+
+    def find_wrong_rows(self) -> None:
+        """Make rows an obstacle that are not those of the log's newest state."""
+        if (wrong := self._checksums.find_wrong_rows()) and not self.obstacle:
+            self.obstacle = f"rows changed outside their optimizer unseen: {wrong}"
+
+    def abandon_step(self) -> None:
+        """Return to the newest step that is complete; it may be later than the newest delta."""
+        if self.log is None:
+            return
+        torn = self._torn if self._completed > self.log.newest else self._changing
+        self._checkpointer.rewinding.rewind(self._copies[self._completed], torn.undo)
+
     def go_back(self, state: int) -> None:
-        """Return to an earlier state, rows and dense state."""
+        """Return to an earlier state of the log, rows and dense state."""
         self.extra_state = self._checkpointer.rewinding.rewind(
             self._copies[state], partial(self._restore_rows, state)
         )
         self._copies = {s: copy for s, copy in self._copies.items() if s <= state}
+        self._checksums.go_back(state)
+        self._completed = state
 
-    def restore(self, state: int, whole: DensePart, own: DensePart) -> None:
-        """Begin at ``state``, of which the rows are there and the dense state is given."""
-        self.extra_state = self._checkpointer.rewinding.rewind(whole, lambda: None, own)
-        self.begin(state, self.extra_state)
+    @contextmanager
+    def visiting(self, state: int) -> Iterator[None]:
+        """Put the rows to an earlier state of the log inside the block; all else stays.
+
+        The step in progress must be abandoned before, and :meth:`begin` called after.
+        """
+        assert self.log is not None
+        deltas = [self._deltas[step] for step in protocol.undo_order(self.log, state)]
+        if self._completed > self.log.newest:
+            if not self._changing.is_finished:
+                self._changing.finish()
+            deltas.insert(0, self._changing)
+        for delta in deltas:
+            delta.toggle()
+        self._checksums.go_back(state)
+        try:
+            yield
+        finally:
+            for delta in reversed(deltas):
+                delta.toggle()
+
+    def restore(self, state: int, whole: DensePart, kept: KeptPart) -> None:
+        """Begin at ``state``, of which the rows are there and the dense state is given.
+
+        Rows that are not those of ``kept`` are an obstacle; then nothing else is changed.
+        """
+        *own, checksums = kept
+        self._checksums.restore(state, checksums)
+        if wrong := self._checksums.find_wrong_rows():
+            self.obstacle = f"its rebuilt rows differ from their checksums: {wrong}"
+            return
+        self.extra_state = self._checkpointer.rewinding.rewind(whole, lambda: None, unflatten(*own))
+        self._begin(state, self.extra_state)
 
     def read(self, part: int, begin: int, words: torch.Tensor) -> None:
         """Copy the words of a part from ``begin`` on, as many as there are; the rest stays."""
@@ -147,6 +220,7 @@ class OwnRows:
 
     def _restore_rows(self, state: int) -> None:
         assert self.log is not None
+        self._torn.clear()
         self._changing.undo()
         for step in protocol.undo_order(self.log, state):
             self._undo_step(step)

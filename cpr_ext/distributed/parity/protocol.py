@@ -3,19 +3,20 @@
 Pure functions and values. A test explores them in every interleaving
 (``python_tests/distributed/parity/exploration.py``); the running code calls the same ones.
 
-A *state* is a number of completed steps. The delta of step ``n`` leads from state ``n - 1`` to
-``n``. XORed again it leads back, so it must be applied exactly once and in order.
+A *state* is a number of completed steps. Deltas belong to every ``stride``-th step: that of step
+``n`` leads from state ``n - stride`` to ``n``. XORed again it leads back, so it must be applied
+exactly once and in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from cpr_ext.distributed.parity.placement import Group, holders, part_held
 
-# Newest deltas that everyone keeps: a survivor may be two steps ahead of the rows of a lost worker.
+# Newest deltas that everyone keeps: a survivor may be two ahead of the rows of a lost worker.
 DEPTH = 2
 PARITY = -1  # in place of a part: what the holder's own parity buffer contributes
 
@@ -31,36 +32,43 @@ class Log:
     Attributes:
         newest: the state that they lead to.
         oldest: the state to which they lead back.
+        stride: steps from one delta to the next.
     """
 
     newest: int
     oldest: int
+    stride: int = 1
+
+    @property
+    def next(self) -> int:
+        """The step of the next delta."""
+        return self.newest + self.stride
 
 
-def begin(state: int) -> Log:
+def begin(state: int, stride: int = 1) -> Log:
     """Return the log of rows, or of parity, that was just made."""
-    return Log(state, state)
+    return Log(state, state, stride)
 
 
 def append(log: Log, step: int) -> Log:
     """Return the log with the delta of ``step``, the next one; forget the oldest."""
-    if step != log.newest + 1:
+    if step != log.next:
         raise ProtocolError(f"the delta of step {step} came after that of step {log.newest}")
-    return Log(step, max(log.oldest, step - DEPTH))
+    return Log(step, max(log.oldest, step - DEPTH * log.stride), log.stride)
 
 
 def undo_order(log: Log, state: int) -> list[int]:
     """Return the steps whose deltas lead back to ``state``, in order of application."""
-    if not log.oldest <= state <= log.newest:
+    if not log.oldest <= state <= log.newest or (log.newest - state) % log.stride:
         raise ProtocolError(f"no way back to state {state} from {log}")
-    return list(range(log.newest, state, -1))
+    return list(range(log.newest, state, -log.stride))
 
 
 def undone(log: Log, step: int) -> Log:
     """Return the log without the delta of ``step``, its newest."""
     if step != log.newest or step <= log.oldest:
         raise ProtocolError(f"the delta of step {step} cannot be taken back from {log}")
-    return Log(step - 1, log.oldest)
+    return Log(step - log.stride, log.oldest, log.stride)
 
 
 def may_change(own: Log, acknowledged: int) -> bool:
@@ -89,15 +97,15 @@ class Report:
 
     def to_plain(self) -> dict[str, Any]:
         """Return JSON values."""
-        own = None if self.own is None else [self.own.newest, self.own.oldest]
-        held = [[member, log.newest, log.oldest] for member, log in self.held.items()]
+        own = None if self.own is None else astuple(self.own)
+        held = [[member, *astuple(log)] for member, log in self.held.items()]
         return {"own": own, "held": held, "obstacle": self.obstacle}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Report:
         """Invert :meth:`to_plain`."""
         own = None if plain["own"] is None else Log(*plain["own"])
-        return cls(own, {m: Log(n, o) for m, n, o in plain["held"]}, plain["obstacle"])
+        return cls(own, {member: Log(*log) for member, *log in plain["held"]}, plain["obstacle"])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Exact recovery: all workers at one state, survivors and replacements."""
+"""Recovery from parity: of all workers at one state, or of the lost rows alone."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import timedelta
 
 from cpr_ext.distributed.collective import data_parallel
@@ -26,14 +27,35 @@ def return_to_one_state(
     Returns:
         The rows that this worker got from its peers.
     """
-    state, me = agreement.step, job.group.rank()
-    if agreement.reports[me].own is not None:
-        parity.go_back(state)
+    if agreement.reports[job.group.rank()].own is not None:
+        parity.go_back(agreement.step)
+    rows = _rebuild(parity, job, agreement, agreement.step, time_out)
+    job.extra_state = parity.extra_state
+    return rows
+
+
+def rebuild_lost_rows(
+    parity: NoParity, job: Job, agreement: Agreement, state: int, time_out: timedelta
+) -> int:
+    """Rebuild the lost workers at ``state``; survivors keep theirs.
+
+    Args:
+        time_out: for the slowest worker to get here.
+
+    Returns:
+        The rows that this worker got from its peers.
+    """
+    is_lost = agreement.reports[job.group.rank()].own is None
+    with nullcontext() if is_lost else parity.visiting(state):
+        return _rebuild(parity, job, agreement, state, time_out)
+
+
+def _rebuild(
+    parity: NoParity, job: Job, agreement: Agreement, state: int, time_out: timedelta
+) -> int:
     wait_for_all(job.group, time_out)
     require_one_layout(job.group, job.model)
     data_parallel.reset(job.model)
-    whole = parity.whole_copy(state) if agreement.source == me else None
+    whole = parity.whole_copy(state) if agreement.source == job.group.rank() else None
     whole = broadcast_part(job.group, agreement.source, whole)
-    rows = parity.rebuild(agreement.reports, state, whole)
-    job.extra_state = parity.extra_state
-    return rows
+    return parity.rebuild(agreement.reports, state, whole)

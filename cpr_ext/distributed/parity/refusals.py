@@ -8,6 +8,7 @@ from pathlib import Path
 from cpr_ext import Table
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import UsageError
+from cpr_ext.state.table import ChangeSource
 
 _MEMORY = Path("/proc/meminfo")
 # Deltas in memory at once, in steps: two kept and one being made here, two kept of peers.
@@ -58,13 +59,16 @@ def row_bytes(table: Table) -> int:
 def _why_refused(table: Table, delta_bytes: int) -> str | None:
     if table.weight.is_cuda:
         return "it is on a GPU; keep it in CPU memory, or recover partially"
-    if table.lookups is not None:
-        return "a fused kernel (TorchRec) changes it, which parity does not see yet"
-    if table.optimizer is None and table.weight.requires_grad:
+    if table.lookups is not None and not isinstance(table.lookups, ChangeSource):
+        return (
+            f"a fused kernel changes it, and its {type(table.lookups).__name__} does not say when: "
+            "give it watch_changes() of cpr_ext.state.table.ChangeSource"
+        )
+    if table.optimizer is None and table.lookups is None and table.weight.requires_grad:
         return "no torch optimizer updates it; give its optimizer to the Checkpointer"
     whole = row_bytes(table) * table.num_embeddings
     if not table.updates_only_looked_up_rows() and whole > delta_bytes // 4:
-        kind = type(table.optimizer).__name__
+        kind = "its fused optimizer" if table.lookups else type(table.optimizer).__name__
         return (
             f"{kind}, as it is set, changes every row at each step, {whole} bytes. Use SGD without "
             "momentum, Adagrad, SparseAdam or row-wise Adagrad, without weight decay; or raise "

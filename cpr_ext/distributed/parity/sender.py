@@ -7,13 +7,15 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from cpr_ext.distributed.collective.collectives import flatten
 from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.encoding import BackgroundEncoding
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import Group, part_held
+from cpr_ext.distributed.parity.protocol import Log
 from cpr_ext.distributed.parity.trade import Parcel, acknowledge, trade
 from cpr_ext.errors import PeerLostError
+from cpr_ext.metrics.parity_metrics import ParityMetrics
 
 _JOIN_SECONDS = 10.0
 
@@ -27,7 +29,9 @@ class Sender:
     Args:
         inner: the group's connections in this round; nothing else uses them meanwhile.
         group: its members' ranks.
-        state: the one from which all members begin.
+        log: of the state from which all members begin.
+        metrics: of what is sent and acknowledged.
+        encoding: of parity that the group lacks, if that is done meanwhile.
         release: drops all other references to the connections; called from any thread, repeatedly.
     """
 
@@ -37,18 +41,23 @@ class Sender:
         group: Group,
         own: OwnRows,
         held: HeldParity,
-        state: int,
+        log: Log,
+        metrics: ParityMetrics,
         release: Callable[[], None],
+        encoding: BackgroundEncoding | None = None,
     ) -> None:
         self._inner: dist.ProcessGroup | None = inner
         self._group = group
         self._me = inner.rank()
         self._rank = group[self._me]
         self._release = release
+        self._metrics = metrics
+        self._encoding = encoding
         self._own = own
         self._held = held
         self._changed = threading.Condition()
-        self._submitted = self._acknowledged = state
+        self._submitted = self._acknowledged = log.newest
+        self._stride = log.stride
         self._error: BaseException | None = None
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="cpr_ext-parity", daemon=True)
@@ -115,7 +124,7 @@ class Sender:
         with self._changed:
             while not self._is_stopped and self._submitted <= self._acknowledged:
                 self._changed.wait()
-            return None if self._is_stopped else self._acknowledged + 1
+            return None if self._is_stopped else self._acknowledged + self._stride
 
     def _has_stopped(self) -> bool:
         return self._is_stopped
@@ -133,7 +142,9 @@ class Sender:
             for member, other in received.items():
                 self._hold(self._group[member], step, other)
             assert protocol.may_acknowledge(self._held.logs, step)
+        self._encode(min(p.wanted_words for p in (parcel, *received.values())))
         acknowledge(self._connected())
+        self._metrics.note_acknowledged(step, parcel.num_bytes)
         return True
 
     def _pack(self, step: int) -> Parcel:
@@ -142,7 +153,13 @@ class Sender:
             for number, holder in enumerate(self._group)
             if holder != self._rank
         }
-        return Parcel(not self._own.obstacle, words, flatten(self._own.own_copy(step)))
+        wanted_words = self._encoding.wanted_words() if self._encoding is not None else 0
+        return Parcel(not self._own.obstacle, words, self._own.to_keep(step), wanted_words)
+
+    def _encode(self, num_words: int) -> None:
+        """Encode some parity before rows may change again."""
+        if self._encoding is not None and not self._encoding.encode(self._connected(), num_words):
+            self._encoding = None
 
     def _hold(self, member: int, step: int, parcel: Parcel) -> None:
         if not parcel.is_sound:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from cpr_ext.distributed.parity.held_parity import Bytes
+from cpr_ext.distributed.parity.held_parity import KeptPart
 
-_HEAD = 4  # step, whether deltas say all, and the bytes of the own part's two pieces
-_WORDS, _HEADER, _CONTENT, _SIZES = range(4)  # tags
+_HEAD = 6  # step, whether deltas say all, words to encode, and the bytes of the own part's pieces
+_WORDS, _SIZES, *_PIECES = range(5)  # tags
 _CHUNK_WORDS = 1 << 20
 
 
@@ -25,12 +25,19 @@ class Parcel:
     Attributes:
         is_sound: the deltas say all that changed.
         words: by member, a delta.
+        wanted_words: of parity, which may be encoded in this step.
         own_part: for the next member, which keeps it; None: nothing.
     """
 
     is_sound: bool
     words: dict[int, torch.Tensor]
-    own_part: Bytes | None = None
+    own_part: KeptPart | None = None
+    wanted_words: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that it sends."""
+        return sum(values.nbytes for values in (*self.words.values(), *(self.own_part or ())))
 
 
 def gather_numbers(inner: dist.ProcessGroup, numbers: list[int]) -> list[list[int]]:
@@ -45,8 +52,9 @@ def trade(inner: dist.ProcessGroup, step: int, parcel: Parcel) -> dict[int, Parc
     """Send a parcel; returns those of the other members, of the same step."""
     me, size = inner.rank(), inner.size()
     empty = torch.empty(0, dtype=torch.int64)
-    pieces = parcel.own_part or (empty, empty)
-    head = [step, int(parcel.is_sound), *(piece.numel() for piece in pieces)]
+    pieces = parcel.own_part or (empty,) * len(_PIECES)
+    flags = int(parcel.is_sound), parcel.wanted_words
+    head = [step, *flags, *(piece.numel() for piece in pieces)]
     sizes = [parcel.words.get(member, empty).numel() for member in range(size)]
     heads = gather_numbers(inner, [*head, *sizes])
     if any(other[0] != step for other in heads):
@@ -57,12 +65,10 @@ def trade(inner: dist.ProcessGroup, step: int, parcel: Parcel) -> dict[int, Parc
             continue
         words = torch.empty(other[_HEAD + me], dtype=torch.int64)
         works.append(_receive(inner, words, member, _WORDS))
-        found = received[member] = Parcel(bool(other[1]), {me: words})
-        if (member + 1) % size == me and other[2]:
-            header, content = (torch.empty(n, dtype=torch.uint8) for n in other[2:_HEAD])
-            works.append(_receive(inner, header, member, _HEADER))
-            works.append(_receive(inner, content, member, _CONTENT))
-            found.own_part = header, content
+        found = received[member] = Parcel(bool(other[1]), {me: words}, wanted_words=other[2])
+        if (member + 1) % size == me and other[3]:
+            found.own_part, waits = _receive_part(inner, other[3:_HEAD], member)
+            works += waits
     for member in ((me + 1 + number) % size for number in range(size - 1)):
         send_to(inner, member, parcel)
     for work in works:
@@ -75,7 +81,7 @@ def send_to(inner: dist.ProcessGroup, member: int, parcel: Parcel) -> None:
     """Send one member its share of a parcel."""
     _send(inner, parcel.words.get(member), member, _WORDS)
     if parcel.own_part is not None and member == (inner.rank() + 1) % inner.size():
-        for piece, tag in zip(parcel.own_part, (_HEADER, _CONTENT), strict=True):
+        for piece, tag in zip(parcel.own_part, _PIECES, strict=True):
             _send(inner, piece, member, tag)
 
 
@@ -84,50 +90,64 @@ def acknowledge(inner: dist.ProcessGroup) -> None:
     inner.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
 
 
-def hand_over(inner: dist.ProcessGroup, sender: int, receiver: int, part: Bytes | None) -> Bytes:
+def hand_over(
+    inner: dist.ProcessGroup, sender: int, receiver: int, part: KeptPart | None
+) -> KeptPart:
     """Pass an own part from one member to another; the others need not call it."""
     if part is not None:
         sizes = torch.tensor([piece.numel() for piece in part])
-        for values, tag in zip((sizes, *part), (_SIZES, _HEADER, _CONTENT), strict=True):
+        for values, tag in zip((sizes, *part), (_SIZES, *_PIECES), strict=True):
             _send(inner, values, receiver, tag)
         return part
-    sizes = torch.empty(2, dtype=torch.int64)
+    sizes = torch.empty(len(_PIECES), dtype=torch.int64)
     inner.recv([sizes], sender, _SIZES).wait()
-    header, content = (torch.empty(int(n), dtype=torch.uint8) for n in sizes)
-    for piece, tag in ((header, _HEADER), (content, _CONTENT)):
-        if (work := _receive(inner, piece, sender, tag)) is not None:
+    received, works = _receive_part(inner, sizes.tolist(), sender)
+    for work in works:
+        if work is not None:
             work.wait()
-    return header, content
+    return received
 
 
 def xor_over_group(
     inner: dist.ProcessGroup,
-    num_words: int,
+    words_range: tuple[int, int],
     root: int,
     give: Callable[[int, torch.Tensor], None],
     take: Callable[[int, torch.Tensor], None],
+    note: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
     """XOR what all members give, in pieces.
 
     Args:
+        words_range: from the first word's place to the end.
         root: the member that takes the result.
         give: fills in this member's words from a place on; they are zero before.
         take: is given the result, with its place.
+        note: gets the bytes of each piece that is done.
     """
     options = dist.ReduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.BXOR)
     options.rootRank = root
-    for begin in range(0, num_words, _CHUNK_WORDS):
-        words = torch.zeros(min(_CHUNK_WORDS, num_words - begin), dtype=torch.int64)
+    for begin in range(*words_range, _CHUNK_WORDS):
+        words = torch.zeros(min(_CHUNK_WORDS, words_range[1] - begin), dtype=torch.int64)
         give(begin, words)
         inner.reduce([words], options).wait()
         if inner.rank() == root:
             take(begin, words)
+        note(words.nbytes)
 
 
 def _send(inner: dist.ProcessGroup, values: torch.Tensor | None, member: int, tag: int) -> None:
     if values is not None and values.numel():
         inner.send([values], member, tag).wait()
+
+
+def _receive_part(
+    inner: dist.ProcessGroup, sizes: list[int], member: int
+) -> tuple[KeptPart, list[dist.Work | None]]:
+    header, content, checksums = (torch.empty(n, dtype=torch.uint8) for n in sizes)
+    part = header, content, checksums
+    return part, [_receive(inner, p, member, tag) for p, tag in zip(part, _PIECES, strict=True)]
 
 
 def _receive(

@@ -107,7 +107,7 @@ def dense_optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.O
     elif isinstance(optimizer, OptimizerWrapper):
         raise UsageError(
             f"a {type(optimizer).__name__} has state that is not saved; use a scheduler of "
-            "torch.optim.lr_scheduler and give its state_dict() as extra_state"
+            "torch.optim.lr_scheduler and give it to the Checkpointer: stateful=[scheduler]"
         )
     elif not isinstance(optimizer, FusedOptimizer):
         yield optimizer

@@ -13,8 +13,9 @@ from cpr_ext import Table
 
 
 class KernelLookups:
-    """What one batched operator of FBGEMM looks up; a :class:`cpr_ext.state.table.LookupSource`.
+    """What one batched operator of FBGEMM looks up, and when it changes that.
 
+    A :class:`cpr_ext.state.table.LookupSource` and :class:`cpr_ext.state.table.ChangeSource`.
     Counted is every lookup with gradients, in eval mode too: the fused optimizer changes rows in
     any backward pass.
 
@@ -30,14 +31,37 @@ class KernelLookups:
         """See :class:`cpr_ext.state.table.LookupSource`."""
 
         def note_lookups(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not torch.is_grad_enabled():
-                return
-            given = dict(zip(("indices", "offsets"), args, strict=False)) | kwargs
-            batch_sizes = given.get("batch_size_per_feature_per_rank")
-            for table, indices in self._split(given["indices"], given["offsets"], batch_sizes):
-                note(table, indices)
+            if torch.is_grad_enabled():
+                for table, indices in self._lookups_of(args, kwargs):
+                    note(table, indices)
 
         return [self._operator.register_forward_pre_hook(note_lookups, with_kwargs=True)]
+
+    def watch_changes(self, before: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
+        """See :class:`cpr_ext.state.table.ChangeSource`."""
+
+        def watch_output(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor
+        ) -> None:
+            if not output.requires_grad:
+                return
+            lookups = list(self._lookups_of(args, kwargs))
+
+            def report(gradient: torch.Tensor) -> None:
+                for table, indices in lookups:
+                    before(table, indices.long())
+
+            # Runs once the gradient is there, before the operator's backward, which is the update.
+            output.register_hook(report)  # type: ignore[no-untyped-call]
+
+        return [self._operator.register_forward_hook(watch_output, with_kwargs=True)]
+
+    def _lookups_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[tuple[Table, torch.Tensor]]:
+        given = dict(zip(("indices", "offsets"), args, strict=False)) | kwargs
+        batch_sizes = given.get("batch_size_per_feature_per_rank")
+        return self._split(given["indices"], given["offsets"], batch_sizes)
 
     def _split(
         self,

@@ -8,10 +8,9 @@
 
 #include <cuda_runtime.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
+#include <new>
 #include <utility>
 
 #include "core/device_stream.h"
@@ -51,10 +50,12 @@ inline cudaStream_t stream_of(int device) {
   return static_cast<cudaStream_t>(current_stream(device));
 }
 
-// Makes `device` the current one of this thread.
+// Makes `device` the current one of this thread. Afterwards the one before is again, unless nothing
+// has used that one yet: to choose it would take memory of it, for a context.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
+  DeviceGuard(int device, std::nothrow_t) noexcept;  // for destructors
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
@@ -64,12 +65,27 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-// Memory of the device that is current when it is made.
+// While it lives this thread may wait, also if another one captures a CUDA graph, which a wait
+// would end otherwise. For threads of this library: what they wait for is in nobody's graph.
+class WaitsBesideCaptures {
+ public:
+  WaitsBesideCaptures();
+  ~WaitsBesideCaptures();
+  WaitsBesideCaptures(const WaitsBesideCaptures&) = delete;
+  WaitsBesideCaptures& operator=(const WaitsBesideCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode before_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Memory of the device that is current when it is made. Like all owners below, it may be destroyed
+// on any thread, whichever device is current there.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
   explicit DeviceMemory(int64_t bytes);  // waits for the device: not while training
-  DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  DeviceMemory(DeviceMemory&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), device_(other.device_) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept;
   ~DeviceMemory();
 
@@ -81,10 +97,11 @@ class DeviceMemory {
 
  private:
   void* data_ = nullptr;
+  int device_ = 0;
 };
 
 // Memory of the current device that is allocated and freed in the order of a stream; nothing waits.
-// It may be destroyed on any thread, whichever device is current there.
+// It comes from this library's pool (memory_pool.h).
 class StreamMemory {
  public:
   StreamMemory() = default;
@@ -124,6 +141,7 @@ class PinnedMemory {
  private:
   void* data_ = nullptr;
   void* on_device_ = nullptr;
+  int device_ = 0;
 };
 
 class Event {
@@ -140,6 +158,7 @@ class Event {
 
  private:
   cudaEvent_t event_ = nullptr;
+  int device_ = 0;
 };
 
 // A stream beside training's.
@@ -154,37 +173,7 @@ class SideStream {
 
  private:
   cudaStream_t stream_ = nullptr;
-};
-
-// Copies between ordinary host memory and a device through a few pinned blocks, so that neither the
-// caller nor the stream waits for more than those.
-class HostLink {
- public:
-  // Of this device, made when first asked for; it lives as long as the process.
-  static HostLink& of(int device);
-
-  // When it returns `from` may be changed; the bytes are in `to` when `stream` gets here.
-  void upload(void* to, const void* from, int64_t bytes, cudaStream_t stream);
-
-  // What lies in `from` when `stream` gets here, or got to `event`. Waits for it; the stream goes
-  // on meanwhile.
-  void download(void* to, const void* from, int64_t bytes, cudaStream_t stream);
-  void download(void* to, const void* from, int64_t bytes, Event& event);
-
- private:
-  static constexpr int kNumBlocks = 4;
-  static constexpr int64_t kBlockBytes = 1 << 20;
-
-  HostLink() : blocks_(kNumBlocks * kBlockBytes) {}  // of the current device
-  void download_locked(void* to, const void* from, int64_t bytes);
-  std::byte* block(int i) { return blocks_.data() + i * kBlockBytes; }
-
-  std::mutex mutex_;  // guards all below
-  PinnedMemory blocks_;
-  std::array<Event, kNumBlocks> done_;  // with the block
-  Event ready_;
-  SideStream side_;
-  int next_ = 0;
+  int device_ = 0;
 };
 
 }  // namespace cpr_ext

@@ -1,7 +1,9 @@
 // Where the scores of rows come from when a device chooses among them; for *.cu only.
 //
 // Each has load_keys(row, end, keys): the scores of the rows row to row + kRowsPerLoad - 1, zero
-// from `end` on. Rows count from the first of the range to choose from.
+// from `end` on and for rows below zero. Rows count from the first of the range to choose from.
+// On the host, lead() is how many rows below zero the first load should begin, so that all loads
+// lie at addresses that suit them.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +19,23 @@ constexpr int kRowsPerLoad = 4;
 struct StoredScores {
   const uint32_t* scores;
 
+  int lead() const {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(scores) / sizeof(uint32_t) % kRowsPerLoad);
+  }
+
+  // REQUIRES: row + lead() is a multiple of kRowsPerLoad.
   __device__ void load_keys(int64_t row, int64_t end, uint32_t* keys) const {
-    const uint32_t* from = scores + row;
-    if (row + kRowsPerLoad <= end && reinterpret_cast<uintptr_t>(from) % sizeof(uint4) == 0) {
-      const uint4 four = *reinterpret_cast<const uint4*>(from);
+    if (row >= 0 && row + kRowsPerLoad <= end) {
+      const uint4 four = __ldg(reinterpret_cast<const uint4*>(scores + row));
       keys[0] = four.x;
       keys[1] = four.y;
       keys[2] = four.z;
       keys[3] = four.w;
       return;
     }
-    for (int i = 0; i < kRowsPerLoad; ++i) keys[i] = row + i < end ? from[i] : 0;
+    for (int i = 0; i < kRowsPerLoad; ++i) {
+      keys[i] = row + i >= 0 && row + i < end ? scores[row + i] : 0;
+    }
   }
 };
 
@@ -35,6 +43,8 @@ struct StoredScores {
 struct SetBits {
   const uint32_t* words;
   int64_t begin;  // the range's first row
+
+  int lead() const { return 0; }
 
   __device__ void load_keys(int64_t row, int64_t end, uint32_t* keys) const {
     for (int i = 0; i < kRowsPerLoad; ++i) {
@@ -48,6 +58,8 @@ struct BitsInTurn {
   SetBits bits;
   int64_t first;
 
+  int lead() const { return 0; }
+
   __device__ void load_keys(int64_t row, int64_t end, uint32_t* keys) const {
     bits.load_keys(row, end, keys);
     for (int i = 0; i < kRowsPerLoad; ++i) {
@@ -60,6 +72,8 @@ struct BitsInTurn {
 struct RandomScores {
   SetBits bits;
   const uint64_t* salt;  // on the device
+
+  int lead() const { return 0; }
 
   __device__ void load_keys(int64_t row, int64_t end, uint32_t* keys) const {
     bits.load_keys(row, end, keys);

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/cuda/host_link.h"
 #include "selection/cuda/rows.h"
 #include "selection/cuda/top_rows.h"
 
@@ -57,8 +58,9 @@ struct Part {
 struct Rows {
   int64_t size;
   int64_t per_part;
+  int lead;  // of the scores: the first part begins below row zero
 
-  __device__ int64_t begin() const { return blockIdx.x * per_part; }
+  __device__ int64_t begin() const { return blockIdx.x * per_part - lead; }
   __device__ int64_t end() const { return begin() + per_part < size ? begin() + per_part : size; }
 };
 
@@ -71,10 +73,26 @@ __device__ uint32_t bin_of(uint32_t key, int pass, uint32_t prefix) {
   return bin < kNumBins ? bin : kNumBins;  // under another prefix a high bit is left
 }
 
+// Shared memory lies in plain functions: there the emulated device finds it.
+__device__ Count* sums_of_warps() {
+  __shared__ Count sums[kWarps];
+  return sums;
+}
+
+struct BlockBins {
+  uint32_t bins[kNumBins];
+  unsigned is_last_block;
+};
+
+__device__ BlockBins& bins_of_block() {
+  __shared__ BlockBins bins;
+  return bins;
+}
+
 // Sum over the threads before this one; `total` gets that of all. Every thread calls it.
 template <class T>
 __device__ T sum_before(T value, T* total) {
-  __shared__ T of_warps[kWarps];
+  Count* const of_warps = sums_of_warps();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int warp = static_cast<int>(threadIdx.x / 32);
   T sum = value;
@@ -87,8 +105,8 @@ __device__ T sum_before(T value, T* total) {
   T before = 0;
   *total = 0;
   for (int i = 0; i < kWarps; ++i) {
-    if (i < warp) before += of_warps[i];
-    *total += of_warps[i];
+    if (i < warp) before += static_cast<T>(of_warps[i]);
+    *total += static_cast<T>(of_warps[i]);
   }
   __syncthreads();  // of_warps may be used again
   return before + sum - value;
@@ -143,8 +161,8 @@ template <class Scores>
 __global__ void __launch_bounds__(kThreads)
     count_bins_kernel(Scores scores, Rows rows, State* state, uint32_t* part_bins, int number,
                       Count k) {
-  __shared__ uint32_t bins[kNumBins];
-  __shared__ unsigned is_last_block;
+  uint32_t* const bins = bins_of_block().bins;
+  unsigned& is_last_block = bins_of_block().is_last_block;
   Pass& pass = state->passes[number];
   if (number > 0 && pass.is_needed == 0) return;
   for (int bin = threadIdx.x; bin < kNumBins; bin += kThreads) bins[bin] = 0;
@@ -278,15 +296,15 @@ void DeviceRows::choose(const Scores& scores, int64_t num_rows, int64_t most_row
                         int64_t first_row_id, cudaStream_t stream) {
   auto* const state = state_.as<State>();
   row_ids_ = StreamMemory(most_rows * static_cast<int64_t>(sizeof(int64_t)), stream);
-  const int64_t wanted_parts = (num_rows + kFewestRowsPerPart - 1) / kFewestRowsPerPart;
-  const int64_t rows_per_part = round_up(
-      (num_rows + std::min(wanted_parts, kMostParts) - 1) / std::min(wanted_parts, kMostParts),
-      kTileRows);
-  const int64_t num_parts = (num_rows + rows_per_part - 1) / rows_per_part;
+  const int64_t all_rows = num_rows + scores.lead();
+  const int64_t wanted_parts =
+      std::min(kMostParts, (all_rows + kFewestRowsPerPart - 1) / kFewestRowsPerPart);
+  const int64_t rows_per_part = round_up((all_rows + wanted_parts - 1) / wanted_parts, kTileRows);
+  const int64_t num_parts = (all_rows + rows_per_part - 1) / rows_per_part;
   const StreamMemory part_bins(num_parts * kNumBins * static_cast<int64_t>(sizeof(uint32_t)),
                                stream);
   const StreamMemory parts(num_parts * static_cast<int64_t>(sizeof(Part)), stream);
-  const Rows rows{num_rows, rows_per_part};
+  const Rows rows{num_rows, rows_per_part, scores.lead()};
   for (int pass = 0; pass < kNumPasses; ++pass) {
     CPR_EXT_LAUNCH(count_bins_kernel<Scores>, num_parts, kThreads, stream, scores, rows, state,
                    part_bins.as<uint32_t>(), pass, static_cast<Count>(most_rows));

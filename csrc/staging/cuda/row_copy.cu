@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/cuda/device.h"
+#include "core/cuda/host_link.h"
 #include "core/error.h"
 #include "staging/cuda/row_copy.h"
 
@@ -129,6 +130,7 @@ class CudaStager final : public DeviceStager {
   }
 
   void unpin(std::byte* slot) noexcept override {
+    const DeviceGuard guard(device_, std::nothrow);
     if (cudaHostUnregister(slot) != cudaSuccess) (void)cudaGetLastError();
   }
 
@@ -136,11 +138,11 @@ class CudaStager final : public DeviceStager {
                                   std::byte* slot) override {
     std::lock_guard<std::mutex> lock(mutex_);
     const DeviceGuard guard(device_);
-    auto arrival = std::make_unique<CopiedOut>(copies_out_.get());
+    auto arrival = std::make_unique<CopiedOut>(device_, copies_out_.get());
     in_rounds(arrays, rows, [&](const Round& round) {
       const Staged staged = stage(arrays, rows, round);
       if (rows.row_ids != nullptr) {
-        CPR_EXT_CUDA(cudaMemcpyAsync(round.buffer->memory.data(), rows.row_ids + round.first,
+        CPR_EXT_CUDA(cudaMemcpyAsync(round.memory, rows.row_ids + round.first,
                                      id_bytes(round.count), cudaMemcpyHostToDevice, stream()));
       }
       copy<true>(staged, round.count);
@@ -163,10 +165,11 @@ class CudaStager final : public DeviceStager {
     std::lock_guard<std::mutex> lock(mutex_);
     const DeviceGuard guard(device_);
     HostLink& link = HostLink::of(device_);
+    open_ = nullptr;  // its copies go another way
     in_rounds(arrays, rows, [&](const Round& round) {
       const Staged staged = stage(arrays, rows, round);
       if (rows.row_ids != nullptr) {
-        link.upload(round.buffer->memory.data(), rows.row_ids + round.first,
+        link.upload(round.memory, rows.row_ids + round.first,
                     static_cast<int64_t>(id_bytes(round.count)), stream());
       }
       for (size_t i = 0; i < arrays.size(); ++i) {
@@ -177,6 +180,7 @@ class CudaStager final : public DeviceStager {
       copy<false>(staged, round.count);
       round.buffer->is_free.record(stream());
     });
+    open_ = nullptr;
   }
 
   void finish() override {
@@ -196,9 +200,10 @@ class CudaStager final : public DeviceStager {
   // reached before it is destroyed.
   class CopiedOut final : public Arrival {
    public:
-    explicit CopiedOut(cudaStream_t stream) : stream_(stream) {}
+    CopiedOut(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
     ~CopiedOut() override {
       try {
+        const DeviceGuard guard(device_);
         if (!is_recorded_) record();
         wait();
       } catch (const CudaError&) {  // nothing will arrive any more
@@ -208,9 +213,14 @@ class CudaStager final : public DeviceStager {
       event_.record(stream_);
       is_recorded_ = true;
     }
-    void wait() override { event_.wait(); }
+    void wait() override {
+      const DeviceGuard guard(device_);
+      const WaitsBesideCaptures waits;
+      event_.wait();
+    }
 
    private:
+    int device_;
     cudaStream_t stream_;
     Event event_;
     bool is_recorded_ = false;
@@ -219,6 +229,7 @@ class CudaStager final : public DeviceStager {
   // Rows [first, first + count) of those to be copied, as many as a buffer holds.
   struct Round {
     Buffer* buffer;
+    std::byte* memory;  // of the buffer
     int64_t first;
     int64_t count;
   };
@@ -244,17 +255,32 @@ class CudaStager final : public DeviceStager {
                        std::to_string(device_) + "; make slot_bytes larger");
     }
     for (int64_t first = 0; first < rows.count; first += most_rows) {
-      Buffer& buffer = buffers_[next_];
-      next_ = (next_ + 1) % buffers_.size();
-      buffer.is_free.block(stream());
-      body(Round{&buffer, first, std::min(most_rows, rows.count - first)});
+      const int64_t count = std::min(most_rows, rows.count - first);
+      std::byte* const memory = allocate(count * row_bytes + padding);
+      body(Round{open_, memory, first, count});
     }
+  }
+
+  // Memory of the open buffer, or if it has not as much left, or another stream opened it, of the
+  // next, which then is: for that one alone the stream waits, until it is free. So small copies do
+  // not take a buffer each. REQUIRES: it fits a buffer.
+  std::byte* allocate(int64_t bytes) {
+    if (open_ == nullptr || opener_ != stream() || used_ + bytes > buffer_bytes_ + kSlack) {
+      open_ = &buffers_[next_];
+      opener_ = stream();
+      used_ = 0;
+      next_ = (next_ + 1) % buffers_.size();
+      open_->is_free.block(stream());
+    }
+    std::byte* const memory = open_->memory.data() + used_;
+    used_ = round_up(used_ + bytes);
+    return memory;
   }
 
   Staged stage(const std::vector<StagedArray>& arrays, const StagedRows& rows,
                const Round& round) const {
     Staged staged;
-    std::byte* to = round.buffer->memory.data();
+    std::byte* to = round.memory;
     const bool has_ids = rows.row_ids != nullptr;
     RowCopies copies{};
     copies.row_ids = has_ids ? reinterpret_cast<const int64_t*>(to) : nullptr;
@@ -297,6 +323,9 @@ class CudaStager final : public DeviceStager {
   std::mutex mutex_;  // guards all below
   std::vector<Buffer> buffers_;
   size_t next_ = 0;
+  Buffer* open_ = nullptr;  // the one filled last, for gathers alone; null: none
+  cudaStream_t opener_ = nullptr;
+  int64_t used_ = 0;  // bytes of it
   SideStream copies_out_;
 };
 

@@ -29,18 +29,39 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __shared__ static  // one block runs at a time
+// One block runs at a time. What is in this section is garbage when a block begins; a compiler does
+// not put there what is in a template, so that shared memory belongs in plain functions.
+#define __shared__ static __attribute__((section("emulated_shared")))
+#define CUDART_VERSION 13000
 
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
   cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorLaunchFailure = 719,
+  cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorStreamCaptureIsolation = 905,
+  cudaErrorCapturedEvent = 907,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+enum cudaStreamCaptureMode {
+  cudaStreamCaptureModeGlobal,
+  cudaStreamCaptureModeThreadLocal,
+  cudaStreamCaptureModeRelaxed,
+};
+enum cudaMemAllocationType { cudaMemAllocationTypePinned = 1 };
+enum cudaMemLocationType { cudaMemLocationTypeDevice = 1 };
+enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4 };
+enum cudaDriverEntryPointQueryResult {
+  cudaDriverEntryPointSuccess,
+  cudaDriverEntryPointSymbolNotFound,
+};
+constexpr unsigned long long cudaEnableDefault = 0;
 constexpr unsigned cudaHostAllocMapped = 2;
 constexpr unsigned cudaHostRegisterPortable = 1;
 constexpr unsigned cudaEventDisableTiming = 2;
@@ -62,6 +83,15 @@ struct EmulatedStream;
 struct EmulatedEvent;
 using cudaStream_t = EmulatedStream*;
 using cudaEvent_t = EmulatedEvent*;
+struct EmulatedMemPool;
+using cudaMemPool_t = EmulatedMemPool*;
+struct cudaMemPoolProps {
+  cudaMemAllocationType allocType;
+  struct {
+    cudaMemLocationType type;
+    int id;
+  } location;
+};
 
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -78,7 +108,12 @@ cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaMalloc(void** data, size_t bytes);
 cudaError_t cudaFree(void* data);
-cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t stream);
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* props);
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool);
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value);
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t kept_bytes);
+cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t pool,
+                                    cudaStream_t stream);
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream);
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void* data);
@@ -92,6 +127,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode);
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult* result);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
@@ -107,7 +146,8 @@ void barrier();
 // Every lane of `mask` gives a value; returns those of all 32 lanes, valid until the next exchange.
 const uint64_t* exchange(unsigned mask, uint64_t value);
 int lane();
-void reach_atomic();  // where threads change places if their order is random
+uint64_t& wide_loads();  // so many so far
+void reach_atomic();     // where threads change places if their order is random
 [[noreturn]] void misuse(const char* what);
 
 template <class T>
@@ -175,6 +215,10 @@ inline int __any_sync(unsigned mask, int predicate) {
   return 0;
 }
 
+inline uint4 __ldg(const uint4* address) {
+  ++emulated_cuda::wide_loads();
+  return *address;
+}
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 

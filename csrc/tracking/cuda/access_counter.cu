@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "core/cuda/device.h"
+#include "core/cuda/host_link.h"
 #include "tracking/cuda/access_counter.h"
 #include "tracking/cuda/grid.h"
 #include "tracking/cuda/lookups.h"

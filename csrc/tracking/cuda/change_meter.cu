@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "core/cuda/device.h"
+#include "core/cuda/host_link.h"
 #include "core/error.h"
 #include "tracking/cuda/bitmap.h"
 #include "tracking/cuda/change_meter.h"

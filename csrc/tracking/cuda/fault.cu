@@ -1,3 +1,5 @@
+#include <atomic>
+
 #include "core/error.h"
 #include "tracking/cuda/fault.h"
 
@@ -12,6 +14,7 @@ DeviceFault::DeviceFault(cudaStream_t stream)
 void DeviceFault::report(const std::string& table, int64_t num_rows, int device) const {
   auto* const fault = reinterpret_cast<volatile Fault*>(fault_.data());
   if (fault->is_set == 0) return;
+  std::atomic_thread_fence(std::memory_order_acquire);  // with the fence of FaultNote::take()
   const int64_t index = fault->index;
   const int64_t position = fault->position;
   fault->is_set = 0;

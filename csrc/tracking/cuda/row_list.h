@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/cuda/device.h"
+#include "core/cuda/host_link.h"
 #include "tracking/row_tracker.h"
 
 namespace cpr_ext {

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "core/cuda/device.h"
+#include "core/cuda/host_link.h"
 #include "core/error.h"
 #include "tracking/cuda/bitmap.h"
 #include "tracking/cuda/grid.h"

@@ -1,3 +1,4 @@
+#include "core/cuda/host_link.h"
 #include "tracking/cuda/taken_rows.h"
 
 namespace cpr_ext {

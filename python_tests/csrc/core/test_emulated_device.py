@@ -1,8 +1,10 @@
 """csrc/testing/: the emulated device finds what it is there to find."""
 
+import numpy as np
 import pytest
 
-LAUNCH_FAILURE = 719
+INVALID_HANDLE, LAUNCH_FAILURE = 400, 719
+UNSUPPORTED, ISOLATION = 900, 905  # in a capture
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -14,3 +16,83 @@ def test_a_kernel_that_would_hang_or_go_wrong_fails(emulated, fault, seed):
     emulated.native.emulator.shuffle_threads(seed)
     assert emulated.native.emulator.run_broken_kernel(fault) == LAUNCH_FAILURE
     assert emulated.native.emulator.run_broken_kernel("none") == 0
+
+
+def test_shared_memory_that_a_kernel_does_not_clear_is_garbage_in_every_block(emulated):
+    emulator = emulated.native.emulator
+    assert emulator.sum_shared(clears=True) == 2 * 64
+    for _ in range(2):
+        assert emulator.sum_shared(clears=False) == 2 * 64 * 0xABABABAC
+
+
+def test_all_shared_memory_of_the_kernels_is_among_it(emulated):
+    """What a template has is not: it must lie in plain functions."""
+    selection = 2048 * 4 + 8 + 8 * 8
+    assert emulated.native.emulator.shared_bytes() >= selection + 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("nothing", 0),
+        ("launch", 0),
+        ("wait for the stream", UNSUPPORTED),
+        ("wait for an event", UNSUPPORTED),
+        ("ask for an event", UNSUPPORTED),
+        ("wait for an event of before", ISOLATION),
+        ("allocate", UNSUPPORTED),
+    ],
+)
+def test_a_call_that_a_capture_does_not_allow_fails(emulated, call, error):
+    assert emulated.native.emulator.call_in_capture(call) == error
+
+
+def test_a_wait_on_another_thread_breaks_a_capture_unless_the_thread_may(emulated):
+    emulator = emulated.native.emulator
+    assert emulator.wait_beside_capture(waits_beside=False) == UNSUPPORTED
+    assert emulator.wait_beside_capture(waits_beside=True) == 0
+
+
+def test_what_is_captured_runs_at_each_replay(emulated):
+    emulator = emulated.native.emulator
+    counter = emulated.access_counter("t", 10)
+    emulator.set_capturing(True)
+    counter.observe(np.array([3, 3, 5]))
+    assert emulator.set_capturing(False)
+    assert counter.counts().sum() == 0
+    for _ in range(2):
+        emulator.replay_graph()
+    assert counter.counts()[[3, 5]].tolist() == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("none", 0),
+        ("launch on the other's stream", INVALID_HANDLE),
+        ("record the other's event", INVALID_HANDLE),
+    ],
+)
+def test_objects_of_another_device_are_refused(emulated, fault, error):
+    assert emulated.native.emulator.mix_devices(fault) == error
+
+
+def test_devices_that_no_call_used_have_no_context(emulated):
+    emulator = emulated.native.emulator
+    emulator.set_num_devices(3)
+    assert emulator.used_devices() == set()
+    emulator.set_device(2)
+    emulated.native.DeviceAccessCounter(name="t", num_rows=5, device=1)
+    assert emulator.used_devices() == {1}
+
+
+def test_a_pool_without_a_threshold_maps_its_memory_anew_after_each_wait(emulated):
+    emulator = emulated.native.emulator
+    assert emulator.count_mappings(5, keeps=False) == 5
+    assert emulator.count_mappings(5, keeps=True) == 1
+
+
+def test_memory_that_is_freed_before_a_kernel_reads_it_is_another_owners(emulated):
+    emulator = emulated.native.emulator
+    assert emulator.read_freed(frees_late=True) == 0x01010101
+    assert emulator.read_freed(frees_late=False) == 0xABABABAB

@@ -145,6 +145,28 @@ def test_undo_puts_every_bit_back_also_in_the_middle_of_a_step(described, seed):
     assert (first.num_rows, first.num_bytes, first.is_finished) == (0, 0, False)
 
 
+@given(tables, seeds)
+def test_a_delta_leads_there_and_back_as_often_as_wanted(described, seed):
+    chance = np.random.default_rng(seed)
+    shard = random_arrays(described, chance)
+    layout = native.ShardLayout(shard)
+    deltas, states = [], []
+    for _ in range(2):
+        delta, before = recorded(layout, shard, chance)
+        deltas.append(delta)
+        states.append(as_words(before))
+    after = as_words(shard)
+    for _ in range(2):
+        for delta, before in zip(deltas[::-1], states[::-1], strict=True):
+            delta.toggle()
+            np.testing.assert_array_equal(as_words(shard), before)
+        for delta in deltas:
+            delta.toggle()
+        np.testing.assert_array_equal(as_words(shard), after)
+    deltas[1].undo()
+    np.testing.assert_array_equal(as_words(shard), states[1])
+
+
 def test_a_step_of_too_many_rows_is_refused_and_nothing_of_it_is_kept():
     shard = [[np.zeros((10, 2), np.float32)]]
     delta = native.RowDelta(native.ShardLayout(shard), max_bytes=5 * 16)
@@ -194,8 +216,9 @@ def test_calls_that_cannot_be_are_refused():
     delta = native.RowDelta(layout, max_bytes=PLENTY)
     with pytest.raises(UsageError, match="no table 1"):
         delta.note(1, np.array([0]))
-    with pytest.raises(UsageError, match="not finished"):
-        delta.pack(0, 4)
+    for call in (lambda: delta.pack(0, 4), delta.toggle):
+        with pytest.raises(UsageError, match="not finished"):
+            call()
     delta.finish()
     with pytest.raises(UsageError, match="is finished"):
         delta.note(0, np.array([0]))

@@ -4,6 +4,8 @@ On the emulated device in lazy mode nothing happens before somebody waits for it
 which is read too late, or a slot that is used too early, shows.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -279,3 +281,28 @@ def test_a_slot_that_cannot_be_pinned_makes_no_pipeline(emulated):
         OnDevice(emulated, random_table(10))
     assert emulated.native.emulator.calls()["cudaHostUnregister"] == 1
     assert backends.live_bytes(emulated) == before
+
+
+def test_threads_that_wait_for_copies_use_the_device_of_the_table_alone(emulated, tmp_path):
+    emulator = emulated.native.emulator
+    emulator.set_num_devices(2)
+    emulator.set_device(1)  # this thread's, as torch would have it
+    on_second = replace(emulated, device=1)
+    on = OnDevice(on_second, random_table(3000))
+    on.write(tmp_path / "s")
+    assert (tmp_path / "s").read_bytes() == on.layout.expected_file()
+    del on
+    assert emulator.used_devices() == {1}
+
+
+def test_threads_that_wait_for_copies_break_no_capture(emulated, tmp_path):
+    emulator = emulated.native.emulator
+    on = OnDevice(emulated, random_table(300))
+    emulator.set_lazy(True)
+    job = on.start(tmp_path / "s")
+    job.capture(step=1)
+    emulator.set_capturing(True)
+    job.wait("written")
+    assert emulator.set_capturing(False)
+    job.finish(HEADER)
+    assert (tmp_path / "s").read_bytes() == on.layout.expected_file()

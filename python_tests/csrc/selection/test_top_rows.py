@@ -165,3 +165,12 @@ def test_a_device_chooses_the_same_rows_at_every_size_and_budget(device_top_rows
 def test_a_device_reads_scores_from_any_address(device_top_rows, begin):
     scores = np.random.default_rng(0).poisson(2, 5000).astype(np.uint32)[begin:]
     assert device_top_rows(scores, 700) == reference.top_rows_fast(scores, 700).tolist()
+
+
+@pytest.mark.parametrize("begin", [0, 1, 2, 3])
+def test_a_device_loads_four_scores_at_once_from_any_address(begin):
+    emulated = backends.find("emulated").native
+    scores = np.random.default_rng(0).poisson(2, 5004).astype(np.uint32)[begin:][:5000]
+    before = emulated.emulator.wide_loads()
+    emulated.device_top_rows(scores, 700, device=0)
+    assert emulated.emulator.wide_loads() - before >= 2 * (5000 // 4 - 2)  # counted, then written

@@ -173,3 +173,32 @@ def test_gathers_in_flight_do_not_disturb_each_other(emulated):
     out = np.zeros_like(table)
     stager.gather_rows(table, np.arange(4000), out)
     np.testing.assert_array_equal(out, table)
+
+
+def test_small_gathers_share_a_buffer_and_wait_for_it_once(emulated):
+    stager = make_stager(emulated)
+    table = random_bytes((4000, 16), 0)
+    stager.gather_rows(table, np.arange(10), np.zeros((10, 16), table.dtype))
+    emulated.native.emulator.calls()
+    for first in range(0, 80, 10):
+        out = np.zeros((10, 16), table.dtype)
+        stager.gather_rows(table, np.arange(first, first + 10), out)
+        np.testing.assert_array_equal(out, table[first : first + 10])
+    # The stream of copies waits for each gather, training's only for a buffer that is used again.
+    assert emulated.native.emulator.calls()["cudaStreamWaitEvent"] == 8
+
+
+def test_gathers_that_share_a_buffer_and_scatters_keep_to_their_memory(emulated, tmp_path):
+    """With every copy as late as it can be."""
+    emulated.native.emulator.set_lazy(True)
+    stager = make_stager(emulated)
+    table = random_bytes((400, 100), 0)
+    expected = table.copy()
+    for first in range(0, 400, 40):
+        ids = np.arange(first, first + 40)
+        out = np.zeros_like(table[ids])
+        stager.gather_rows(table, ids, out)
+        np.testing.assert_array_equal(out, expected[ids])
+        expected[ids] = expected[ids[::-1]]
+        stager.scatter_rows(np.ascontiguousarray(out[::-1]), ids, table)
+    np.testing.assert_array_equal(table, expected)

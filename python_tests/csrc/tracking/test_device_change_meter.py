@@ -246,7 +246,7 @@ def test_no_meter_is_made_where_a_call_fails(emulated, call, nth):
 
 @pytest.mark.parametrize("nth", range(1, 14))
 @pytest.mark.parametrize(
-    "call", ["cudaMallocAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync", "cudaMemsetAsync"]
+    "call", ["cudaMallocFromPoolAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync", "cudaMemsetAsync"]
 )
 def test_a_call_that_fails_leaves_every_score_as_it_was(emulated, call, nth):
     weight = np.zeros((1000, 4), dtype=np.float32)

@@ -41,7 +41,9 @@ def test_a_batch_of_26_tables_is_one_launch_and_allocates_nothing(emulated):
 
 
 @pytest.mark.parametrize("nth", range(1, 12))
-@pytest.mark.parametrize("call", ["cudaMallocAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"])
+@pytest.mark.parametrize(
+    "call", ["cudaMallocFromPoolAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"]
+)
 def test_a_call_that_fails_leaves_the_rows_as_they_are(emulated, call, nth):
     tracker = emulated.dirty_rows("t", 1000)
     tracker.observe(np.arange(200))

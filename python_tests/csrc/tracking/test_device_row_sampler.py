@@ -274,7 +274,9 @@ def test_no_sampler_is_made_where_a_call_fails(emulated, call, nth):
 
 
 @pytest.mark.parametrize("nth", range(1, 12))
-@pytest.mark.parametrize("call", ["cudaMallocAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"])
+@pytest.mark.parametrize(
+    "call", ["cudaMallocFromPoolAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"]
+)
 def test_a_call_that_fails_leaves_the_sample_as_it_was(emulated, call, nth):
     watched = Watched(emulated, 1000, 50, period=1, seed=3)
     sampler = watched.sampler
@@ -300,7 +302,9 @@ def test_a_call_that_fails_leaves_the_sample_as_it_was(emulated, call, nth):
     watched.check_invariant()
 
 
-@pytest.mark.parametrize("call", ["cudaMallocAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"])
+@pytest.mark.parametrize(
+    "call", ["cudaMallocFromPoolAsync", "cudaLaunchKernelEx", "cudaMemcpyAsync"]
+)
 def test_what_could_not_be_put_back_can_be_once_there_is_room(emulated, call):
     watched = Watched(emulated, 1000, 50, period=1, seed=3)
     sampler = watched.sampler

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.distributed.collective.collectives import flatten, unflatten
-from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.dtypes import DTYPE_NAMES
 
 
 @given(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.recovery_decision import Status, agree
 from cpr_ext.distributed.defaults import choose_recovery
+from cpr_ext.distributed.parity.protocol import Log, Report
 from cpr_ext.schedules.intervals import EverySteps, RunCosts
 from cpr_ext.schedules.target_pls import TargetPLS
 
@@ -47,6 +48,44 @@ def test_nobody_is_sent_back_unless_somebody_lost_its_state(statuses):
     agreement = agree(statuses)
     assert agreement.lost == tuple(r for r, status in enumerate(statuses) if not status.is_live)
     assert agreement.lost or agreement.recovery == "partial"
+
+
+def with_parity(choice, *newest):
+    """Statuses of workers of one group; None: it is lost."""
+    group = tuple(range(len(newest)))
+    steps = [step for step in newest if step is not None] or [1]
+    held = {rank: Log(min(steps), min(steps) - 1) for rank in group}
+    statuses = [
+        Status(
+            step is not None, step or 0, (), choice, LossAccount.empty(len(newest)),
+            Report(None) if step is None else Report(
+                Log(step, step - 2), {other: log for other, log in held.items() if other != rank}
+            ),
+        )
+        for rank, step in enumerate(newest)
+    ]  # fmt: skip
+    return agree(statuses, [group])
+
+
+@pytest.mark.parametrize(
+    ("choice", "newest", "expected"),
+    [
+        ("exact", (7, None, 6), ("exact", 6, None, "")),
+        ("exact", (7, 6, 6), ("exact", 6, None, "")),
+        ("partial", (7, None, 6), ("partial", 7, 6, "")),
+        ("partial", (7, 6, 6), ("partial", 7, None, "")),  # nobody needs to go back
+        ("partial", (None, None, 6), ("partial", 6, None, "workers [0, 1] of one parity group")),
+        ("exact", (None, None, 6), ("partial", 6, None, "workers [0, 1] of one parity group")),
+        ("partial", (None, None, None), ("partial", 0, None, "")),
+    ],
+)
+def test_parity_gives_lost_rows_where_it_suffices(choice, newest, expected):
+    agreement = with_parity(choice, *newest)
+    *found, obstacle = (
+        agreement.recovery, agreement.step, agreement.rebuilt_at, agreement.obstacle
+    )  # fmt: skip
+    assert (*found, obstacle[: len(expected[3])]) == expected
+    assert bool(obstacle) == bool(expected[3])
 
 
 @given(worlds())

@@ -27,7 +27,8 @@ class Memory(NamedTuple):
     acknowledged: int
     parts: tuple[int, ...]
     parity: int
-    held: tuple[Log, ...]  # of the other members, in their order; empty: not encoded
+    held: tuple[Log, ...]  # of the other members, in their order; empty: of no state
+    is_encoded: bool = True
 
 
 class State(NamedTuple):
@@ -69,14 +70,20 @@ class Model:
         steps: how many are trained.
         losses: how many workers are lost at most.
         atomic_undo: a worker goes all its way back in one event.
+        behind: parity is encoded during training, when all members of a group stand still.
     """
 
-    def __init__(self, groups, steps, losses, the_rules=None, *, atomic_undo=False):
+    def __init__(self, groups, steps, losses, the_rules=None, *, atomic_undo=False, behind=False):
         self.groups, self.steps, self.losses = groups, steps, losses
         self.rules = the_rules or rules()
-        self.atomic_undo = atomic_undo
+        self.atomic_undo, self.behind = atomic_undo, behind
         self.group_of = {rank: group for group in groups for rank in group}
         self.size = len(self.group_of)
+        self._others = {
+            rank: [other for other in group if other != rank]
+            for rank, group in self.group_of.items()
+        }
+        self._holders = {rank: holders(group, rank) for rank, group in self.group_of.items()}
         chance = random.Random(1)
         self.values = {
             rank: [
@@ -87,14 +94,14 @@ class Model:
         }
 
     def others(self, rank):
-        return [other for other in self.group_of[rank] if other != rank]
+        return self._others[rank]
 
     def first(self):
         fresh = tuple(
             Memory(
                 protocol.begin(0), False, 0, self.values[rank][0],
                 self.right_parity(rank, dict.fromkeys(self.others(rank), 0)),
-                tuple(protocol.begin(0) for _ in self.others(rank)),
+                tuple(protocol.begin(0) for _ in self.others(rank)), not self.behind,
             )
             for rank in range(self.size)
         )  # fmt: skip
@@ -114,9 +121,16 @@ class Model:
 
     def reports(self, state):
         return [
-            Report(w.own, dict(zip(self.others(rank), w.held, strict=False)))
+            Report(w.own, self.held_by(rank, w) if w.is_encoded else {})
             for rank, w in enumerate(state.workers)
         ]
+
+    def key(self, state):
+        """Of states with one key, one is explored."""
+        return state
+
+    def held_by(self, rank, memory):
+        return dict(zip(self.others(rank), memory.held, strict=False))
 
     def next_states(self, state):
         if state.losses < self.losses:
@@ -129,7 +143,10 @@ class Model:
 
     def lose(self, state, rank):
         gone = Memory(None, False, 0, (0,) * (len(self.group_of[rank]) - 1), 0, ())
-        lost = with_worker(state, rank, gone)._replace(losses=state.losses + 1)
+        known = state._replace(workers=tuple(
+            w if w.is_encoded else w._replace(held=()) for w in state.workers
+        ))  # fmt: skip
+        lost = with_worker(known, rank, gone)._replace(losses=state.losses + 1)
         verdict = self.rules.agree_on_state(self.reports(lost), self.groups)
         if verdict.state is None:
             self.require_excuse(lost, verdict.obstacle)
@@ -139,8 +156,8 @@ class Model:
     def require_excuse(self, state, obstacle):
         """Parity may be too little only if two of a group lack rows or parity."""
         for group in self.groups:
-            if sum(state.workers[rank].own is None or not state.workers[rank].held
-                   for rank in group) > 1:  # fmt: skip
+            if sum(w.own is None or not (w.held and w.is_encoded)
+                   for w in (state.workers[rank] for rank in group)) > 1:  # fmt: skip
                 return
         if all(w.own is None for w in state.workers):
             return
@@ -148,6 +165,7 @@ class Model:
 
     def train(self, state):
         slowest = min(w.own.newest for w in state.workers)
+        yield from self.encode(state)
         for rank, w in enumerate(state.workers):
             own = w.own
             if w.is_changing:
@@ -161,7 +179,7 @@ class Model:
             elif self.may_begin(own, slowest) and self.rules.may_change(own, w.acknowledged):
                 torn = (w.parts[0] ^ TORN, *w.parts[1:])
                 yield with_worker(state, rank, w._replace(is_changing=True, parts=torn))
-            for holder in holders(self.group_of[rank], rank):
+            for holder in self._holders[rank]:
                 if (arrived := self.arrive(state, rank, holder)) is not None:
                     yield arrived
             # A holder speaks for all members at once; a worker hears all its holders.
@@ -171,6 +189,18 @@ class Model:
                 for holder in self.others(rank)
             ):
                 yield with_worker(state, rank, w._replace(acknowledged=step))
+
+    def encode(self, state):
+        """What one holder lacks, at once: ranges between which steps pass are tested apart."""
+        for rank, w in enumerate(state.workers):
+            members = [state.workers[member] for member in self.others(rank)]
+            stand = w.own.newest if w.own is not None else None
+            if not w.is_encoded and all(
+                not m.is_changing and m.own.newest == log.newest == stand
+                for m, log in zip(members, w.held, strict=True)
+            ):
+                parity = self.gather(state, self.group_of[rank], rank, None)
+                yield with_worker(state, rank, w._replace(parity=parity, is_encoded=True))
 
     def may_begin(self, own, slowest):
         return own.newest < self.steps and own.newest <= slowest
@@ -238,9 +268,12 @@ class Model:
                     return self.decode(state, reports, group, rank)
         for group in self.groups:
             for holder in self.rules.to_encode(reports, group):
-                parity = self.gather(state, group, holder, None)
+                parity = 0 if self.behind else self.gather(state, group, holder, None)
                 held = tuple(protocol.begin(goal) for _ in self.others(holder))
-                worker = state.workers[holder]._replace(parity=parity, held=held)
+                old = state.workers[holder]
+                if old.held:
+                    continue
+                worker = old._replace(parity=parity, held=held, is_encoded=not self.behind)
                 return with_worker(state, holder, worker)
         for rank, w in enumerate(state.workers):
             if not w.held:
@@ -276,7 +309,7 @@ class Model:
     def check(self, state):
         """What holds whenever all train."""
         for rank, w in enumerate(state.workers):
-            if state.goal is None and w.held:
+            if state.goal is None and w.held and w.is_encoded:
                 states = {m: log.newest for m, log in zip(self.others(rank), w.held, strict=True)}
                 if w.parity != self.right_parity(rank, states):
                     raise FaultError(f"the parity on worker {rank} is of no state")
@@ -297,7 +330,7 @@ def explore(model, *, deep=False) -> Result:
         deep: follow one way to its end first, which finds faults sooner.
     """
     start = model.first()
-    seen, waiting = {start}, deque([start])
+    seen, waiting = {model.key(start)}, deque([start])
     recoveries = fallbacks = 0
     while waiting:
         state = waiting.pop() if deep else waiting.popleft()
@@ -313,8 +346,8 @@ def explore(model, *, deep=False) -> Result:
                 fallbacks += 1
                 continue
             recoveries += state.goal is not None and other.goal is None
-            if other not in seen:
-                seen.add(other)
+            if (key := model.key(other)) not in seen:
+                seen.add(key)
                 waiting.append(other)
     return Result(len(seen), recoveries, fallbacks)
 

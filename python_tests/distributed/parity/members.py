@@ -20,7 +20,7 @@ def adagrad(rows):
 class Trainer:
     """One worker's model of two tables, and its parity's listener."""
 
-    def __init__(self, directory, *, parts=2, make=adagrad, seed=0, **options):
+    def __init__(self, directory, *, parts=2, make=adagrad, seed=0, stride=1, **options):
         generator = torch.Generator().manual_seed(seed)
         self.model = torch.nn.ModuleDict({
             "large": torch.nn.EmbeddingBag(ROWS, DIM, sparse=True),
@@ -33,10 +33,15 @@ class Trainer:
         tables = [self.model[name].weight for name in ("large", "small")]
         self.optimizers = [make(tables), torch.optim.Adam(self.model["dense"].parameters())]
         self.checkpointer = cpr_ext.Checkpointer(
-            self.model, self.optimizers, directory, schedule=cpr_ext.EverySteps(1000), **options
+            self.model,
+            self.optimizers,
+            directory,
+            schedule=cpr_ext.EverySteps(1000),
+            save_at_close=False,
+            **options,
         )
         self.own = OwnRows(
-            self.checkpointer, parts=parts, delta_bytes=1 << 20, wait=lambda: None
+            self.checkpointer, parts=parts, delta_bytes=1 << 20, wait=lambda: None, stride=stride
         )  # fmt: skip
 
     def forward(self, step):
@@ -56,7 +61,7 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
         self.checkpointer.step(4)
-        self.own.finish_step(step)
+        return self.own.finish_step(step)
 
     def words(self):
         words = torch.empty(self.own.layout.num_words, dtype=torch.int64)
@@ -85,9 +90,9 @@ def together(*calls):
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def holding(words, *members):
+def holding(words, *members, stride=1):
     """Parity of zeros, as of state 0 of these members."""
-    held = HeldParity()
+    held = HeldParity(stride)
     held.words = torch.zeros(words, dtype=torch.int64)
     held.begin(0, members)
     return held

@@ -1,7 +1,8 @@
 """A job with parity whose workers kill themselves at named points of the protocol.
 
 ``Settings.suicides``: rank -> life -> [point, number], see ``POINTS``. ``Settings.options``: as of
-``DrawingJob``, ``group_size``, and the ``optimizer`` of the table.
+``DrawingJob``, ``group_size``, ``parity_every``, ``encode_rate``, ``optimizer`` of the table, and
+``faults``: rank -> a point at which it does not kill itself.
 """
 
 import time
@@ -10,7 +11,7 @@ import torch
 
 from cpr_ext.distributed import Parity, last_save
 from cpr_ext.distributed.collective.comparison import checksum
-from cpr_ext.distributed.parity import member, own_rows, sender, trade
+from cpr_ext.distributed.parity import encoding, group_codec, member, own_rows, sender, trade
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from python_tests.distributed.mlp_job import DrawingJob, die
 from python_tests.distributed.sharded_job import journal_of
@@ -21,6 +22,9 @@ OPTIMIZERS = {
     "sparse adam": lambda rows: torch.optim.SparseAdam(rows, lr=0.01),
     "momentum": lambda rows: torch.optim.SGD(rows, lr=0.1, momentum=0.9),
 }
+
+
+METRICS = ("protected", "lag_steps", "bytes_sent", "rebuild_progress", "rebuilds")
 
 
 def before_delta(step, until=lambda: None):
@@ -73,23 +77,52 @@ def wait_for_steps(settings, steps):
             time.sleep(0.02)
 
 
+def rows_change_unseen(number):
+    """The row of that number, by a write that PyTorch does not count, before the 4th step."""
+    right, steps = member.ParityMember.finish_step, []
+
+    def watched(self, step):
+        right(self, step)
+        steps.append(step)
+        if len(steps) == 3:
+            self._own._tables[0].weight.data[number] += 1.0
+
+    member.ParityMember.finish_step = watched
+
+
+def parity_is_damaged(number):
+    """One bit in the memory of a holder, after its step of that number."""
+    right = member.ParityMember.finish_step
+
+    def watched(self, step):
+        right(self, step)
+        if step == number:
+            self.wait_until_rows_may_change()
+            self._held.words[0] ^= 1
+
+    member.ParityMember.finish_step = watched
+
+
 POINTS = {
     "before the delta": before_delta,
     "between two holders": between_holders,
     "before the acknowledgement": lambda n: dies_in(sender, "acknowledge", n - 1),
     "before parity is undone": lambda n: dies_in(member.HeldParity, "go_back", n),
     "between two undone steps": lambda n: dies_in(own_rows.OwnRows, "_undo_step", n),
-    "decode": lambda n: dies_in(member, "xor_over_group", n),
+    "decode": lambda n: dies_in(group_codec, "xor_over_group", n),
     "encode": lambda n: dies_in(member.ParityMember, "encode_missing", n),
     "last save": lambda n: dies_in(last_save.LastSave, "save", n),
-    "protect": lambda n: dies_in(member.ParityMember, "_protect", n),
+    "rows change unseen": rows_change_unseen,
+    "parity is damaged": parity_is_damaged,
+    "protect": lambda n: dies_in(member.ParityMember, "_start_sending", n),
 }
 
 
 class ParityJob(DrawingJob):
     def __init__(self, settings, rank, life):
         super().__init__(settings, rank, life)
-        point, *numbers = self.suicide or (None,)
+        encoding._LEAST_WORDS = 100  # where it is during training, it takes several steps
+        point, *numbers = self.suicide or settings.options.get("faults", {}).get(str(rank), (None,))
         if point == "before the delta, late":
             before_delta(numbers[0], lambda: wait_for_steps(settings, numbers[1:]))
         elif point in POINTS:
@@ -108,9 +141,20 @@ class ParityJob(DrawingJob):
 
     def worker_options(self):
         options = super().worker_options()
-        if self.settings.recovery == "exact":
-            options["parity"] = Parity(group_size=self.settings.options["group_size"])
+        if self.settings.recovery in ("exact", "partial"):
+            known = self.settings.options
+            options["parity"] = Parity(
+                group_size=known["group_size"],
+                every_steps=known.get("parity_every", 1),
+                encode_bytes_per_second=known.get("encode_rate"),
+            )
         return options
+
+    def observe(self, event):
+        super().observe(event)
+        if (metrics := getattr(self.worker._parity, "_metrics", None)) is not None:
+            known = {name: getattr(metrics, name) for name in METRICS}
+            self.journal.write("metrics", step=event.step, at=event.kind, **known)
 
     def describe(self):
         """All that must end as without failures, beside the rows and their state."""

@@ -10,7 +10,7 @@ import pytest
 from cpr_ext.distributed import worker_directory
 from cpr_ext.storage.store_reader import StoreReader
 from python_tests.distributed.cluster import Cluster
-from python_tests.distributed.mlp_job import DIM
+from python_tests.distributed.mlp_job import DIM, SAMPLES
 
 JOB = ("python_tests.distributed.parity.parity_job", "ParityJob")
 # Nobody is taken for lost on a busy machine; a wait for the end of a time-out fails the test.
@@ -19,13 +19,13 @@ STEPS = 10
 SHAPES = {"three": (3, 3), "mirror": (2, 2), "two mirrors": (4, 2), "four": (4, 4)}
 
 
-def settings_of(shape, optimizer="adagrad", **changed):
+def settings_of(shape, optimizer="adagrad", parity_every=1, **changed):
     world_size, group_size = SHAPES[shape]
     options = {"variants": ["plain"], "layers": (DIM, 12, 1), "group_size": group_size}
     return {
         "job": JOB, "world_size": world_size, "recovery": "exact", "num_steps": STEPS,
         "every_steps": 4, "consistency": "step", "time_outs": PATIENT,
-        "options": {**options, "optimizer": optimizer}, **changed,
+        "options": {**options, "optimizer": optimizer, "parity_every": parity_every}, **changed,
     }  # fmt: skip
 
 
@@ -63,13 +63,14 @@ def right_states(nursery, tmp_path_factory):
     """Those of a job without kills, by its settings."""
     known = {}
 
-    def of(*shape):
-        if shape not in known:
+    def of(*shape, num_steps=STEPS):
+        key = (*shape, num_steps)
+        if key not in known:
             folder = tmp_path_factory.mktemp("untouched")
-            cluster = Cluster([nursery], folder, **settings_of(*shape))
+            cluster = Cluster([nursery], folder, **settings_of(*shape, num_steps=num_steps))
             run(cluster)
-            known[shape] = states(cluster)
-        return known[shape]
+            known[key] = states(cluster)
+        return known[key]
 
     return of
 
@@ -78,9 +79,20 @@ def last_recovery(cluster):
     return cluster.recoveries(0)[-1]["recovery"]
 
 
+def require_states(cluster, expected, killed):
+    """Every step is as without kills; whoever dies may not live to note the step it had made."""
+    killed = list(killed)
+    found = states(cluster)
+    assert found == {at: known for at, known in expected.items() if at in found}
+    for rank, step in expected.keys() - found.keys():
+        assert step < cluster.settings.num_steps, (rank, step)
+        killed.remove(rank)
+
+
 def require_nothing_lost(cluster, expected, lost):
     run(cluster)
-    assert states(cluster) == expected
+    suicides = cluster.settings.suicides
+    require_states(cluster, expected, [int(rank) for rank in suicides for _ in suicides[rank]])
     last = last_recovery(cluster)
     assert (last["recovery"], last["obstacle"], last["lost"]) == ("exact", "", lost)
     for recovery in (e["recovery"] for e in cluster.recoveries(0)[1:]):
@@ -109,6 +121,34 @@ def test_a_worker_killed_in_a_step_costs_nothing(make_cluster, right_states, sha
     suicides = {"1": {"1": [point, 5]}}
     cluster = make_cluster(suicides=suicides, **settings_of(shape))
     require_nothing_lost(cluster, right_states(shape), [1])
+    require_true_metrics(cluster)
+
+
+def require_true_metrics(cluster):
+    """Protected while all train, and not while a worker is missing or rebuilt."""
+    for rank in cluster.ranks:
+        seen = cluster.events(rank, "metrics")
+        assert {e["protected"] for e in seen if e["at"] == "peer_lost"} <= {False}
+        training = [e for e in seen if e["at"] in ("recovered", "step")]
+        assert {(e["protected"], e["rebuild_progress"]) for e in training} == {(True, 1.0)}
+        assert {e["lag_steps"] for e in training} <= {0, 1}
+        assert max(e["bytes_sent"] for e in training) > 0
+    assert [e["rebuilds"] for e in cluster.events(0, "metrics")][-1] == len(cluster.recoveries(0))
+
+
+@pytest.mark.parametrize(
+    ("point", "back_to"),
+    [
+        (["optimizer", 7], {6}),
+        long(["before the acknowledgement", 2], {3, 6}),  # its peer may have the delta or not
+        long(["before the delta", 9], {6}),
+    ],
+)
+def test_parity_of_each_third_step_returns_to_one(make_cluster, right_states, point, back_to):
+    suicides = {"1": {"1": point}}
+    cluster = make_cluster(suicides=suicides, **settings_of("mirror", parity_every=3))
+    require_nothing_lost(cluster, right_states("mirror"), [1])
+    assert last_recovery(cluster)["step"] in back_to
 
 
 @pytest.mark.parametrize(
@@ -179,20 +219,122 @@ def test_two_of_a_group_lost_together_fall_back_to_the_store_and_are_protected_a
     assert (exact["recovery"], exact["lost"], exact["samples_lost"]) == ("exact", [2], [0, 0, 0])
 
 
+@pytest.mark.parametrize(
+    ("shape", "later"), [("mirror", 9), *(long(shape, 9) for shape in ("three", "four"))]
+)
+def test_parity_encoded_behind_training_protects_once_it_is_complete(
+    make_cluster, right_states, shape, later
+):
+    """Worker 1 dies twice: the second time its peers hold the parity that they encoded meanwhile.
+
+    The first time, none of it is complete, and the store is used, which was never written.
+    """
+    settings = settings_of(shape)
+    settings["options"]["encode_rate"] = 1
+    suicides = {"1": {"1": ["reduced", 0], "2": ["reduced", later]}}
+    cluster = make_cluster(suicides=suicides, **settings)
+    run(cluster)
+    _, early, late = (event["recovery"] for event in cluster.recoveries(0))
+    assert (early["recovery"], early["lost"]) == ("partial", [1])
+    assert "was not complete" in early["obstacle"]
+    assert (late["recovery"], late["lost"], late["obstacle"]) == ("exact", [1], "")
+    trained = {e["step"]: e["tables"] for e in cluster.events(1, "step")}
+    assert cluster.recoveries(1)[-1]["tables"] == trained[late["step"]]
+    states(cluster)  # steps that were trained twice are the same
+    protected = [e["protected"] for e in cluster.events(0, "metrics") if e["at"] == "step"]
+    assert (protected[0], any(protected)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parity_every", "point", "steps_lost"),
+    [
+        ("mirror", 1, ["before the delta", 6], 1),
+        long("three", 1, ["optimizer", 6], 1),
+        long("four", 3, ["reduced", 7], 2),
+        long("mirror", 3, ["before the acknowledgement", 2], 3),
+    ],
+)
+def test_partial_recovery_takes_lost_rows_from_parity_and_nobody_goes_back(
+    make_cluster, shape, parity_every, point, steps_lost
+):
+    settings = settings_of(shape, parity_every=parity_every, recovery="partial", num_steps=14)
+    suicides = {"1": {"1": point, "2": ["reduced", 11]}}  # then from parity of after the first
+    cluster = make_cluster(suicides=suicides, **settings)
+    run(cluster)
+    first, second = (event["recovery"] for event in cluster.recoveries(0)[1:])
+    batch = SAMPLES * cluster.settings.world_size
+    for recovery in (first, second):
+        assert (recovery["recovery"], recovery["lost"], recovery["obstacle"]) == (
+            "partial",
+            [1],
+            "",
+        )
+        assert set(recovery["bytes_read"]) == {0}
+        assert [rows > 0 for rows in recovery["rows_restored"]] == [r == 1 for r in cluster.ranks]
+        assert recovery["samples_lost"][0] == 0
+    assert first["samples_lost"][1] <= steps_lost * batch
+    for rank in cluster.ranks:
+        trained = {e["step"]: e["tables"] for e in cluster.events(rank, "step")}
+        for event in cluster.recoveries(rank)[1:]:
+            lost = event["recovery"]["samples_lost"][rank] // batch
+            assert event["tables"] == trained[event["step"] - lost]
+        if rank != 1:  # no step is trained again
+            assert [e["step"] for e in cluster.events(rank, "step")] == list(range(1, 15))
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (["rows change unseen", 7], "worker 0: rows changed outside their optimizer unseen: table"),
+        (["parity is damaged", 4], "worker 1: its rebuilt rows differ from their checksums: table"),
+    ],
+)
+def test_rows_that_differ_from_their_checksums_are_never_used(make_cluster, fault, says):
+    """All take the store in place of parity, and are protected again."""
+    settings = settings_of("mirror")
+    settings["options"]["faults"] = {"0": fault}
+    cluster = make_cluster(suicides={"1": {"1": ["reduced", 5]}}, **settings)
+    run(cluster)
+    last = last_recovery(cluster)
+    assert (last["recovery"], last["lost"]) == ("partial", [1])
+    assert last["obstacle"].startswith(says)
+    assert last["bytes_read"][1] > 0
+    assert len({event["step"] for event in cluster.events(1, "step")}) == STEPS
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", range(10))
-def test_random_kills_cost_nothing(make_cluster, right_states, part):
-    chance = random.Random()
-    cluster = make_cluster(**settings_of("four"))
+@pytest.mark.parametrize("part", range(25))
+def test_a_hundred_random_kills_cost_nothing(make_cluster, right_states, part):
+    """Four in each job; some of them kill a replacement before, while or after it is rebuilt."""
+    chance, steps = random.Random(), 50
+    cluster = make_cluster(**settings_of("four", num_steps=steps))
     cluster.start()
-    for _ in range(2):
-        cluster.wait_for_step(1)
-        time.sleep(chance.random())
-        victim = chance.choice(cluster.ranks)
+    victim, killed = None, []
+    for moment in sorted(chance.sample(range(1, steps - 5), 4)):
+        cluster.wait_until(lambda moment=moment: newest_step(cluster) >= moment, WAIT_SECONDS)
+        if victim is None or is_rebuilt(cluster, victim) or chance.random() < 0.5:
+            if victim is not None:
+                cluster.wait_until(lambda rank=victim: is_rebuilt(cluster, rank), WAIT_SECONDS)
+            victim = chance.choice(cluster.ranks)
+        time.sleep(0.2 * chance.random())
         if cluster.exit_code(victim, 0) is None:
             cluster.kill(victim)
-            cluster.wait_for_death(victim, seconds=WAIT_SECONDS)
-            cluster.start(victim)
+            if cluster.exit_code(victim, WAIT_SECONDS) == -signal.SIGKILL:
+                killed.append(victim)
+                cluster.start(victim)
     cluster.finish(WAIT_SECONDS)
-    assert states(cluster) == right_states("four")
+    require_states(cluster, right_states("four", num_steps=steps), killed)
+    found = [event["recovery"] for event in cluster.recoveries(0)[1:]]
+    assert {recovery["recovery"] for recovery in found} <= {"exact"}
+
+
+def newest_step(cluster):
+    steps = [e["step"] for rank in cluster.ranks for e in cluster.events(rank, "step")]
+    return max(steps, default=0)
+
+
+def is_rebuilt(cluster, rank):
+    """This process has recovered; or it came when the job was finished."""
+    events = [e for e in cluster.events(rank) if e["pid"] == cluster.pids[rank]]
+    return any(e["event"] in ("recovered", "ended") for e in events)

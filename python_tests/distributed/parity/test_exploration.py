@@ -14,6 +14,7 @@ from python_tests.distributed.parity.exploration import (
     one_group,
     rules,
 )
+from python_tests.distributed.parity.reduction import ReducedModel
 
 
 def report(name, result):
@@ -29,11 +30,30 @@ def test_every_interleaving_of_three_workers_keeps_the_promise():
     assert result.fallbacks > 0
 
 
-def test_every_interleaving_of_two_mirrors_keeps_the_promise():
-    model = Model(mirrors(4), 2, 1, atomic_undo=True)
-    result = report("two mirrors, 2 steps, 1 loss", explore(model))
-    assert result.states > 10_000
-    assert result.fallbacks == 0  # one loss never needs the store
+@pytest.mark.parametrize(
+    ("groups", "steps", "losses", "states"),
+    [
+        (one_group(3), 2, 2, 1233),
+        (one_group(3), 3, 1, 1298),
+        (one_group(4), 1, 1, 1290),
+        (mirrors(4), 3, 1, 3025),
+    ],
+)
+def test_every_interleaving_reduced_keeps_the_promise(groups, steps, losses, states):
+    name = f"{groups}, {steps} steps, {losses} losses"
+    result = report(name, explore(ReducedModel(groups, steps, losses)))
+    assert result.states == states
+    assert result.recoveries > 0
+    assert (result.fallbacks > 0) == (losses > 1)  # one loss never needs the store
+
+
+def test_every_interleaving_with_parity_encoded_behind_training_keeps_the_promise():
+    result = report("behind", explore(Model(one_group(3), 1, 2, behind=True)))
+    assert result.states > 2000
+    assert result.recoveries > 0
+    assert result.fallbacks > 0
+    mirror = report("mirror, behind", explore(Model(one_group(2), 3, 2, behind=True)))
+    assert mirror.recoveries > 0
 
 
 @pytest.mark.long
@@ -45,6 +65,26 @@ def test_every_interleaving_of_two_mirrors_keeps_the_promise():
 def test_every_interleaving_of_more_steps_and_workers(groups, steps, losses, states):
     model = Model(groups, steps, losses, atomic_undo=len(groups) > 1 or len(groups[0]) > 3)
     result = report(f"{groups}, {steps} steps, {losses} losses", explore(model))
+    assert result.states == states
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("groups", "steps", "losses", "behind", "states"),
+    [
+        (one_group(3), 3, 2, False, 15_058),
+        (one_group(4), 3, 1, False, 29_853),
+        (one_group(4), 2, 2, False, 63_857),
+        (one_group(3), 2, 2, True, 5_156),
+        (one_group(4), 1, 1, True, 19_101),
+    ],
+)
+def test_every_interleaving_of_more_steps_and_workers_reduced(
+    groups, steps, losses, behind, states
+):
+    model = ReducedModel(groups, steps, losses, behind=behind)
+    result = report(f"{groups}, {steps} steps, {losses} losses, {behind=}", explore(model))
     assert result.states == states
 
 
@@ -109,6 +149,7 @@ PAIR = {"groups": one_group(2), "steps": 3, "losses": 1}
         ({"agree_on_state": agrees_on_the_newest}, THREE),
         ({"agree_on_state": agrees_without_holders}, THREE),
         ({"agree_on_state": agrees_without_parity}, TWO_LOSSES),
+        ({"agree_on_state": agrees_without_parity}, {**TWO_LOSSES, "behind": True}),
         ({"contribution": leaves_a_member_out}, THREE),
         ({"contribution": gives_another_part}, THREE),
         ({"to_encode": lambda reports, group: []}, TWO_LOSSES),
@@ -126,6 +167,7 @@ PAIR = {"groups": one_group(2), "steps": 3, "losses": 1}
         "the newest state is agreed on",
         "holders are not asked",
         "parity counts before it is encoded",
+        "parity counts before it is encoded during training",
         "a member contributes nothing",
         "a member contributes another part",
         "parity is not encoded again",
@@ -133,8 +175,16 @@ PAIR = {"groups": one_group(2), "steps": 3, "losses": 1}
     ],
 )
 def test_a_planted_mistake_is_found(wrong, where):
+    """By the reduced exploration, which is the harder one to find it by."""
     options = dict(where)
     groups, steps, losses = (options.pop(name) for name in ("groups", "steps", "losses"))
     deep = options.pop("deep", False)
     with pytest.raises(FaultError):
-        explore(Model(groups, steps, losses, rules(**wrong), **options), deep=deep)
+        explore(ReducedModel(groups, steps, losses, rules(**wrong), **options), deep=deep)
+
+
+def test_a_wrong_order_of_undoing_is_found_without_reductions_too():
+    wrong = rules(undo_order=in_the_wrong_order)
+    groups, steps, losses = (SEVERAL_UNDONE[name] for name in ("groups", "steps", "losses"))
+    with pytest.raises(FaultError):
+        explore(Model(groups, steps, losses, wrong), deep=True)

@@ -55,6 +55,75 @@ def test_a_worker_returns_to_each_of_its_three_newest_states_in_every_bit(
         trainer.own.go_back(2)
 
 
+def torn_trainer(directory, stride):
+    """In the middle of step 9, with its words and dense state after each step."""
+    trainer = Trainer(directory, stride=stride)
+    trainer.own.begin(0)
+    known = {}
+    for step in range(1, 9):
+        assert trainer.train(step) == (step % stride == 0)
+        known[step] = trainer.words(), trainer.dense()
+    trainer.forward(9).backward()
+    trainer.optimizers[0].step()
+    return trainer, known
+
+
+@pytest.mark.parametrize("state", [0, 3, 6])
+def test_a_delta_of_several_steps_leads_back_to_the_one_before(tmp_path, state):
+    trainer, known = torn_trainer(tmp_path, 3)
+    trainer.own.go_back(state)
+    assert trainer.own.log == Log(state, 0, 3)
+    if state:
+        assert torch.equal(trainer.words(), known[state][0])
+        assert trainer.dense() == known[state][1]
+    for step in range(state + 1, 9):
+        assert trainer.train(step) == (step % 3 == 0)
+        assert torch.equal(trainer.words(), known[step][0])
+        assert trainer.dense() == known[step][1]
+
+
+@pytest.mark.parametrize("stride", [1, 3, 4])
+def test_an_abandoned_step_leaves_all_completed_ones(tmp_path, stride):
+    trainer, known = torn_trainer(tmp_path, stride)
+    trainer.own.abandon_step()
+    assert trainer.checkpointer.step_count == 8
+    assert torch.equal(trainer.words(), known[8][0])
+    assert trainer.dense() == known[8][1]
+
+
+def test_one_delta_of_several_steps_has_each_row_once(tmp_path):
+    trainer = Trainer(tmp_path, stride=3, parts=1)
+    held = holding(trainer.own.layout.num_words, 0, stride=3)
+    trainer.own.begin(0)
+    begin = trainer.words()
+    for step in range(1, 8):
+        trainer.train(step)
+        if step % 3 == 0:
+            held.receive(0, step, trainer.own.message(step, 0))
+            assert torch.equal(held.words, begin ^ trainer.words())
+    held.go_back(3)
+    trainer.own.go_back(3)
+    assert torch.equal(held.words, begin ^ trainer.words())
+
+
+@pytest.mark.parametrize(("stride", "state"), [(1, 7), (1, 6), (3, 6), (3, 3)])
+def test_a_visit_to_an_earlier_state_changes_rows_and_nothing_else(tmp_path, stride, state):
+    trainer, known = torn_trainer(tmp_path, stride)
+    trainer.own.abandon_step()
+    for _ in range(2):  # a loss may interrupt the first
+        with trainer.own.visiting(state):
+            assert torch.equal(trainer.words(), known[state][0])
+            assert trainer.dense() == known[8][1]
+            trainer.own.find_wrong_rows()
+        assert torch.equal(trainer.words(), known[8][0])
+    assert trainer.own.obstacle == ""
+    trainer.own.begin(8)
+    for step in (9, 10, 11):
+        trainer.train(step)
+    trainer.own.find_wrong_rows()
+    assert (trainer.own.obstacle, trainer.own.log.newest) == ("", 11)
+
+
 def test_messages_keep_parity_up_to_date_and_lead_it_back(trainer):
     held = [holding(words, 0) for words in trainer.own.part_words]
     begin = trainer.words()
@@ -110,7 +179,11 @@ def test_a_replacement_takes_what_is_shared_and_what_was_its_predecessors(tmp_pa
             trainer.train(step)
     source.train(2)
     torch.rand(3)
-    replacement.own.restore(2, source.own.whole_copy(2), lost.own.own_copy(2))
+    for part, words in enumerate(lost.own.part_words):
+        rows = torch.zeros(words, dtype=torch.int64)
+        lost.own.read(part, 0, rows)
+        replacement.own.write(part, 0, rows)
+    replacement.own.restore(2, source.own.whole_copy(2), lost.own.to_keep(2))
     assert replacement.checkpointer.step_count == 2
     [shared, own, got] = [
         trainer.own.whole_copy(2).tree() for trainer in (source, lost, replacement)

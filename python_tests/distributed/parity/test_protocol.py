@@ -49,6 +49,18 @@ def test_deltas_are_taken_back_from_the_newest_on():
         undone(Log(4, 4), 4)
 
 
+def test_deltas_of_several_steps_follow_each_other_by_their_stride():
+    log = append(append(append(begin(1, 3), 4), 7), 10)
+    assert (log, log.next) == (Log(10, 4, 3), 13)
+    assert undo_order(log, 4) == [10, 7]
+    assert undone(log, 10) == Log(7, 4, 3)
+    with pytest.raises(ProtocolError):
+        append(log, 11)
+    with pytest.raises(ProtocolError, match="no way back to state 8"):
+        undo_order(log, 8)
+    assert may_change(log, 10)
+
+
 def test_rows_may_change_when_all_completed_steps_are_acknowledged():
     assert may_change(Log(5, 3), 5)
     assert not may_change(Log(5, 3), 4)
@@ -88,5 +100,5 @@ def test_without_a_loss_all_return_to_what_every_worker_completed():
 
 
 def test_a_report_crosses_as_json():
-    for report in (Report(None), at(6, a1=5, a3=6), Report(Log(2, 0), {}, "why")):
+    for report in (Report(None), at(6, a1=5, a3=6), Report(Log(2, 0, 2), {}, "why")):
         assert Report.from_plain(json.loads(json.dumps(report.to_plain()))) == report

@@ -46,7 +46,7 @@ def test_tables_that_something_else_updates_are_refused():
     refuse_unprotected([table], Parity())
     fused = table_of("SGD")
     fused.lookups = object()
-    with pytest.raises(UsageError, match=r"fused kernel \(TorchRec\)"):
+    with pytest.raises(UsageError, match=r"fused kernel changes it, and its object does not say"):
         refuse_unprotected([fused], Parity())
 
 
@@ -87,11 +87,13 @@ def test_a_worker_refuses_groups_that_do_not_fit_before_it_joins(tmp_path):
         worker(tmp_path, recovery="exact", parity=Parity(hosts=["a", "b", "c"]))
 
 
-def test_exact_recovery_and_parity_go_together(tmp_path):
-    worker(tmp_path, recovery="exact", parity=Parity())
-    with pytest.raises(UsageError, match="go together"):
+def test_parity_goes_with_the_recoveries_that_use_it(tmp_path):
+    for recovery in ("exact", "partial"):
+        worker(tmp_path, recovery=recovery, parity=Parity())
+    with pytest.raises(UsageError, match='"exact" needs parity='):
         worker(tmp_path, recovery="exact")
-    with pytest.raises(UsageError, match="go together"):
-        worker(tmp_path, parity=Parity())
+    for recovery in ("full", "auto"):
+        with pytest.raises(UsageError, match=f'parity= is of no use with recovery="{recovery}"'):
+            worker(tmp_path, recovery=recovery, parity=Parity())
     with pytest.raises(UsageError, match="exact"):
         worker(tmp_path, recovery="never")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cpr_ext.dtypes import DTYPE_NAMES
+from cpr_ext.state.dtypes import DTYPE_NAMES
 
 
 @dataclass(frozen=True)

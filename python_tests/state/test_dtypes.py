@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from cpr_ext.dtypes import DTYPE_NAMES, DTYPES, list_dtypes
+from cpr_ext.state.dtypes import DTYPE_NAMES, DTYPES, list_dtypes
 
 
 @pytest.mark.parametrize("dtype", DTYPE_NAMES, ids=str)

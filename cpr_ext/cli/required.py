@@ -1,0 +1,35 @@
+"""Optional packages that a command needs, asked for before its work begins."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from cpr_ext.errors import UsageError
+
+# module -> what pip calls it, and the extra that has it
+_PACKAGES = {
+    "matplotlib": ("matplotlib", "train"),
+    "pyarrow": ("pyarrow", "train"),
+    "sklearn": ("scikit-learn", "train"),
+}
+
+
+def require_packages(command: str, *modules: str) -> None:
+    """Raise UsageError, with the remedy, if a command's packages are not installed."""
+    missing = [_PACKAGES[module] for module in modules if not _is_installed(module)]
+    if missing:
+        names = ", ".join(package for package, _ in missing)
+        extras = ",".join(sorted({extra for _, extra in missing}))
+        raise UsageError(f"{command} needs {names}: pip install 'cpr_ext[{extras}]'")
+
+
+def require_for_training(command: str, data: str) -> None:
+    """Raise UsageError if packages are missing that training on ``data`` needs, at its end too."""
+    require_packages(command, "sklearn", *["pyarrow"] * data.startswith("criteo:"))
+
+
+def _is_installed(module: str) -> bool:
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,116 @@
+"""Objects with a state of their own: learning-rate schedulers, gradient scalers, data loaders.
+
+Each has ``state_dict()`` and ``load_state_dict()``, as those of torch have. Their states are part
+of the dense state, in the order in which the user gives the objects.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.state.flatten import pack
+
+_EXAMPLE = "stateful=[scheduler, scaler]"
+
+
+class Stateful(Protocol):
+    """What can say its state and take it back."""
+
+    def state_dict(self) -> Any:
+        """Return the state: plain values and tensors."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take back what :meth:`state_dict` returned."""
+
+
+def as_stateful(given: Any) -> list[Stateful]:
+    """Return the objects that a user passes: none, one, or a sequence of them.
+
+    Raises:
+        UsageError: one has no state that can be saved and loaded, is given twice, or is a model or
+            an optimizer.
+    """
+    if given is None:
+        return []
+    objects: list[Any] = list(given) if _is_sequence(given) else [given]
+    for index, item in enumerate(objects):
+        name = f"stateful[{index}]"
+        if not all(callable(getattr(item, m, None)) for m in ("state_dict", "load_state_dict")):
+            raise UsageError(
+                f"{name} is a {type(item).__name__} without state_dict() and load_state_dict(); "
+                f"needed: objects that have both, such as {_EXAMPLE}"
+            )
+        if isinstance(item, nn.Module | torch.optim.Optimizer):
+            raise UsageError(
+                f"{name} is a {type(item).__name__}; the model and the optimizers are saved "
+                f"without it. stateful= is for other objects, such as {_EXAMPLE}"
+            )
+        if any(item is other for other in objects[:index]):
+            raise UsageError(f"{name} (a {type(item).__name__}) is given twice")
+        pack(item.state_dict(), name)  # raises UsageError for what cannot be saved
+    return objects
+
+
+def capture_stateful(objects: Sequence[Stateful]) -> list[dict[str, Any]]:
+    """Return each object's type and state, as it is now."""
+    return [{"type": type(item).__name__, "state": item.state_dict()} for item in objects]
+
+
+def stateful_differences(saved: Sequence[Any], objects: Sequence[Stateful]) -> list[str]:
+    """Return what differs between saved states and live objects, one sentence at most.
+
+    A snapshot without any state fits all objects: it may have been made without them.
+    """
+    stored, live = [item["type"] for item in saved], [type(item).__name__ for item in objects]
+    if stored == live or not stored:
+        return []
+    return [f"the store holds states of stateful={stored}, the run has {live}"]
+
+
+def without_state(saved: Sequence[Any], objects: Sequence[Stateful]) -> list[str]:
+    """Return the types of the objects for which a snapshot without states holds none."""
+    return [] if saved else [type(item).__name__ for item in objects]
+
+
+def restore_stateful(saved: Sequence[Any], objects: Sequence[Stateful]) -> None:
+    """Load saved states into the objects, if they are of the same types.
+
+    Raises:
+        StoreError: an object refuses its state; those before it have theirs.
+    """
+    if stateful_differences(saved, objects):
+        return
+    for index, (item, state) in enumerate(zip(objects, saved, strict=False)):
+        try:
+            item.load_state_dict(_own(state["state"], item.state_dict()))
+        except Exception as error:  # of the object's own code
+            raise StoreError(
+                f"stateful[{index}] (a {type(item).__name__}) refused the state that the store "
+                f"holds of it: {error}. Make it with the settings that it was saved with"
+            ) from error
+
+
+def _own(saved: Any, live: Any) -> Any:
+    """Return a copy for an object to keep, with the kinds of dict that it has now."""
+    if isinstance(saved, torch.Tensor):
+        return saved.clone()
+    if isinstance(saved, list | tuple):
+        others = live if isinstance(live, list | tuple) and len(live) == len(saved) else ()
+        items = [_own(v, others[i] if others else None) for i, v in enumerate(saved)]
+        return tuple(items) if isinstance(saved, tuple) else items
+    if isinstance(saved, dict):
+        of_live = live if isinstance(live, dict) else {}
+        copy = {key: _own(value, of_live.get(key)) for key, value in saved.items()}
+        # MultiStepLR counts in a Counter, whose methods it calls.
+        return type(live)(copy) if type(live) in (Counter, OrderedDict) else copy
+    return saved
+
+
+def _is_sequence(given: Any) -> bool:
+    return isinstance(given, Iterable) and not hasattr(given, "state_dict")

@@ -1,0 +1,161 @@
+"""Object storage, as little of it as a remote store needs.
+
+An object is written whole and never changed. ``create`` makes one only if there is none of its
+name: every service offers it, and the file system does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cpr_ext.errors import CprError, UsageError
+
+_ADDRESS = re.compile(r"[a-z][a-z0-9+]*://", re.ASCII)
+PART_BYTES = 16 << 20  # of a multipart upload
+
+
+class RemoteError(CprError):
+    """An object store refused a request, or holds what this job cannot use."""
+
+
+class Objects(Protocol):
+    """What a remote store asks of object storage; an error means that the outcome is not known."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Make an object; False if there is one of this name already."""
+
+    def write(self, key: str, chunks: Iterable[bytes]) -> None:
+        """Make or replace an object; it appears only once it is whole."""
+
+    def read(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
+        """Return bytes [begin, end) of an object; FileNotFoundError: there is none."""
+
+    def list(self, prefix: str) -> list[str]:
+        """Return the names that begin with ``prefix``, which ends with a slash."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object, if it is there."""
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """Where the copy of a store is, and how much copying may take.
+
+    Attributes:
+        address: such as ``s3://bucket/job``, ``gs://...``, ``az://...`` or ``file:///...``. Secrets
+            do not belong in it; services take them from the environment or from ``config``.
+        bytes_per_second: the most that copying reads and sends; None: no limit.
+        wait_at_close_seconds: how long ``close()`` waits for the newest state to be copied.
+        config: options of the service, as ``obstore.store.from_url(config=...)`` takes them.
+        client_options: of its HTTP client, such as ``{"allow_http": True}``.
+    """
+
+    address: str
+    bytes_per_second: float | None = None
+    wait_at_close_seconds: float = 60.0
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    client_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not is_address(self.address):
+            raise UsageError(f"remote is {self.address!r:.100}; needed: such as 's3://bucket/job'")
+        authority = self.address.split("://", 1)[1].split("/", 1)[0]
+        if "@" in authority or "?" in self.address:
+            raise UsageError(
+                "the remote's address holds more than a place; give secrets in the environment or "
+                "in RemoteOptions(config=...)"
+            )
+        if self.bytes_per_second is not None and not self.bytes_per_second > 0:
+            raise UsageError(f"bytes_per_second is {self.bytes_per_second}; it must be positive")
+
+
+def is_address(store: object) -> bool:
+    """Return whether a store is named by an address, not by a directory."""
+    return isinstance(store, str) and _ADDRESS.match(store) is not None
+
+
+def open_objects(options: RemoteOptions) -> Objects:
+    """Return the objects at an address.
+
+    Raises:
+        UsageError: obstore is not installed, or the address is of no service that it knows.
+    """
+    try:
+        from obstore.store import from_url
+    except ImportError as error:
+        raise UsageError("a remote store needs obstore: pip install 'cpr_ext[remote]'") from error
+    more: dict[str, Any] = {}
+    if options.address.startswith("file:"):
+        more["mkdir"] = True
+    elif not options.address.startswith("memory:"):
+        more["config"] = dict(options.config) or None
+        more["client_options"] = dict(options.client_options) or None
+    try:
+        return StoredObjects(from_url(options.address, **more))
+    except Exception as error:
+        raise UsageError(f"'{options.address}' cannot be opened: {brief(error)}") from error
+
+
+def brief(error: BaseException) -> str:
+    """Return the first line of an error, which names no request headers."""
+    first = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {first:.200}"
+
+
+class StoredObjects:
+    """:class:`Objects` of an ``obstore`` store."""
+
+    def __init__(self, store: Any) -> None:
+        import obstore
+
+        self._api: Any = obstore
+        self._store = store
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See :class:`Objects`."""
+        from obstore.exceptions import AlreadyExistsError
+
+        with _named("create", key):
+            try:
+                self._api.put(self._store, key, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, FileExistsError):
+                return False
+            return True
+
+    def write(self, key: str, chunks: Iterable[bytes]) -> None:
+        """See :class:`Objects`."""
+        with _named("write", key):
+            self._api.put(self._store, key, iter(chunks), use_multipart=True, chunk_size=PART_BYTES)
+
+    def read(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
+        """See :class:`Objects`."""
+        with _named("read", key):
+            if end is None:
+                return bytes(self._api.get(self._store, key).bytes())
+            return bytes(self._api.get_range(self._store, key, start=begin, end=end))
+
+    def list(self, prefix: str) -> list[str]:
+        """See :class:`Objects`."""
+        with _named("list", prefix):
+            found = self._api.list(self._store, prefix.rstrip("/"))
+            return [entry["path"] for page in found for entry in page]
+
+    def delete(self, key: str) -> None:
+        """See :class:`Objects`."""
+        with _named("delete", key), suppress(FileNotFoundError):
+            self._api.delete(self._store, key)
+
+
+@contextmanager
+def _named(request: str, key: str) -> Iterator[None]:
+    """Raise errors of the service as RemoteError, in one line that names the request."""
+    try:
+        yield
+    except (FileNotFoundError, CprError):
+        raise
+    except Exception as error:
+        raise RemoteError(f"the remote store did not {request} '{key}': {brief(error)}") from None

@@ -1,0 +1,196 @@
+"""The background thread that keeps a remote store up to date; training never waits for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpr_ext.errors import SnapshotError
+from cpr_ext.runtime.threads import close_at_exit
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.remote.objects import brief
+from cpr_ext.storage.remote.remote_state import StoreView
+from cpr_ext.storage.remote.remote_writer import FencedError, RemoteWriter
+
+logger = logging.getLogger("cpr_ext")
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+_END_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class RemoteStatus:
+    """How far the copy is.
+
+    Attributes:
+        step: of the newest state that is there; -1: none is.
+        lag_seconds: how long the oldest committed state that is not there has waited; 0: all is.
+        lag_bytes: what is to be sent of the newest committed state.
+        bytes_sent: so far, also in vain.
+        failures: requests that failed since the last state was added.
+        error: the last of them; empty: none.
+        is_fenced: another process writes there now, so copying has ended.
+    """
+
+    step: int
+    lag_seconds: float
+    lag_bytes: int
+    bytes_sent: int
+    failures: int
+    error: str
+    is_fenced: bool
+
+
+class RemoteCopy:
+    """Copies the newest committed state again and again; states that come meanwhile are skipped.
+
+    Args:
+        writer: opened.
+        bytes_per_second: None: no limit.
+        wait_at_close_seconds: the most that :meth:`end` waits.
+    """
+
+    def __init__(
+        self,
+        writer: RemoteWriter,
+        *,
+        bytes_per_second: float | None = None,
+        wait_at_close_seconds: float = 60.0,
+    ) -> None:
+        self._writer = writer
+        self._rate = bytes_per_second
+        self._patience = wait_at_close_seconds
+        self._changed = threading.Condition()
+        self._wanted: StoreView | None = None
+        self._wanted_since = 0.0
+        self._copying: StoreView | None = None
+        self._is_stopped = False
+        self._bytes_sent = 0
+        self._failures = 0
+        self._error = ""
+        self._is_fenced = False
+        writer.spend = self._spend
+        self._thread = threading.Thread(target=self._run, name="cpr_ext-remote", daemon=True)
+        close_at_exit(self)  # first: an interrupt may come between the two
+        self._thread.start()
+
+    def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
+        """Replace a file of the local store by its copy; False if there is none.
+
+        Raises:
+            RemoteError, DamageError, OSError: it could not be read, or is not as written.
+        """
+        return self._writer.fetch(directory, record, path)
+
+    def submit(self, view: StoreView) -> None:
+        """Take note of a newly committed state; returns at once."""
+        with self._changed:
+            if self._wanted is None and self._copying is None:
+                self._wanted_since = time.monotonic()
+            self._wanted = view
+            self._changed.notify_all()
+
+    def status(self) -> RemoteStatus:
+        """Return how far the copy is."""
+        with self._changed:
+            newest, lacking = self._writer.newest, self._wanted or self._copying
+            return RemoteStatus(
+                step=-1 if newest is None else newest.view.step,
+                lag_seconds=0.0 if lacking is None else time.monotonic() - self._wanted_since,
+                lag_bytes=0 if lacking is None else self._writer.missing_bytes(lacking),
+                bytes_sent=self._bytes_sent,
+                failures=self._failures,
+                error=self._error,
+                is_fenced=self._is_fenced,
+            )
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until the newest state is there; False if the time ran out, or it never will."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (self._wanted is None and self._copying is None) or self._is_ended,
+                timeout_seconds,
+            )
+            return self._wanted is None and self._copying is None and not self._is_fenced
+
+    def end(self, *, waits: bool) -> None:
+        """End the thread; wait before, for a bounded time, for the newest state to be there."""
+        if waits and not self.wait(self._patience):
+            status = self.status()
+            logger.warning(
+                "the remote store lacks the newest state; it has step %d, %d bytes lack (%s)",
+                status.step,
+                status.lag_bytes,
+                status.error or f"not copied within {self._patience} s",
+            )
+        self.close(_END_SECONDS)  # a request in progress may take longer; it adds nothing then
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """End the thread, in the middle of a state if need be; it may be called again."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+
+    @property
+    def _is_ended(self) -> bool:
+        return self._is_stopped or self._is_fenced
+
+    def _copy_next(self) -> float | None:
+        """Copy the wanted state; returns how long to pause, None: to the next change."""
+        with self._changed:
+            if self._wanted is None or self._is_ended:
+                return None
+            view, self._wanted, self._copying = self._wanted, None, self._wanted
+        error: Exception | None = None
+        started = time.monotonic()
+        try:
+            self._writer.copy(view)
+        except Exception as raised:
+            error = raised
+        with self._changed:
+            self._copying = None
+            pause = self._note(view, error, started)
+            self._changed.notify_all()
+        return pause
+
+    def _note(self, view: StoreView, error: Exception | None, started: float) -> float | None:
+        if error is None:
+            self._failures, self._error = 0, ""
+            self._wanted_since = started  # what came meanwhile has waited since then at most
+            return 0.0
+        if self._wanted is None:
+            self._wanted = view
+        elif isinstance(error, FileNotFoundError):
+            return 0.0  # that state is gone, and a newer one is known
+        self._error = brief(error)
+        if isinstance(error, SnapshotError):
+            return None  # stopped
+        self._failures += 1
+        self._is_fenced = isinstance(error, FencedError)
+        if self._is_fenced or self._failures == 1:
+            logger.warning("copying to the remote store failed: %s", self._error)
+        longest = min(self._failures - 1, 30)
+        return min(FIRST_PAUSE_SECONDS * 2.0**longest, LONGEST_PAUSE_SECONDS)
+
+    def _spend(self, count: int) -> None:
+        with self._changed:
+            self._bytes_sent += count
+            if self._rate is not None:
+                self._changed.wait_for(lambda: self._is_stopped, count / self._rate)
+            if self._is_stopped:
+                raise SnapshotError("copying was stopped")
+
+    def _run(self) -> None:
+        while not self._is_ended:
+            pause = self._copy_next()
+            with self._changed:
+                if pause is None:
+                    self._changed.wait_for(lambda: self._wanted is not None or self._is_ended)
+                else:  # a new state does not shorten the pause after a failure
+                    self._changed.wait_for(lambda: self._is_ended, pause)

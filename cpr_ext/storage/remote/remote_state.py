@@ -1,0 +1,167 @@
+"""What a remote store holds: one document per committed state, which is never changed.
+
+    states/000000000012.json                                the newest state has the highest number
+    objects/shard-00000/00000003-base.safetensors.0123abcd  a segment; its header's CRC32C
+
+A state names every object that it needs, and all of them were there before it was created. So any
+state is a committed one. A writer creates the state with the next number. If another writer
+was faster, the creation fails, and the loser stops.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cpr_ext.errors import DamageError
+from cpr_ext.state.position import is_count
+from cpr_ext.storage.checksummed_json import parse_document, serialize_document
+from cpr_ext.storage.file_names import DENSE_DIRECTORY, parse_shard_name
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.remote.objects import Objects, RemoteError
+
+STATES = "states/"
+OBJECTS = "objects/"
+FORMAT_NAME = "cpr_ext.storage.remote"
+_STATE_KEY = re.compile(r"states/(\d{12})\.json", re.ASCII)
+
+
+def state_key(number: int) -> str:
+    """Return the name of a state's object."""
+    return f"{STATES}{number:012d}.json"
+
+
+def object_key(directory: str, record: SegmentRecord) -> str:
+    """Return the name of a segment's object: another segment has another one."""
+    return f"{OBJECTS}{directory}/{record.file}.{record.header_crc32c:08x}"
+
+
+@dataclass(frozen=True)
+class RemoteDirectory:
+    """The manifest of one directory of the store."""
+
+    generation: int
+    seen: Mapping[str, int]
+    segments: tuple[SegmentRecord, ...]
+
+
+@dataclass(frozen=True)
+class StoreView:
+    """A committed state of a local store, as one moment shows it.
+
+    Attributes:
+        model: the content of STORE.json.
+        directories: by name.
+        step: of the newest snapshot; -1: there is none.
+    """
+
+    model: Mapping[str, Any]
+    directories: Mapping[str, RemoteDirectory]
+    step: int
+
+    def records(self) -> dict[str, tuple[str, SegmentRecord]]:
+        """Return directory and record of each segment, by the name of its object."""
+        return {
+            object_key(name, record): (name, record)
+            for name, directory in self.directories.items()
+            for record in directory.segments
+        }
+
+
+@dataclass(frozen=True)
+class RemoteState:
+    """A state of a remote store.
+
+    Attributes:
+        number: states count from 1.
+        writer: identifies the local store that it is a copy of.
+        view: what it holds.
+        checksums: CRC32C of each object's bytes, by its name.
+    """
+
+    number: int
+    writer: str
+    view: StoreView
+    checksums: Mapping[str, int]
+
+    def to_bytes(self) -> bytes:
+        """Return the document."""
+        content = {
+            "number": self.number,
+            "writer": self.writer,
+            "model": self.view.model,
+            "step": self.view.step,
+            "directories": {
+                name: {
+                    "generation": directory.generation,
+                    "seen": dict(directory.seen),
+                    "segments": [asdict(record) for record in directory.segments],
+                }
+                for name, directory in self.view.directories.items()
+            },
+            "checksums": dict(self.checksums),
+        }
+        return serialize_document(FORMAT_NAME, 1, content)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, key: str) -> RemoteState:
+        """Invert :meth:`to_bytes`.
+
+        Raises:
+            DamageError: any byte of it is not as written.
+            StoreError: a version not known here.
+        """
+        content = parse_document(data, key, FORMAT_NAME, (1,))[1]
+        try:
+            directories = {str(n): _directory(str(n), d) for n, d in content["directories"].items()}
+            view = StoreView(content["model"], directories, content["step"])
+            state = cls(content["number"], str(content["writer"]), view, content["checksums"])
+            missing = view.records().keys() - state.checksums.keys()
+            if missing or state_key(state.number) != key:
+                raise ValueError("it is another state, or names objects without a checksum")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamageError(f"{key}: {error!r:.200}") from error
+        return state
+
+
+def _directory(name: str, value: Any) -> RemoteDirectory:
+    if name != DENSE_DIRECTORY and parse_shard_name(name) is None:
+        raise ValueError(f"{name!r:.100} is no directory of a store")
+    segments = tuple(SegmentRecord(**record) for record in value["segments"])
+    counts = (value["generation"], *value["seen"].values())
+    if not all(map(is_count, counts)):
+        raise ValueError("a generation is no number")
+    return RemoteDirectory(value["generation"], value["seen"], segments)
+
+
+def state_numbers(objects: Objects) -> list[int]:
+    """Return the numbers of all states, ascending."""
+    found = [_STATE_KEY.fullmatch(key) for key in objects.list(STATES)]
+    return sorted(int(match[1]) for match in found if match is not None)
+
+
+def newest_state(objects: Objects) -> RemoteState | None:
+    """Read the newest state; None: there is none.
+
+    A listing that lags is no harm: later numbers are tried one by one.
+
+    Raises:
+        DamageError: it is not as written.
+        RemoteError: it was removed by others.
+    """
+    numbers = state_numbers(objects)
+    number, found = (numbers[-1] if numbers else 0), None
+    if number:
+        try:
+            found = objects.read(state_key(number))
+        except FileNotFoundError as error:
+            raise RemoteError(f"{state_key(number)} was removed while it was read") from error
+    while True:
+        try:
+            found = objects.read(state_key(number + 1))
+        except FileNotFoundError:
+            break
+        number += 1
+    return None if found is None else RemoteState.from_bytes(found, state_key(number))

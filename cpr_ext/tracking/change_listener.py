@@ -1,0 +1,19 @@
+"""Who hears of the changes that a ``TableWatch`` sees."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from cpr_ext.state.table import Table
+
+
+class ChangeListener(Protocol):
+    """Hears of every change of tables, on the training thread."""
+
+    def before_change(self, table: Table, row_ids: torch.Tensor) -> None:
+        """Note that rows ``row_ids`` (n,) int64, perhaps repeated, are about to change."""
+
+    def changed_outside(self, table: Table) -> None:
+        """Note that something else than its optimizer has changed a table, or may have."""

@@ -1,0 +1,52 @@
+// Copies between ordinary host memory and a device; for *.cu only.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "core/cuda/device.h"
+
+namespace cpr_ext {
+
+// Through a few pinned blocks for each direction, so that neither the caller nor the stream waits
+// for more than those, and no direction for the other.
+class HostLink {
+ public:
+  // Of this device, made when first asked for; it lives as long as the process.
+  static HostLink& of(int device);
+
+  // When it returns `from` may be changed; the bytes are in `to` when `stream` gets here.
+  void upload(void* to, const void* from, int64_t bytes, cudaStream_t stream);
+
+  // What lies in `from` when `stream` gets here, or got to `event`. Waits for it; the stream goes
+  // on meanwhile.
+  void download(void* to, const void* from, int64_t bytes, cudaStream_t stream);
+  void download(void* to, const void* from, int64_t bytes, Event& event);
+
+ private:
+  static constexpr int kNumBlocks = 4;
+  static constexpr int64_t kBlockBytes = 1 << 20;
+
+  // Pinned memory, each block with the event after its last copy.
+  struct Blocks {
+    std::byte* block(int i) { return memory.data() + i * kBlockBytes; }
+
+    PinnedMemory memory{kNumBlocks * kBlockBytes};
+    std::array<Event, kNumBlocks> done;
+  };
+
+  HostLink() = default;  // of the current device
+  void download_locked(void* to, const void* from, int64_t bytes);
+
+  std::mutex up_mutex_;  // guards the two below
+  Blocks up_;
+  int next_up_ = 0;
+  std::mutex down_mutex_;  // guards all below
+  Blocks down_;
+  Event ready_;
+  SideStream side_;
+};
+
+}  // namespace cpr_ext

@@ -1,0 +1,119 @@
+#include "testing/broken_calls.h"
+
+#include <limits>
+#include <thread>
+
+#include "testing/emulated_device.h"
+#include "testing/emulated_pool.h"
+
+namespace emulated_cuda {
+namespace {
+
+void empty_kernel() {}
+
+void read_kernel(const uint32_t* from, uint32_t* to) { *to = *from; }
+
+cudaError_t launch_empty(cudaStream_t stream) {
+  cudaLaunchConfig_t config = {};
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, empty_kernel);
+}
+
+cudaMemPool_t make_pool(bool keeps) {
+  cudaMemPoolProps props = {};
+  cudaMemPool_t pool = nullptr;
+  (void)cudaMemPoolCreate(&pool, &props);
+  uint64_t threshold = keeps ? std::numeric_limits<uint64_t>::max() : 0;
+  (void)cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold);
+  return pool;
+}
+
+}  // namespace
+
+cudaError_t call_in_capture(const std::string& call) {
+  cudaEvent_t event = nullptr;
+  (void)cudaEventCreateWithFlags(&event, 0);
+  (void)cudaEventRecord(event, nullptr);
+  set_capturing(true);
+  void* data = nullptr;
+  cudaError_t error = cudaSuccess;
+  if (call == "launch") error = launch_empty(nullptr);
+  if (call == "wait for the stream") error = cudaStreamSynchronize(nullptr);
+  if (call == "wait for an event") error = cudaEventSynchronize(event);
+  if (call == "ask for an event") error = cudaEventQuery(event);
+  if (call == "wait for an event of before") error = cudaStreamWaitEvent(nullptr, event);
+  if (call == "allocate") error = cudaMalloc(&data, 8);
+  const bool is_whole = set_capturing(false);
+  (void)cudaGetLastError();
+  (void)cudaEventDestroy(event);
+  return error == cudaSuccess && !is_whole ? cudaErrorInvalidValue : error;
+}
+
+cudaError_t wait_beside_capture(bool waits_beside) {
+  cudaEvent_t event = nullptr;
+  (void)cudaEventCreateWithFlags(&event, 0);
+  (void)cudaEventRecord(event, nullptr);
+  set_capturing(true);
+  cudaError_t error = cudaSuccess;
+  std::thread([&] {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    if (waits_beside) (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    error = cudaEventSynchronize(event);
+  }).join();
+  set_capturing(false);
+  (void)cudaGetLastError();
+  (void)cudaEventDestroy(event);
+  return error;
+}
+
+cudaError_t mix_devices(const std::string& fault) {
+  set_num_devices(2);
+  cudaStream_t stream = nullptr;
+  cudaEvent_t event = nullptr;
+  (void)cudaStreamCreateWithFlags(&stream, 0);  // of device 0
+  (void)cudaEventCreateWithFlags(&event, 0);
+  (void)cudaSetDevice(1);
+  cudaError_t error = launch_empty(nullptr);
+  if (fault == "launch on the other's stream") error = launch_empty(stream);
+  if (fault == "record the other's event") error = cudaEventRecord(event, nullptr);
+  (void)cudaSetDevice(0);
+  (void)cudaEventDestroy(event);
+  (void)cudaStreamDestroy(stream);
+  (void)cudaGetLastError();
+  set_num_devices(1);
+  return error;
+}
+
+int64_t count_mappings(int times, bool keeps) {
+  const cudaMemPool_t pool = make_pool(keeps);
+  mappings();
+  for (int i = 0; i < times; ++i) {
+    void* data = nullptr;
+    (void)cudaMallocFromPoolAsync(&data, 4096, pool, nullptr);
+    (void)cudaFreeAsync(data, nullptr);
+    (void)cudaStreamSynchronize(nullptr);
+  }
+  const int64_t mapped = mappings();
+  (void)cudaMemPoolDestroy(pool);
+  return mapped;
+}
+
+uint32_t read_freed(bool frees_late) {
+  const cudaMemPool_t pool = make_pool(true);
+  void* data = nullptr;
+  uint32_t found = 0;
+  (void)cudaMallocFromPoolAsync(&data, 4096, pool, nullptr);
+  (void)cudaMemsetAsync(data, 1, 4096, nullptr);
+  if (!frees_late) (void)cudaFreeAsync(data, nullptr);
+  void* next = nullptr;  // the same memory, if it is free
+  (void)cudaMallocFromPoolAsync(&next, 4096, pool, nullptr);
+  cudaLaunchConfig_t config = {};
+  (void)cudaLaunchKernelEx(&config, read_kernel, static_cast<const uint32_t*>(data), &found);
+  if (frees_late) (void)cudaFreeAsync(data, nullptr);
+  (void)cudaFreeAsync(next, nullptr);
+  (void)cudaStreamSynchronize(nullptr);
+  (void)cudaMemPoolDestroy(pool);
+  return found;
+}
+
+}  // namespace emulated_cuda

@@ -1,0 +1,30 @@
+// Uses of CUDA with the faults that the emulated device is there to find.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <string>
+
+namespace emulated_cuda {
+
+// In a capture, on this thread: "launch" is allowed, "wait for the stream", "wait for an event",
+// "ask for an event", "wait for an event of before" and "allocate" are not. The call's error; the
+// capture has then ended.
+cudaError_t call_in_capture(const std::string& call);
+
+// On a thread of its own, while this one captures; `waits_beside`: it has said that it may.
+cudaError_t wait_beside_capture(bool waits_beside);
+
+// With two devices: "launch on the other's stream", "record the other's event".
+cudaError_t mix_devices(const std::string& fault);
+
+// How often memory is mapped if it is allocated and freed `times` times, with a wait between; it is
+// of a pool that keeps what is freed, or not.
+int64_t count_mappings(int times, bool keeps);
+
+// What a kernel reads from memory that its owner has freed, in the order of the stream; 0xabab...:
+// nobody's. `frees_late`: after the kernel, as it must be.
+uint32_t read_freed(bool frees_late);
+
+}  // namespace emulated_cuda

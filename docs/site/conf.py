@@ -1,0 +1,26 @@
+"""Sphinx settings of the site; tools/site.py stages the pages and calls Sphinx."""
+
+import cpr_ext
+
+project = "cpr_ext"
+author = "the cpr_ext authors"
+version = release = cpr_ext.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = f"cpr_ext {release}"
+html_copy_source = False
+html_show_sphinx = False
+# Headings get the anchors that they have on GitHub.
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+# Code blocks are of many languages, most of them a terminal's.
+highlight_language = "none"
+# Attributes of two classes may have one name; neither is a link.
+suppress_warnings = ["misc.highlighting_failure", "ref.python"]

@@ -1,0 +1,89 @@
+"""Recovery reads damaged files from the copy in object storage."""
+
+from unittest.mock import patch
+
+import pytest
+
+import cpr_ext
+from python_tests.helpers import Trained, assert_same, flip
+from python_tests.storage.remote.faulty_objects import MemoryObjects
+from python_tests.storage.remote.test_remote_copy import OPTIONS, SMALL, begin, train_and_save
+
+
+@pytest.fixture
+def objects():
+    found = MemoryObjects()
+    with patch("cpr_ext.storage.remote.opening.open_objects", lambda options: found):
+        yield found
+
+
+@pytest.fixture
+def closed(objects, tmp_path):
+    """A closed store of a base and two partial snapshots, copied; and its rows in a recovery."""
+    trained = begin(tmp_path / "a")
+    train_and_save(trained)
+    train_and_save(trained)
+    trained.checkpointer.close()
+    fresh = begin(tmp_path / "a", seed=3)
+    rows = fresh.rows()
+    manifests = [fresh.store.dense, *fresh.store.shards]
+    fresh.die()
+    fresh.checkpointer._parts.remote.close()
+    return tmp_path / "a", rows, manifests
+
+
+def break_file(path, how):
+    if how == "missing":
+        path.unlink()
+    elif how == "header":
+        flip(path, 9)
+    else:
+        flip(path, path.stat().st_size - 4090)
+
+
+@pytest.mark.parametrize("how", ["missing", "header", "content"])
+@pytest.mark.parametrize("directory", [0, 1])
+def test_a_damaged_file_is_read_from_the_copy(closed, objects, how, directory, caplog):
+    store, rows, manifests = closed
+    path = manifests[directory].path_of(manifests[directory].segments[-1])
+    before = path.read_bytes()
+    break_file(path, how)
+    objects.bytes_read = 0
+    fresh = begin(store, seed=4)
+    assert fresh.report.step == 4
+    assert fresh.report.damaged_segments == []
+    assert_same(fresh.rows(), rows)
+    assert path.read_bytes() == before
+    assert objects.bytes_read < 2 * len(before) + 20_000  # and the document of the state
+    assert "was read from the remote store" in caplog.text
+    fresh.checkpointer.close()
+
+
+def test_what_the_copy_lacks_falls_back_as_without_one(closed, objects):
+    store, _, manifests = closed
+    record = manifests[1].segments[-1]
+    break_file(manifests[1].path_of(record), "content")
+    (key,) = [key for key in objects.held if record.file in key and "shard-00000" in key]
+    objects.held[key] = objects.held[key][:-5000]
+    fresh = begin(store, seed=4)
+    assert [d.path.name for d in fresh.report.damaged_segments] == [record.file]
+    fresh.checkpointer.close()
+
+
+def test_a_live_model_gets_a_lost_shard_from_the_copy(objects, tmp_path):
+    trained = begin(tmp_path / "a")
+    train_and_save(trained)
+    assert trained.checkpointer._parts.remote.wait(30)
+    break_file(trained.store.shards[1].path_of(trained.store.shards[1].segments[0]), "missing")
+    report = trained.checkpointer.recover(shards=[1])
+    assert report.damaged_segments == []
+    trained.checkpointer.close()
+
+
+def test_damage_that_is_to_raise_still_raises(closed):
+    store, _, manifests = closed
+    break_file(manifests[1].path_of(manifests[1].segments[0]), "content")
+    fresh = Trained(store, SMALL, remote="memory:///", **OPTIONS)
+    with pytest.raises(cpr_ext.DamageError):
+        fresh.checkpointer.recover(on_damage="raise")
+    fresh.checkpointer._release()

@@ -1,0 +1,183 @@
+"""``stateful=``: a killed run with a scheduler and a scaler ends as one that nobody killed."""
+
+import os
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import cpr_ext
+from cpr_ext.errors import StoreError, UntrackedChangeWarning
+from python_tests.helpers import run_python
+
+NUM_STEPS = 30
+KILLED_AFTER = 19  # of which 15 are saved
+
+
+class Loop:
+    """Float16-like training: a schedule per step, a scaler that skips a step and grows."""
+
+    def __init__(self, directory, *, is_saved=True, **options):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.EmbeddingBag(50, 4, sparse=True), nn.Linear(4, 1))
+        self.optimizer = torch.optim.Adagrad(self.model.parameters(), lr=0.5)
+        self.scheduler = lr_scheduler.MultiStepLR(self.optimizer, [4, 12, 17, 22], gamma=0.5)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+        self.checkpointer = cpr_ext.Checkpointer(
+            self.model,
+            self.optimizer,
+            directory,
+            priority=cpr_ext.AllRows(),
+            schedule=cpr_ext.EverySteps(5),
+            consistency="step",
+            when_busy="wait",
+            stateful=[self.scheduler, self.scaler] if is_saved else None,
+            **options,
+        )
+
+    def train(self, num_steps):
+        while self.checkpointer.step_count < num_steps:
+            step = self.checkpointer.step_count
+            generator = torch.Generator().manual_seed(step)
+            rows = torch.randint(0, 50, (8, 3), generator=generator)
+            loss = self.model(rows).square().mean() * (torch.inf if step == 13 else 1.0)
+            self.optimizer.zero_grad()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.scheduler.step()
+            self.checkpointer.step(num_samples=8)
+
+    def state(self):
+        return {
+            "model": [value.clone() for value in self.model.state_dict().values()],
+            "sums": [self.optimizer.state[p]["sum"].clone() for p in self.model.parameters()],
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+
+def train_and_die(directory):
+    loop = Loop(Path(directory))
+    loop.checkpointer.recover()
+    loop.train(KILLED_AFTER)
+    loop.checkpointer.wait()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+CODE = """
+import sys
+from python_tests.checkpointer.test_stateful import train_and_die
+train_and_die(sys.argv[1])
+"""
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")  # of the skipped step
+def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(tmp_path):
+    run_python(CODE, tmp_path / "killed", returncode=-signal.SIGKILL)
+    resumed = Loop(tmp_path / "killed")
+    with resumed.checkpointer as checkpointer:
+        report = checkpointer.recover()
+        assert 0 < report.step < KILLED_AFTER
+        assert resumed.scheduler.last_epoch == report.step
+        resumed.train(NUM_STEPS)
+    with (whole := Loop(tmp_path / "whole")).checkpointer as checkpointer:
+        checkpointer.recover()
+        whole.train(NUM_STEPS)
+    assert resumed.scaler.get_scale() != 64.0
+    torch.testing.assert_close(resumed.state(), whole.state(), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_a_store_of_a_run_without_stateful_goes_on_and_says_what_it_lacks(tmp_path):
+    with pytest.warns(UntrackedChangeWarning, match=r"stateful=\[scheduler\]"):
+        with (old := Loop(tmp_path, is_saved=False)).checkpointer:
+            old.train(6)
+    loop = Loop(tmp_path)
+    with pytest.warns(UntrackedChangeWarning, match="holds no state of stateful=.*'MultiStepLR'"):
+        report = loop.checkpointer.recover()
+    assert "made without stateful=" in report.differences[0]
+    loop.train(11)
+    loop.checkpointer.wait()
+    loop.checkpointer.close()
+    fresh = Loop(tmp_path)
+    with fresh.checkpointer as checkpointer, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert checkpointer.recover().differences == []
+        assert fresh.scheduler.last_epoch == loop.scheduler.last_epoch == 11 - report.step
+    with (without := Loop(tmp_path, is_saved=False)).checkpointer:
+        with pytest.raises(StoreError, match=r"holds states of stateful=\['MultiStepLR'"):
+            without.checkpointer.recover()
+
+
+@pytest.mark.parametrize("given", ["scheduler", "wrapped", "scaler", "unknown"])
+def test_a_scheduler_that_is_given_is_not_warned_of(tmp_path, given):
+    loop = Loop(tmp_path / "a", is_saved=False)
+    loop.checkpointer.close()
+    objects = {
+        "scheduler": loop.scheduler,
+        "wrapped": Wrapped(loop.scheduler),
+        "scaler": loop.scaler,
+        "unknown": Unknown(),
+    }
+    with (
+        cpr_ext.Checkpointer(
+            loop.model, loop.optimizer, tmp_path / "b", stateful=objects[given]
+        ) as checkpointer,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        checkpointer.step()
+    found = [w for w in caught if w.category is UntrackedChangeWarning]
+    assert len(found) == (given == "scaler")
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_scheduler_that_steps_after_the_step_ended_is_warned_of(tmp_path, is_last):
+    loop = Loop(tmp_path)
+    with loop.checkpointer as checkpointer, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop.optimizer.step()
+        loop.scheduler.step()
+        checkpointer.recover()
+        for _ in range(5):
+            if is_last:
+                loop.scheduler.step()
+            checkpointer.step()
+            if not is_last:
+                loop.scheduler.step()
+    found = [str(w.message) for w in caught if w.category is UntrackedChangeWarning]
+    assert len(found) == (not is_last)
+    assert is_last or "MultiStepLR.step() is called after ckpt.step()" in found[0]
+
+
+def test_another_worker_takes_the_replicated_states_of_objects(tmp_path):
+    one, other = Loop(tmp_path / "one"), Loop(tmp_path / "other")
+    with one.checkpointer, other.checkpointer:
+        one.train(6)
+        part = one.checkpointer.replicated_state()
+        other.checkpointer.load_replicated_state(part, generators=True)
+    assert other.scheduler.state_dict() == one.scheduler.state_dict()
+    assert other.scaler.state_dict() == one.scaler.state_dict()
+
+
+class Wrapped:
+    """As Accelerate wraps a scheduler."""
+
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+        self.state_dict = scheduler.state_dict
+        self.load_state_dict = scheduler.load_state_dict
+
+
+class Unknown:
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass

@@ -1,0 +1,63 @@
+"""The played groups: each rule by one short story."""
+
+import pytest
+
+from cpr_ext.errors import UsageError
+from cpr_ext.policy import EmpiricalFailures, JobCosts, JobSize, ParityCosts
+from cpr_ext.policy.parity_simulation import PlayedGroups, simulate_parity
+
+NOTHING = set()
+
+
+def told(*losses):
+    """What the store must serve after each loss; groups of four, an hour to be whole again."""
+    groups = PlayedGroups(group_size=4, window_hours=1.0)
+    return [groups.lose(hour, shards) for hour, shards in losses]
+
+
+def test_one_loss_at_a_time_needs_no_store():
+    assert told((0.0, [0]), (1.0, [1]), (2.5, [2])) == [NOTHING] * 3
+
+
+def test_a_second_loss_of_the_group_in_time_does():
+    assert told((0.0, [0]), (0.9, [1])) == [NOTHING, {0, 1}]
+
+
+def test_a_loss_in_another_group_does_not():
+    assert told((0.0, [0]), (0.9, [4])) == [NOTHING, NOTHING]
+
+
+def test_two_of_a_group_at_once_do_and_others_that_lack_rows_are_served_too():
+    assert told((0.0, [8]), (0.5, [0, 1])) == [NOTHING, {0, 1, 8}]
+
+
+def test_a_replacement_lost_again_starts_the_time_anew():
+    assert told((0.0, [0]), (0.9, [0]), (1.8, [1])) == [NOTHING, NOTHING, {0, 1}]
+    assert told((0.0, [0]), (0.9, [0]), (1.9, [1])) == [NOTHING] * 3
+
+
+def test_after_the_store_a_group_is_not_protected_until_it_is_encoded_again():
+    assert told((0.0, [0]), (0.5, [1]), (1.4, [2])) == [NOTHING, {0, 1}, {2}]
+    assert told((0.0, [0]), (0.5, [1]), (1.5, [2])) == [NOTHING, {0, 1}, NOTHING]
+
+
+def test_a_job_by_hand():
+    """A failure every 10 h of a job of 35 h, always both workers: three fallbacks."""
+    costs = JobCosts(0.5, 1.0, 0.25, 0.1)
+    parity = ParityCosts(2, 0.02, 0.2, rebuild_stall=0.5)
+    played = simulate_parity(
+        costs, JobSize(35, 2, 2), parity, EmpiricalFailures((10.0,)), 8.0, histories=2
+    )
+    assert (played.failures, played.fallbacks, played.fallback_chance) == (3, 3, 1)
+    assert played.pls == pytest.approx((2 + 4 + 6) / 35)  # since the saves at 8, 16 and 24 h
+    overhead = played.overhead
+    assert overhead.save_hours == pytest.approx(4 * 0.5)
+    assert overhead.load_hours == pytest.approx(3 * (0.25 + 0.1))
+    assert overhead.reschedule_hours == pytest.approx(0.3)
+    assert overhead.parity_hours == pytest.approx(0.7)
+
+
+def test_too_few_histories_are_refused():
+    costs, parity = JobCosts(0.5, 1.0, 0.25, 0.1), ParityCosts(2, 0.02, 0.2)
+    with pytest.raises(UsageError, match="histories is 1"):
+        simulate_parity(costs, JobSize(35, 2), parity, EmpiricalFailures((10.0,)), 8, histories=1)

@@ -1,0 +1,218 @@
+"""Publications and their subscribers: what they hold, and what faults leave of them."""
+
+import json
+import runpy
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+import cpr_ext
+from cpr_ext.publishing import Subscriber, publish, publisher
+from cpr_ext.publishing.publication import INDEX_FILE, read_publication
+from python_tests.helpers import SmallModel, Trained, assert_same, flip, same_bits
+from python_tests.maintenance.stores import TABLES, recovered, trained_store
+
+
+@pytest.fixture
+def trained(tmp_path):
+    found = trained_store(tmp_path / "store", snapshots=1)
+    yield found
+    found.die()
+
+
+@pytest.fixture
+def store(trained):
+    return trained.store.directory
+
+
+def served():
+    """Tables of a serving process, which has never trained."""
+    return {f"tables.{n}": nn.EmbeddingBag(rows, dim) for n, (rows, dim) in TABLES.items()}
+
+
+def train_and_save(trained, steps=2):
+    trained.train(steps)
+    trained.checkpointer.save()
+    trained.checkpointer.wait()
+
+
+def assert_serves_what_recovery_restores(tables, trained):
+    trained.die()
+    _, rows, _ = recovered(trained.store.directory)
+    for name, arrays in rows.items():
+        assert same_bits(tables[name].weight.detach(), arrays["weight"]), name
+
+
+@pytest.mark.parametrize("file_format", ["safetensors", "parquet"])
+def test_a_subscriber_follows_training(trained, store, tmp_path, file_format):
+    tables = served()
+    subscriber = Subscriber(tmp_path / "p", tables)
+    assert subscriber.poll() is None
+    first = publish(store, tmp_path / "p", file_format=file_format, states=True, part_bytes=1 << 10)
+    assert first.wrote_whole
+    applied = subscriber.poll()
+    assert applied.was_whole
+    assert (applied.number, applied.step, applied.rows) == (1, first.step, first.rows)
+    assert subscriber.poll() is None
+    for number in (2, 3):
+        train_and_save(trained)
+        report = publish(store, tmp_path / "p", file_format=file_format, renew_after=100)
+        assert 0 < report.rows < first.rows
+        applied = subscriber.poll()
+        assert (applied.number, applied.was_whole, applied.rows) == (number, False, report.rows)
+    assert publish(store, tmp_path / "p").file_bytes == 0
+    assert_serves_what_recovery_restores(tables, trained)
+
+
+def test_dense_tensors_come_with_each_state(trained, store, tmp_path):
+    publish(store, tmp_path / "p")
+    subscriber = Subscriber(tmp_path / "p", {})
+    subscriber.poll()
+    train_and_save(trained)
+    publish(store, tmp_path / "p")
+    model = SmallModel(TABLES, seed=5)
+    model.load_state_dict(subscriber.poll().dense, strict=False)
+    assert_same(dict(model.linear.state_dict()), dict(trained.model.linear.state_dict()))
+
+
+def test_a_new_subscriber_needs_no_past(trained, store, tmp_path):
+    publish(store, tmp_path / "p")
+    train_and_save(trained)
+    publish(store, tmp_path / "p", renew_after=100)
+    tables = served()
+    assert Subscriber(tmp_path / "p", tables).poll().number == 2
+    assert_serves_what_recovery_restores(tables, trained)
+
+
+def test_old_updates_go_once_all_rows_were_written_again(trained, store, tmp_path):
+    early, tables = served(), served()
+    late, steady = Subscriber(tmp_path / "p", early), Subscriber(tmp_path / "p", tables)
+    publish(store, tmp_path / "p")
+    late.poll()
+    steady.poll()
+    for _ in range(6):
+        train_and_save(trained)
+        publish(store, tmp_path / "p", renew_after=0.1)
+        assert not steady.poll().was_whole
+    index = read_publication(tmp_path / "p")
+    assert min(update.number for update in index.updates) > 1
+    assert len(list((tmp_path / "p").iterdir())) < 40
+    assert late.poll().was_whole
+    assert_same(early["tables.big"].weight.data, tables["tables.big"].weight.data)
+    assert_serves_what_recovery_restores(tables, trained)
+
+
+def test_a_roll_back_reaches_the_subscriber(trained, store, tmp_path):
+    tables = served()
+    subscriber = Subscriber(tmp_path / "p", tables)
+    train_and_save(trained)
+    publish(store, tmp_path / "p")
+    subscriber.poll()
+    trained.checkpointer.recover(mode="full")
+    assert publish(store, tmp_path / "p").rows > 0
+    assert not subscriber.poll().was_whole
+    assert_serves_what_recovery_restores(tables, trained)
+
+
+def test_a_failure_at_any_file_leaves_the_publication_as_it_was(trained, store, tmp_path):
+    publish(store, tmp_path / "p")
+    before = read_publication(tmp_path / "p")
+    train_and_save(trained)
+    write, calls = publisher.write_tensors, []
+
+    def failing(path, tensors):
+        calls.append(path)
+        write(path, tensors)
+        raise OSError(28, "No space left on device")
+
+    with patch.object(publisher, "write_tensors", failing), pytest.raises(cpr_ext.StorageError):
+        publish(store, tmp_path / "p")
+    assert calls
+    assert read_publication(tmp_path / "p") == before
+    tables = served()
+    assert Subscriber(tmp_path / "p", tables).poll().number == 1
+    assert publish(store, tmp_path / "p").number == 2
+
+
+def test_a_damaged_file_changes_no_row(trained, store, tmp_path):
+    publish(store, tmp_path / "p")
+    tables = served()
+    subscriber = Subscriber(tmp_path / "p", tables)
+    subscriber.poll()
+    held = {name: module.weight.detach().clone() for name, module in tables.items()}
+    train_and_save(trained)
+    publish(store, tmp_path / "p")
+    newest = read_publication(tmp_path / "p").updates[-1].files
+    path = tmp_path / "p" / newest[-1].file
+    flip(path, path.stat().st_size - 1)
+    with pytest.raises(cpr_ext.DamageError, match=path.name):
+        subscriber.poll()
+    assert_same({name: module.weight.detach() for name, module in tables.items()}, held)
+    path.unlink()
+    with pytest.raises(cpr_ext.DamageError, match="missing"):
+        subscriber.poll()
+
+
+def test_a_damaged_index_is_refused(store, tmp_path):
+    publish(store, tmp_path / "p")
+    index = tmp_path / "p" / INDEX_FILE
+    document = json.loads(index.read_text())
+    document["content"]["updates"][0]["files"][0]["file"] = "../store/STORE.json"
+    index.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    with pytest.raises(cpr_ext.DamageError):
+        Subscriber(tmp_path / "p", {}).poll()
+    with pytest.raises(cpr_ext.DamageError):
+        publish(store, tmp_path / "p")
+
+
+def test_what_does_not_fit_is_refused(store, tmp_path):
+    publish(store, tmp_path / "p")
+    for tables, match in [
+        ({"other": nn.EmbeddingBag(3, 2)}, "has no table"),
+        ({"tables.big": nn.EmbeddingBag(3, 2)}, "published"),
+        ({"tables.big": nn.EmbeddingBag(700, 4, dtype=torch.float64)}, "published"),
+    ]:
+        with pytest.raises(cpr_ext.UsageError, match=match):
+            Subscriber(tmp_path / "p", tables).poll()
+    with pytest.raises(cpr_ext.StoreError, match="is no publication"):
+        publish(store, tmp_path)
+    with pytest.raises(cpr_ext.UsageError, match="csv"):
+        publish(store, tmp_path / "q", file_format="csv")
+
+
+def test_another_store_begins_anew_when_asked(store, tmp_path):
+    publish(store, tmp_path / "p")
+    subscriber = Subscriber(tmp_path / "p", {})
+    subscriber.poll()
+    other = Trained(tmp_path / "other", {"big": (10, 2)})
+    other.checkpointer.recover()
+    other.train(1)
+    other.checkpointer.close()
+    with pytest.raises(cpr_ext.StoreError, match="--whole"):
+        publish(tmp_path / "other", tmp_path / "p")
+    assert subscriber.poll() is None
+    report = publish(tmp_path / "other", tmp_path / "p", whole=True)
+    assert (report.number, report.rows) == (2, 10)
+    assert subscriber.poll().was_whole
+
+
+def test_the_command_publishes_and_says_what(trained, store, tmp_path, monkeypatch, capsys):
+    from cpr_ext.cli.app import run
+
+    for expected in ("all rows for new consumers", "nothing was committed since"):
+        monkeypatch.setattr("sys.argv", ["cpr", "publish", str(store), "--to", str(tmp_path / "p")])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        assert not ended.value.code
+        assert expected in capsys.readouterr().out
+
+
+def test_the_example_serves_what_was_published(trained, store, tmp_path, capsys):
+    publish(store, tmp_path / "p")
+    path = Path(__file__).resolve().parents[2] / "examples/serving.py"
+    tables = runpy.run_path(str(path))["main"]([str(tmp_path / "p"), "--states", "1"])
+    assert "of all tables" in capsys.readouterr().out
+    assert_serves_what_recovery_restores(tables, trained)

@@ -1,0 +1,144 @@
+"""Schedulers, scalers and other stateful objects: which are taken, and how their states return."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from cpr_ext.errors import DamageError, StoreError, UsageError
+from cpr_ext.state.dense_state import capture_dense, own_part, restore_dense
+from cpr_ext.state.stateful import as_stateful
+
+SCHEDULERS = {
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [1, 3, 3]),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda n: 1 / (1 + n)),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, cycle_momentum=False),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o), lr_scheduler.MultiStepLR(o, [2, 4])], [3]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+}
+
+
+class Counted:
+    def __init__(self, state=None):
+        self.state = {"counts": torch.arange(3)} if state is None else state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def optimizer_of_one():
+    return torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+
+
+def captured(objects, optimizers=()):
+    return capture_dense(nn.Linear(2, 1), list(optimizers), [], None, objects)
+
+
+def restored(part, objects, optimizers=(), **options):
+    restore_dense(part, nn.Linear(2, 1), list(optimizers), [], stateful=objects, **options)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # no optimizer steps here
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_each_scheduler_of_torch_continues_where_it_was(name):
+    optimizers = [optimizer_of_one(), optimizer_of_one()]
+    one, other = [SCHEDULERS[name](optimizer) for optimizer in optimizers]
+    for _ in range(2):
+        one.step()
+    restored(captured([one], optimizers[:1]), [other], optimizers[1:])
+    for _ in range(4):
+        assert other.get_last_lr() == one.get_last_lr()
+        assert optimizers[1].param_groups[0]["lr"] == optimizers[0].param_groups[0]["lr"]
+        one.step()
+        other.step()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_scheduler_of_plateaus_remembers_the_best(tmp_path):
+    one, other = [lr_scheduler.ReduceLROnPlateau(optimizer_of_one()) for _ in range(2)]
+    one.step(3.0)
+    restored(captured([one]), [other])
+    assert (other.best, other.last_epoch) == (3.0, 1)
+
+
+def test_a_scaler_has_its_scale_and_the_steps_since_it_grew():
+    one, other = [torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=9) for _ in range(2)]
+    one.load_state_dict({**one.state_dict(), "scale": 32.0, "_growth_tracker": 5})
+    restored(captured([one]), [other])
+    assert other.state_dict() == one.state_dict()
+
+
+def test_what_an_object_holds_is_its_own_copy():
+    one, other = Counted(), Counted()
+    part = captured([one])
+    one.state["counts"].fill_(9)
+    restored(part, [other])
+    other.state["counts"].fill_(7)
+    third = Counted()
+    restored(part, [third])
+    assert third.state["counts"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([3], r"stateful\[0\] is a int without state_dict\(\)"),
+        ("ab", r"stateful\[0\] is a str without"),
+        (nn.Linear(2, 1), r"stateful\[0\] is a Linear; the model and the optimizers are saved"),
+        ([Counted(), optimizer_of_one()], r"stateful\[1\] is a SGD; the model and the optimizers"),
+        ([Counted({"a": {1}})], r"stateful\[0\]\.a is a set; allowed: "),
+        ([SAME := Counted(), SAME], r"stateful\[1\] \(a Counted\) is given twice"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_at_once(given, message):
+    with pytest.raises(UsageError, match=message):
+        as_stateful(given)
+
+
+def test_none_one_and_several_are_taken():
+    one = Counted()
+    assert as_stateful(None) == as_stateful([]) == []
+    assert as_stateful(one) == as_stateful((one,)) == [one]
+
+
+def test_other_objects_are_refused_and_nothing_is_loaded():
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    other = Counted({"mine": 1})
+    part = captured([Counted(), scaler])
+    for objects in ([other], [scaler, other], []):
+        with pytest.raises(StoreError, match=r"holds states of stateful=\['Counted', 'GradScaler'"):
+            restored(part, objects)
+    restored(part, [other], strict=False)
+    assert other.state == {"mine": 1}
+
+
+def test_a_state_that_the_object_refuses_names_it():
+    part = captured([torch.amp.GradScaler("cpu", enabled=False)])
+    with pytest.raises(StoreError, match=r"stateful\[0\] \(a GradScaler\) refused the state"):
+        restored(part, [torch.amp.GradScaler("cpu")])
+
+
+def test_the_part_that_a_worker_has_of_its_own_has_no_states_of_objects():
+    part = captured([Counted()])
+    own = own_part(part, nn.Linear(2, 1), [], [])
+    assert "stateful" in part.skeleton
+    assert "stateful" not in own.skeleton
+    assert not any("stateful" in name for name in own.tensors)
+
+
+@pytest.mark.parametrize("wrong", [{}, [3], [{"type": 3, "state": 1}], [{"type": "A"}]])
+def test_a_damaged_list_of_states_is_no_dense_part(wrong):
+    part = captured([Counted()])
+    part.skeleton["stateful"] = wrong
+    with pytest.raises(DamageError, match="not the dense part"):
+        part.tree()

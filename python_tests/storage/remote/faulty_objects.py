@@ -1,0 +1,84 @@
+"""Objects in memory, and faults at any request for them."""
+
+from cpr_ext.storage.remote.objects import RemoteError
+
+
+class MemoryObjects:
+    """The semantics of object storage, in a dict."""
+
+    def __init__(self):
+        self.held = {}
+        self.bytes_read = 0
+
+    def create(self, key, data):
+        if key in self.held:
+            return False
+        self.held[key] = bytes(data)
+        return True
+
+    def write(self, key, chunks):
+        self.held[key] = b"".join(chunks)
+
+    def read(self, key, begin=0, end=None):
+        if key not in self.held:
+            raise FileNotFoundError(key)
+        data = self.held[key][begin:end]
+        self.bytes_read += len(data)
+        return data
+
+    def list(self, prefix):
+        return [key for key in self.held if key.startswith(prefix)]
+
+    def delete(self, key):
+        self.held.pop(key, None)
+
+
+class Cut(BaseException):
+    """The process ended here."""
+
+
+class FaultyObjects:
+    """Does something wrong at request number ``at``, counted from 0.
+
+    ``fault``: "fails" (nothing happens), "answer lost" (it happens, and raises), "twice" (it
+    happens two times; the second answer counts), "ends before", "ends after" (the process does).
+    """
+
+    def __init__(self, objects, at, fault):
+        self.objects = objects
+        self.at = at
+        self.fault = fault
+        self.count = 0
+
+    def _call(self, name, *arguments):
+        number, self.count = self.count, self.count + 1
+        call = getattr(self.objects, name)
+        if number != self.at:
+            return call(*arguments)
+        if self.fault == "fails":
+            raise RemoteError("503 Slow Down")
+        if self.fault == "ends before":
+            raise Cut
+        if name == "write":
+            arguments = (arguments[0], list(arguments[1]))
+        call(*arguments)
+        if self.fault == "twice":
+            return call(*arguments)
+        if self.fault == "answer lost":
+            raise TimeoutError("timed out")
+        raise Cut
+
+    def create(self, key, data):
+        return self._call("create", key, data)
+
+    def write(self, key, chunks):
+        return self._call("write", key, chunks)
+
+    def read(self, key, begin=0, end=None):
+        return self._call("read", key, begin, end)
+
+    def list(self, prefix):
+        return self._call("list", prefix)
+
+    def delete(self, key):
+        return self._call("delete", key)

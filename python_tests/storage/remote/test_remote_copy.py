@@ -1,0 +1,227 @@
+"""A Checkpointer whose store is copied to object storage while it trains."""
+
+import shutil
+from unittest.mock import patch
+
+import pytest
+
+import cpr_ext
+from cpr_ext.storage.remote import (
+    RemoteError,
+    RemoteOptions,
+    local_store,
+    open_objects,
+    remote_copy,
+)
+from cpr_ext.storage.remote.remote_state import newest_state
+from python_tests.helpers import Trained, assert_same
+from python_tests.storage.remote.faulty_objects import MemoryObjects
+
+SMALL = {"big": (60, 4), "small": (3, 2)}
+OPTIONS = {
+    "schedule": cpr_ext.EverySteps(10**9),
+    "staging": cpr_ext.StagingOptions(slot_bytes=1 << 16),
+    "num_shards": 2,
+}
+
+
+class UnsteadyObjects(MemoryObjects):
+    """Refuses every request while ``is_down``."""
+
+    is_down = False
+
+    def create(self, key, data):
+        self._require_up()
+        return super().create(key, data)
+
+    def write(self, key, chunks):
+        self._require_up()
+        super().write(key, chunks)
+
+    def list(self, prefix):
+        self._require_up()
+        return super().list(prefix)
+
+    def _require_up(self):
+        if self.is_down:
+            raise RemoteError("503 Slow Down")
+
+
+@pytest.fixture
+def objects():
+    found = UnsteadyObjects()
+    with (
+        patch("cpr_ext.storage.remote.opening.open_objects", lambda options: found),
+        patch.object(remote_copy, "FIRST_PAUSE_SECONDS", 0.01),
+        patch.object(remote_copy, "LONGEST_PAUSE_SECONDS", 0.02),
+    ):
+        yield found
+
+
+def begin(directory, seed=0, remote="memory:///"):
+    trained = Trained(directory, SMALL, seed=seed, remote=remote, **OPTIONS)
+    trained.report = trained.checkpointer.recover()
+    return trained
+
+
+def train_and_save(trained):
+    trained.train(2)
+    trained.checkpointer.save()
+    trained.checkpointer.wait()
+
+
+def close_and_lose(trained):
+    """What a machine leaves that is lost after a close: the state that recovery must give."""
+    trained.checkpointer.close()
+    directory = trained.store.directory
+    local = Trained(directory, SMALL, seed=5, **OPTIONS)
+    local.checkpointer.recover()
+    rows = local.rows()
+    local.die()
+    shutil.rmtree(directory)
+    return rows
+
+
+def test_a_new_machine_recovers_from_the_copy_alone(objects, tmp_path):
+    trained = begin(tmp_path / "a")
+    train_and_save(trained)
+    train_and_save(trained)
+    rows = close_and_lose(trained)
+    other = begin(tmp_path / "b", seed=9)
+    assert other.report.step == 4
+    assert_same(other.rows(), rows)
+    train_and_save(other)
+    assert other.checkpointer._parts.remote.wait(30)
+    status = other.checkpointer.remote_status()
+    assert (status.step, status.lag_seconds, status.lag_bytes, status.error) == (6, 0.0, 0, "")
+    other.checkpointer.close()
+    # The lost machine comes back with what it had.
+    assert newest_state(objects).view.step == 6
+
+
+def test_training_goes_on_while_the_service_is_down(objects, tmp_path):
+    trained = begin(tmp_path / "a")
+    copy = trained.checkpointer._parts.remote
+    assert copy.wait(30)
+    objects.is_down = True
+    train_and_save(trained)
+    assert not copy.wait(0.1)
+    status = trained.checkpointer.remote_status()
+    assert status.step == -1
+    assert status.lag_bytes > 0
+    assert status.lag_seconds > 0
+    assert trained.checkpointer.metrics.remote_lag_bytes > 0
+    assert trained.checkpointer.metrics.failed_snapshots == 0
+    train_and_save(trained)
+    objects.is_down = False
+    assert copy.wait(30)
+    assert trained.checkpointer.remote_status().step == 4
+    assert trained.checkpointer.metrics.remote_lag_bytes == 0
+    trained.checkpointer.close()
+
+
+def test_an_old_machine_that_comes_back_is_told(objects, tmp_path, caplog):
+    old = begin(tmp_path / "a")
+    train_and_save(old)
+    assert old.checkpointer._parts.remote.wait(30)
+    new = begin(tmp_path / "b", seed=9)
+    assert new.report.step == 2
+    train_and_save(old)
+    assert not old.checkpointer._parts.remote.wait(30)
+    assert old.checkpointer.remote_status().is_fenced
+    assert "another process" in caplog.text
+    train_and_save(old)  # training goes on
+    train_and_save(new)
+    new.checkpointer.close()
+    assert newest_state(objects).view.step == 4
+    old.checkpointer.close()
+    with pytest.raises(cpr_ext.StoreError, match="another store"):
+        begin(tmp_path / "a")
+    assert newest_state(objects).view.step == 4
+
+
+def test_a_service_that_is_down_at_the_start_leaves_no_lock(objects, tmp_path):
+    objects.is_down = True
+    with pytest.raises(RemoteError, match="503"):
+        begin(tmp_path / "a")
+    objects.is_down = False
+    begin(tmp_path / "a").checkpointer.close()
+
+
+def test_compaction_and_roll_backs_reach_the_copy(objects, tmp_path):
+    trained = begin(tmp_path / "a")
+    for _ in range(3):
+        train_and_save(trained)
+    trained.checkpointer.recover(mode="full")
+    train_and_save(trained)
+    rows = close_and_lose(trained)
+    other = begin(tmp_path / "b", seed=9)
+    assert_same(other.rows(), rows)
+    other.checkpointer.close()
+    named = newest_state(objects).checksums.keys()
+    assert {key for key in objects.held if key.startswith("objects/")} >= set(named)
+
+
+def test_copying_keeps_to_its_bandwidth_and_close_ends_it(objects, tmp_path, caplog):
+    remote = RemoteOptions("memory:///", bytes_per_second=1.0, wait_at_close_seconds=0.01)
+    trained = begin(tmp_path / "a", remote=remote)
+    train_and_save(trained)
+    trained.checkpointer.close()
+    assert "lacks the newest state" in caplog.text
+    assert newest_state(objects) is None or newest_state(objects).view.step < 2
+
+
+def test_secrets_are_not_shown():
+    options = RemoteOptions("s3://bucket/job", config={"aws_secret_access_key": "hush"})
+    assert "hush" not in repr(options)
+    for address in ("s3://me:hush@bucket/job", "az://account/c?sig=hush"):
+        with pytest.raises(cpr_ext.UsageError) as raised:
+            RemoteOptions(address)
+        assert "hush" not in str(raised.value)
+    with pytest.raises(cpr_ext.UsageError, match="s3://"):
+        RemoteOptions("runs/a")
+
+
+def test_the_file_system_as_a_service(tmp_path):
+    pytest.importorskip("obstore")
+    address = f"file://{tmp_path / 'remote'}"
+    objects = open_objects(RemoteOptions(address))
+    assert objects.create("a/b", b"12345")
+    assert not objects.create("a/b", b"other")
+    assert objects.read("a/b", 1, 3) == b"23"
+    with pytest.raises(FileNotFoundError):
+        objects.read("a/c")
+    objects.write("a/c", iter([b"x" * 10, b"y"]))
+    assert objects.read("a/c") == b"x" * 10 + b"y"
+    assert sorted(objects.list("a/")) == ["a/b", "a/c"]
+    objects.delete("a/b")
+    objects.delete("a/b")
+    assert objects.list("a/") == ["a/c"]
+    trained = begin(tmp_path / "a", remote=address)
+    train_and_save(trained)
+    rows = close_and_lose(trained)
+    with local_store(address) as directory:
+        reader = Trained(directory, SMALL, seed=3, **OPTIONS)
+        reader.checkpointer.recover()
+        assert_same(reader.rows(), rows)
+        reader.die()
+
+
+def test_the_tools_take_an_address(objects, tmp_path, monkeypatch, capsys):
+    from cpr_ext.cli.app import run
+
+    trained = begin(tmp_path / "a")
+    train_and_save(trained)
+    trained.checkpointer.close()
+    monkeypatch.setattr("cpr_ext.storage.remote.fetching.open_objects", lambda options: objects)
+    for arguments, expected in [
+        (["inspect"], "2 shards"),
+        (["inspect", "--table", "tables.big"], "60 rows"),
+        (["verify", "--quiet"], "no damage"),
+        (["export", str(tmp_path / "out")], "model.safetensors"),
+    ]:
+        monkeypatch.setattr("sys.argv", ["cpr", arguments[0], "memory:///", *arguments[1:]])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        assert not ended.value.code
+        assert expected in capsys.readouterr().out

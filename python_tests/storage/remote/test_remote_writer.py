@@ -1,0 +1,223 @@
+"""A remote store is always a committed state, never older than the last acknowledged one."""
+
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+import cpr_ext
+from cpr_ext.maintenance import verify
+from cpr_ext.storage.checksummed_json import read_checksummed
+from cpr_ext.storage.remote import FencedError, RemoteError, fetch_store
+from cpr_ext.storage.remote.remote_state import (
+    RemoteDirectory,
+    StoreView,
+    newest_state,
+    state_numbers,
+)
+from cpr_ext.storage.remote.remote_writer import STATES_KEPT, RemoteWriter
+from cpr_ext.storage.store_reader import StoreReader
+from python_tests.helpers import assert_same
+from python_tests.maintenance.stores import recovered, trained_store
+from python_tests.storage.remote.faulty_objects import Cut, FaultyObjects, MemoryObjects
+
+FAULTS = ["fails", "answer lost", "twice", "ends before", "ends after"]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Two committed states of one store, each in a directory of its own."""
+    root = tmp_path_factory.mktemp("remote")
+    trained = trained_store(root / "store", snapshots=1)
+    shutil.copytree(root / "store", root / "first")
+    trained.train(2)
+    trained.checkpointer.save()
+    trained.checkpointer.close()
+    shutil.copytree(root / "store", root / "second")
+    return root / "first", root / "second"
+
+
+def view_of(directory):
+    reader = StoreReader(directory)
+    return StoreView(
+        read_checksummed(directory / "STORE.json", "cpr_ext.store"),
+        {
+            m.directory.name: RemoteDirectory(m.generation, dict(m.seen), m.segments)
+            for m in (reader.dense, *reader.shards)
+        },
+        reader.newest().last_step,
+    )
+
+
+def writer_of(objects, directory, writer="a"):
+    opened = RemoteWriter(objects, directory, writer)
+    opened.open(view_of(directory).model)
+    return opened
+
+
+def copied(directory, objects):
+    """The newest state of a remote store, which is sound."""
+    state = fetch_store(objects, directory)
+    assert verify(directory).is_sound
+    return state
+
+
+def test_a_machine_is_lost_and_the_copy_gives_back_every_bit(stores, tmp_path):
+    objects = MemoryObjects()
+    writer_of(objects, stores[0]).copy(view_of(stores[0]))
+    writer_of(objects, stores[1]).copy(view_of(stores[1]))
+    copied(tmp_path / "copy", objects)
+    _, rows, _ = recovered(tmp_path / "copy")
+    shutil.copytree(stores[1], tmp_path / "expected")
+    _, expected, _ = recovered(tmp_path / "expected")
+    assert_same(rows, expected)
+
+
+def test_what_is_there_is_not_sent_again(stores):
+    objects = MemoryObjects()
+    writer_of(objects, stores[0]).copy(view_of(stores[0]))
+    again, view = writer_of(objects, stores[1]), view_of(stores[1])
+    sent = []
+    again.spend = sent.append
+    missing = again.missing_bytes(view)
+    again.copy(view)
+    assert sum(sent) == missing < sum(record.file_bytes for _, record in view.records().values())
+    assert again.missing_bytes(view) == 0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_at_any_request_leaves_a_committed_state(stores, tmp_path, fault):
+    first_view, view = (view_of(store) for store in stores)
+    at, was_reached = 0, True
+    while was_reached:
+        objects = MemoryObjects()
+        acknowledged = writer_of(objects, stores[0]).copy(first_view)
+        faulty = FaultyObjects(objects, at, fault)
+        with suppress(RemoteError, TimeoutError, Cut):
+            acknowledged = writer_of(faulty, stores[1]).copy(view)
+        state = newest_state(objects)
+        assert state.number >= acknowledged.number
+        assert state.view in (first_view, view)
+        assert state.view.records().keys() <= objects.held.keys()
+        # The same store comes again, and adds its state.
+        assert writer_of(objects, stores[1]).copy(view).view == view
+        was_reached = faulty.count > at
+        at += 1
+    assert at > 10
+    copied(tmp_path / "copy", objects)
+
+
+@pytest.mark.parametrize("fault", ["fails", "answer lost", "twice"])
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_after_a_fault_at_any_request_the_same_writer_goes_on(stores, fault, is_newer):
+    view = view_of(stores[1])
+    later = replace(view, step=view.step + 1) if is_newer else view
+    at, was_reached = 0, True
+    while was_reached:
+        objects = MemoryObjects()
+        faulty = FaultyObjects(objects, 10**9, fault)
+        writer = writer_of(faulty, stores[1])
+        faulty.at = faulty.count + at
+        with suppress(*(() if fault == "twice" else (RemoteError, TimeoutError))):
+            writer.copy(view)
+        was_reached, faulty.at = faulty.count > faulty.at, 10**9
+        assert writer.copy(later) == newest_state(objects)
+        assert newest_state(objects).view == later
+        at += 1
+    assert at > 5
+
+
+def test_of_two_writers_one_wins_and_the_other_is_told(stores, tmp_path):
+    objects = MemoryObjects()
+    one, other = writer_of(objects, stores[0]), writer_of(objects, stores[1])
+    one.copy(view_of(stores[0]))
+    with pytest.raises(FencedError, match="another process"):
+        other.copy(view_of(stores[1]))
+    assert copied(tmp_path / "copy", objects).number == 1
+
+
+def test_a_writer_that_slept_through_many_states_is_told(stores):
+    objects = MemoryObjects()
+    late, busy = writer_of(objects, stores[0]), writer_of(objects, stores[1])
+    for _ in range(STATES_KEPT + 3):
+        busy.copy(view_of(stores[1]))
+    assert len(state_numbers(objects)) == STATES_KEPT
+    with pytest.raises(FencedError):
+        late.copy(view_of(stores[0]))
+    assert newest_state(objects).number == STATES_KEPT + 3
+
+
+def test_the_copy_of_another_store_is_left_alone(stores):
+    objects = MemoryObjects()
+    writer_of(objects, stores[0]).copy(view_of(stores[0]))
+    with pytest.raises(cpr_ext.StoreError, match="another store"):
+        writer_of(objects, stores[0], writer="b")
+
+
+def test_who_has_read_the_newest_state_takes_over(stores):
+    objects = MemoryObjects()
+    old, view = writer_of(objects, stores[0]), view_of(stores[0])
+    state = old.copy(view)
+    new = RemoteWriter(objects, stores[0], "b")
+    new.open(view.model, fetched=(state.number, "a"))
+    with pytest.raises(FencedError):
+        old.copy(view)
+    new.copy(view)
+    with pytest.raises(cpr_ext.StoreError):
+        RemoteWriter(objects, stores[0], "c").open(view.model, fetched=(state.number, "a"))
+
+
+def test_a_service_without_conditional_writes_is_refused(stores):
+    class Careless(MemoryObjects):
+        def create(self, key, data):
+            self.held[key] = data
+            return True
+
+    with pytest.raises(RemoteError, match="conditional"):
+        writer_of(Careless(), stores[0])
+
+
+def test_objects_that_no_state_names_are_removed(stores):
+    objects = MemoryObjects()
+    writer = writer_of(objects, stores[0])
+    objects.held["objects/shard-00000/left over"] = b"x"
+    writer.copy(view_of(stores[0]))
+    assert not any("left over" in key or key.startswith("probes/") for key in objects.held)
+
+
+@pytest.mark.parametrize("what", ["state", "object"])
+def test_damage_is_named(stores, tmp_path, what):
+    objects = MemoryObjects()
+    state = writer_of(objects, stores[0]).copy(view_of(stores[0]))
+    key = "states/000000000001.json" if what == "state" else next(iter(state.checksums))
+    data = bytearray(objects.held[key])
+    data[len(data) // 2] ^= 1
+    objects.held[key] = bytes(data)
+    with pytest.raises(cpr_ext.DamageError, match=key.rsplit("/", 1)[1]):
+        fetch_store(objects, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    del objects.held[key]
+    with pytest.raises(cpr_ext.StoreError, match=r"lacks|no state"):
+        fetch_store(objects, tmp_path / "copy")
+
+
+def test_one_shard_reads_only_its_own_bytes(stores, tmp_path):
+    objects = MemoryObjects()
+    state = writer_of(objects, stores[1]).copy(view_of(stores[1]))
+    objects.bytes_read = 0
+    fetch_store(objects, tmp_path / "copy", shards=["shard-00001"])
+    own = sum(r.file_bytes for r in state.view.directories["shard-00001"].segments)
+    assert objects.bytes_read == own + len(objects.held["states/000000000001.json"])
+
+
+def test_a_state_that_names_other_places_is_refused(stores, tmp_path):
+    objects = MemoryObjects()
+    state = writer_of(objects, stores[0]).copy(view_of(stores[0]))
+    directories = dict(state.view.directories)
+    directories["../outside"] = directories.pop("dense")
+    view = replace(state.view, directories=directories)
+    hostile = replace(state, view=view, checksums=dict.fromkeys(view.records(), 0))
+    objects.held["states/000000000001.json"] = hostile.to_bytes()
+    with pytest.raises(cpr_ext.DamageError, match="no directory"):
+        fetch_store(objects, tmp_path / "copy")

@@ -1,0 +1,93 @@
+"""A copy in S3: a real HTTP server that behaves like it, in this process."""
+
+import pytest
+
+import cpr_ext
+from cpr_ext.storage.remote import RemoteError, RemoteOptions, fetch_store, open_objects
+from cpr_ext.storage.remote.objects import PART_BYTES
+from cpr_ext.storage.remote.remote_state import newest_state
+from python_tests.helpers import assert_same
+from python_tests.storage.remote.test_remote_copy import begin, close_and_lose, train_and_save
+
+pytest.importorskip("obstore")
+moto = pytest.importorskip("moto.server")
+
+
+@pytest.fixture(scope="module")
+def service():
+    server = moto.ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield {
+        "config": {
+            "aws_endpoint": f"http://{host}:{port}",
+            "aws_region": "us-east-1",
+            "aws_access_key_id": "someone",
+            "aws_secret_access_key": "hush",
+        },
+        "client_options": {"allow_http": True},
+    }
+    server.stop()
+
+
+@pytest.fixture
+def options(service):
+    import boto3
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=service["config"]["aws_endpoint"],
+        region_name="us-east-1",
+        aws_access_key_id="someone",
+        aws_secret_access_key="hush",
+    )
+    client.create_bucket(Bucket="bucket")
+    for entry in client.list_objects_v2(Bucket="bucket").get("Contents", []):
+        client.delete_object(Bucket="bucket", Key=entry["Key"])
+    return RemoteOptions("s3://bucket/job", **service)
+
+
+def test_objects_are_created_once_and_sent_in_parts(options):
+    objects = open_objects(options)
+    assert objects.create("a/b", b"12345")
+    assert not objects.create("a/b", b"other")
+    assert objects.read("a/b") == b"12345"
+    assert objects.read("a/b", 1, 3) == b"23"
+    with pytest.raises(FileNotFoundError):
+        objects.read("a/c")
+    chunk = bytes(range(256)) * 4096
+    objects.write("a/c", (chunk for _ in range(PART_BYTES // len(chunk) + 2)))
+    assert objects.read("a/c", PART_BYTES - 2, PART_BYTES + 2) == chunk[-2:] + chunk[:2]
+    assert sorted(objects.list("a/")) == ["a/b", "a/c"]
+    objects.delete("a/b")
+    assert objects.list("a/") == ["a/c"]
+
+
+def test_a_new_machine_recovers_from_s3(options, tmp_path, caplog):
+    trained = begin(tmp_path / "a", remote=options)
+    train_and_save(trained)
+    train_and_save(trained)
+    rows = close_and_lose(trained)
+    other = begin(tmp_path / "b", seed=9, remote=options)
+    assert other.report.step == 4
+    assert_same(other.rows(), rows)
+    other.checkpointer.close()
+    fetch_store(open_objects(options), tmp_path / "c", shards=["shard-00001"])
+    assert newest_state(open_objects(options)).view.step == 4
+    with pytest.raises(cpr_ext.StoreError, match="another store"):
+        begin_elsewhere(tmp_path / "d", options)
+    assert "hush" not in caplog.text
+
+
+def begin_elsewhere(directory, options):
+    """Begin a store of another job, and give it the same address."""
+    begin(directory, remote=None).checkpointer.close()
+    return begin(directory, remote=options)
+
+
+def test_a_bucket_that_does_not_exist_is_named_without_secrets(options, service, tmp_path):
+    missing = RemoteOptions("s3://nowhere/job", **service)
+    with pytest.raises(RemoteError, match="list") as raised:
+        begin(tmp_path / "a", remote=missing)
+    assert "hush" not in str(raised.value)
+    begin(tmp_path / "a", remote=options).checkpointer.close()

@@ -1,0 +1,114 @@
+"""Builds the site in build/site/html: every page of the repository, and the API reference.
+
+    python tools/site.py [--out build/site]
+
+Pages are staged in the folders that they have here, so that their links to each other hold. A link
+to a file that is no page becomes plain code. A warning of Sphinx, such as a link that leads
+nowhere, fails the build. Needs sphinx, myst-parser and furo, and what `import cpr_ext` needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("*.md", "docs/*.md", "docs/decisions/*.md", "csrc/README.md")
+MODULES = ("", ".maintenance", ".distributed", ".policy", ".doctor")
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site")
+    out = parser.parse_args().out
+    stage(out / "source")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    command += [out / "source", out / "html"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    done = subprocess.run([str(word) for word in command], env=environment, check=False)
+    if done.returncode == 0:
+        print(f"{out / 'html' / 'index.html'}")
+    sys.exit(done.returncode)
+
+
+def stage(source: Path) -> None:
+    """Copy all pages and pictures, and write the pages of the API."""
+    shutil.rmtree(source, ignore_errors=True)
+    pages = sorted({path for pattern in PAGES for path in ROOT.glob(pattern)})
+    for path in pages:
+        place = source / path.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        text = with_reachable_links(path.read_text(), path, pages)
+        if path == ROOT / "docs" / "decisions" / "README.md":
+            text += all_decisions(pages)
+        place.write_text(text)
+    shutil.copytree(ROOT / "docs" / "images", source / "docs" / "images")
+    shutil.copy(ROOT / "docs" / "site" / "conf.py", source)
+    index = (ROOT / "docs" / "site" / "index.md").read_text()
+    (source / "index.md").write_text(index + unlisted(index, pages))
+    (source / "api").mkdir()
+    for module in MODULES:
+        name = f"cpr_ext{module}"
+        (source / "api" / f"{name}.rst").write_text(api_page(name))
+
+
+def with_reachable_links(text: str, path: Path, pages: list[Path]) -> str:
+    """Return a page whose links lead to pages, pictures, anchors or other sites."""
+
+    def replace(link: re.Match[str]) -> str:
+        mark, label, target, anchor = link.groups()
+        if mark or "://" in target or target.startswith("mailto:"):
+            return link[0]
+        there = (path.parent / target).resolve()
+        if there / "README.md" in pages:
+            return f"[{label}]({target.rstrip('/')}/README.md{anchor or ''})"
+        if there in pages:
+            return link[0]
+        return label if label.startswith("`") else f"{label} (`{there.relative_to(ROOT)}`)"
+
+    return _LINK.sub(replace, text)
+
+
+def all_decisions(pages: list[Path]) -> str:
+    """Return a hidden table of contents, for the side bar."""
+    names = [path.stem for path in pages if path.parent.name == "decisions" and path.stem[0] == "0"]
+    return "\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
+
+
+def unlisted(index: str, pages: list[Path]) -> str:
+    """Return a table of contents of the pages that the index does not list."""
+    names = [path.relative_to(ROOT).with_suffix("").as_posix() for path in pages]
+    names = [n for n in names if n not in index.split() and not n.startswith("docs/decisions/0")]
+    if not names:
+        return ""
+    return "\n```{toctree}\n:caption: More\n:maxdepth: 1\n\n" + "\n".join(names) + "\n```\n"
+
+
+def api_page(name: str) -> str:
+    """Return the reference of a module's public names."""
+    module = importlib.import_module(name)
+    summary = inspect.getdoc(module).splitlines()[0]
+    lines = [name, "=" * len(name), "", summary, ""]
+    for public in module.__all__:
+        thing = getattr(module, public)
+        if inspect.isclass(thing):
+            lines += [f".. autoclass:: {name}.{public}", "   :members:"]
+        elif inspect.isfunction(thing):
+            lines += [f".. autofunction:: {name}.{public}"]
+        else:
+            lines += [f".. py:data:: {name}.{public}", "", f"   {thing!r}".replace("*", r"\*")]
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.path.insert(1, str(ROOT))
+    main()
