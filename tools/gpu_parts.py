@@ -137,7 +137,7 @@ EMULATED_PARTS = (
     ),
     Part(
         "train",
-        f"{_EMULATED_PYTEST} python_tests/dlrm/test_trainer.py -k movietweetings",
+        f"{_EMULATED_PYTEST} python_tests/dlrm/test_trainer.py -k 'movietweetings and cpu'",
         300,
         modules=(*_PYTEST, *_TRAINING),
         expects=" passed",

@@ -1,5 +1,12 @@
 """Workers with tables on GPUs (emulated), their group on gloo: they outlive kills as on the CPU."""
 
+from types import SimpleNamespace
+
+import pytest
+
+from cpr_ext.distributed import Parity
+from cpr_ext.distributed.parity.refusals import refuse_unprotected
+from cpr_ext.errors import UsageError
 from python_tests.distributed.test_kills import EXACT, survive
 
 JOB = {"job": ("python_tests.distributed.device_job", "DeviceJob"), "world_size": 2}
@@ -27,3 +34,9 @@ def test_all_are_killed_and_the_job_goes_on_from_the_stores(make_cluster):
     [recovery] = [e["recovery"] for e in cluster.recoveries(0) if e["pid"] == cluster.pids[0]]
     assert recovery["lost"] == [0, 1]
     assert recovery["step"] >= 5
+
+
+def test_exact_recovery_refuses_a_table_on_a_gpu_by_name_before_training():
+    table = SimpleNamespace(name="users", weight=SimpleNamespace(is_cuda=True))
+    with pytest.raises(UsageError, match=r"table 'users' .*: it is on a GPU; keep it in CPU mem"):
+        refuse_unprotected([table], Parity(group_size=2))
