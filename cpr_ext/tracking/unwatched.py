@@ -126,7 +126,7 @@ class ScheduleOrder:
 def _driven_by(item: object) -> Any:
     """Return the optimizer that a scheduler drives, also inside wrappers; None: it has none."""
     scheduler = getattr(item, "scheduler", item)
-    optimizer = getattr(scheduler, "optimizer", None)
+    optimizer: Any = getattr(scheduler, "optimizer", None)
     while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
