@@ -42,6 +42,7 @@ def main(directory: Path, rank: int) -> None:
         store = directory / plan / f"rank-{rank}"
         make = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
         make["count_row_updates"] = True
+        make["save_at_close"] = False  # steps after the last save() are lost
         parallel, optimizer = sharded(plan, fused)
         with make_checkpointer(parallel, optimizer, store, **make) as checkpointer:
             train(parallel, optimizer, checkpointer, 1)
