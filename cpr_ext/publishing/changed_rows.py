@@ -113,17 +113,19 @@ class ChangedRows:
             is_found = torch.zeros(last - first, dtype=torch.bool)
             for segment in reversed(rows.segments):
                 for chunk in segment.chunks_of(table):
-                    low, high = segment.span(chunk)
-                    if high <= first or low >= last:
-                        continue
-                    wanted = _take(segment, chunk, first, last, is_found)
+                    held = None
+                    if skip <= 0 and not segment.is_run(chunk) and first == begin and last == end:
+                        held = segment.rows(chunk)  # ids and values in one read
+                        wanted = _find_rows(held.row_ids, first, last, is_found)
+                    else:
+                        wanted = _find_chunk(segment, chunk, first, last, is_found)
                     if len(wanted) == 0:
                         continue
                     if skip > 0:
                         skip -= 1
                         yield None
                         continue
-                    yield self._taken(rows, segment.rows(chunk), wanted)
+                    yield self._taken(rows, held or segment.rows(chunk), wanted)
 
     def _taken(self, rows: ShardRows, chunk: ChunkRows, wanted: torch.Tensor) -> ChunkRows:
         """Return the rows of a chunk at positions ``wanted`` (n,) int64."""
@@ -162,19 +164,25 @@ class ChangedRows:
         return rows
 
 
-def _take(
+def _find_chunk(
     segment: SegmentRows, chunk: int, first: int, last: int, is_found: torch.Tensor
 ) -> torch.Tensor:
     """Return positions (n,) int64 of rows of a chunk in [first, last) not found yet; find them."""
     low, high = segment.span(chunk)
-    count = segment.segment.chunks[chunk].num_rows
-    if high - low == count:  # a run of rows: their ids need not be read
-        begin, end = max(low, first), min(high, last)
-        found = is_found[begin - first : end - first]
-        wanted = (~found).nonzero().reshape(-1) + (begin - low)
-        found.fill_(True)
-        return wanted
-    row_ids = segment.row_ids(chunk)
+    if high <= first or low >= last:
+        return torch.empty(0, dtype=torch.int64)
+    if not segment.is_run(chunk):
+        return _find_rows(segment.row_ids(chunk), first, last, is_found)
+    begin, end = max(low, first), min(high, last)
+    found = is_found[begin - first : end - first]
+    wanted = (~found).nonzero().reshape(-1) + (begin - low)
+    found.fill_(True)
+    return wanted
+
+
+def _find_rows(
+    row_ids: torch.Tensor, first: int, last: int, is_found: torch.Tensor
+) -> torch.Tensor:
     inside = ((row_ids >= first) & (row_ids < last)).nonzero().reshape(-1)
     at = row_ids[inside] - first
     wanted = inside[~is_found[at]]
