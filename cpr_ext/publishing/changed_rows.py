@@ -113,34 +113,33 @@ class ChangedRows:
             is_found = torch.zeros(last - first, dtype=torch.bool)
             for segment in reversed(rows.segments):
                 for chunk in segment.chunks_of(table):
-                    low, high = segment.span(chunk)
-                    if high <= first or low >= last:
+                    held = None
+                    if skip <= 0 and not segment.is_run(chunk) and first == begin and last == end:
+                        held = segment.rows(chunk)  # ids and values in one read
+                        wanted = _find_rows(held.row_ids, first, last, is_found)
+                    else:
+                        wanted = _find_chunk(segment, chunk, first, last, is_found)
+                    if len(wanted) == 0:
                         continue
-                    row_ids = segment.row_ids(chunk)
-                    wanted = (row_ids >= first) & (row_ids < last)
-                    wanted[wanted.clone()] = ~is_found[row_ids[wanted] - first]
-                    if not bool(wanted.any()):
-                        continue
-                    is_found[row_ids[wanted] - first] = True
                     if skip > 0:
                         skip -= 1
                         yield None
                         continue
-                    yield self._taken(rows, segment.rows(chunk), wanted)
+                    yield self._taken(rows, held or segment.rows(chunk), wanted)
 
     def _taken(self, rows: ShardRows, chunk: ChunkRows, wanted: torch.Tensor) -> ChunkRows:
-        row_ids = chunk.row_ids[wanted]
+        """Return the rows of a chunk at positions ``wanted`` (n,) int64."""
         arrays = {}
         for array in rows.arrays:
             if array.name == WEIGHT or self._states:
                 held = chunk.arrays.get(array.name)
                 arrays[array.name] = (
                     # An optimizer's state that was made after this segment is zero in it.
-                    torch.zeros((len(row_ids), *array.row_shape), dtype=array.dtype)
+                    torch.zeros((len(wanted), *array.row_shape), dtype=array.dtype)
                     if held is None
-                    else held[wanted]
+                    else _chosen(held, wanted)
                 )
-        return ChunkRows(chunk.step, row_ids, arrays)
+        return ChunkRows(chunk.step, _chosen(chunk.row_ids, wanted), arrays)
 
     def _open(self, table: str, shard: _Shard) -> ShardRows:
         reader = self._reader
@@ -163,6 +162,36 @@ class ChangedRows:
                 )
             held |= names
         return rows
+
+
+def _find_chunk(
+    segment: SegmentRows, chunk: int, first: int, last: int, is_found: torch.Tensor
+) -> torch.Tensor:
+    """Return positions (n,) int64 of rows of a chunk in [first, last) not found yet; find them."""
+    low, high = segment.span(chunk)
+    if high <= first or low >= last:
+        return torch.empty(0, dtype=torch.int64)
+    if not segment.is_run(chunk):
+        return _find_rows(segment.row_ids(chunk), first, last, is_found)
+    begin, end = max(low, first), min(high, last)
+    found = is_found[begin - first : end - first]
+    wanted = (~found).nonzero().reshape(-1) + (begin - low)
+    found.fill_(True)
+    return wanted
+
+
+def _find_rows(
+    row_ids: torch.Tensor, first: int, last: int, is_found: torch.Tensor
+) -> torch.Tensor:
+    inside = ((row_ids >= first) & (row_ids < last)).nonzero().reshape(-1)
+    at = row_ids[inside] - first
+    wanted = inside[~is_found[at]]
+    is_found[at] = True
+    return wanted
+
+
+def _chosen(values: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    return values if len(wanted) == len(values) else values.index_select(0, wanted)
 
 
 def changed_rows(

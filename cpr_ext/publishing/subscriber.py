@@ -26,6 +26,11 @@ from cpr_ext.state.table import WEIGHT
 from cpr_ext.storage.filesystem import read_whole
 
 _TRIES = 5
+_SIGNED = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
 
 
 @dataclass(frozen=True)
@@ -148,8 +153,7 @@ class Subscriber:
                 if not inside or values.shape != (len(row_ids), table.embedding_dim):
                     raise DamageError(f"{file.file}: rows that '{file.table}' does not have")
                 weight = self._tables[file.table]
-                with torch.no_grad():
-                    weight.index_copy_(0, row_ids.to(weight.device), values.to(weight.device))
+                put_rows(weight, row_ids, values)
                 rows += len(row_ids)
         return rows
 
@@ -176,6 +180,14 @@ class Subscriber:
                     f"table '{name}' is {weight.dtype} of shape {tuple(weight.shape)}; published "
                     f"is {table.dtype} of shape {shape}"
                 )
+
+
+def put_rows(weight: torch.Tensor, row_ids: torch.Tensor, values: torch.Tensor) -> None:
+    """Write rows into a table, bit for bit."""
+    # torch does not index unsigned numbers of several bytes.
+    dtype = _SIGNED.get(weight.dtype, weight.dtype)
+    target = weight.detach().view(dtype)
+    target.index_copy_(0, row_ids.to(weight.device), values.view(dtype).to(weight.device))
 
 
 def _weight(name: str, given: nn.Module | torch.Tensor) -> torch.Tensor:

@@ -92,6 +92,11 @@ class SegmentRows:
         """Return numbers of the chunks that hold rows of ``table``, ascending by row id."""
         return self._by_table.get(table, ())
 
+    def is_run(self, chunk: int) -> bool:
+        """Return whether a chunk's rows are consecutive, so that their ids are not stored."""
+        table = self.segment.chunks[chunk].table
+        return self.segment.layout.tables[table].range_begin is not None
+
     def span(self, chunk: int) -> tuple[int, int]:
         """Return the range [begin, end) of a chunk's rows; read its row ids, if any, only once."""
         if chunk not in self._spans:

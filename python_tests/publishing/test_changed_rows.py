@@ -114,19 +114,39 @@ def test_a_history_that_was_cut_short_asks_for_a_copy(tmp_path, monkeypatch):
         changed_rows(tmp_path / "store", early)
 
 
+def files_of(trained):
+    return [[record.file for record in shard.segments] for shard in trained.store.shards]
+
+
+def reopen(trained):
+    again = Trained(
+        trained.store.directory,
+        TABLES,
+        num_shards=3,
+        schedule=cpr_ext.EverySteps(10**9),
+        rebase_after=None,
+        priority=cpr_ext.MostFrequentlyUsed(0.2),
+    )
+    again.checkpointer.recover(mode="full")
+    return again
+
+
 def test_after_a_roll_back_a_copy_is_needed(trained):
     consumer = consumer_of(trained)
     consumer.follow(trained.store.directory)
-    number = trained.store.last_snapshot
-    trained.checkpointer.recover(mode="full")
-    while trained.store.last_snapshot < number:  # the same numbers once more
-        train_rows(trained, [1])
-        save(trained)
+    before = files_of(trained)
+    trained.die()
+    reopen(trained).die()
+    again = reopen(trained)  # a process after the one that rolled back uses the numbers again
+    for _ in before[0][1:]:
+        train_rows(again, [5, 300, 600])  # of each shard
+        save(again)
+    assert files_of(again) == before
     with pytest.raises(PositionError, match="rolled back"):
-        changed_rows(trained.store.directory, consumer.position)
-    changes = consumer.follow(trained.store.directory)
+        changed_rows(again.store.directory, consumer.position)
+    changes = consumer.follow(again.store.directory)
     assert changes.copied_shards == (0, 1, 2)
-    assert_as_recovered(consumer, trained)
+    assert_as_recovered(consumer, again)
 
 
 def test_an_iteration_restarts_at_any_batch(trained):

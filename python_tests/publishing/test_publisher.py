@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 import cpr_ext
+from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.publishing import Subscriber, publish, publisher
 from cpr_ext.publishing.publication import INDEX_FILE, read_publication
+from cpr_ext.publishing.subscriber import put_rows
 from python_tests.helpers import SmallModel, Trained, assert_same, flip, same_bits
 from python_tests.maintenance.stores import TABLES, recovered, trained_store
 
@@ -197,6 +199,13 @@ def test_another_store_begins_anew_when_asked(store, tmp_path):
     report = publish(tmp_path / "other", tmp_path / "p", whole=True)
     assert (report.number, report.rows) == (2, 10)
     assert subscriber.poll().was_whole
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NAMES, ids=str)
+def test_rows_of_every_dtype_are_put(dtype):
+    table = torch.zeros((5, 2), dtype=dtype)
+    put_rows(table, torch.tensor([3, 1]), torch.ones((2, 2), dtype=dtype))
+    assert table.to(torch.float64).tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [0, 0]]
 
 
 def test_the_command_publishes_and_says_what(trained, store, tmp_path, monkeypatch, capsys):
