@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from cpr_ext.dtypes import DTYPE_NAMES
 from torch import nn
 
 import cpr_ext
-from cpr_ext.dtypes import DTYPE_NAMES
 from cpr_ext.publishing import Subscriber, publish, publisher
 from cpr_ext.publishing.publication import INDEX_FILE, read_publication
 from cpr_ext.publishing.subscriber import put_rows
