@@ -19,8 +19,9 @@
 
 // The section of all shared memory, as linkers name its ends.
 extern "C" {
-extern unsigned char __start_emulated_shared[] __attribute__((visibility("hidden")));
-extern unsigned char __stop_emulated_shared[] __attribute__((visibility("hidden")));
+// Weak: kernels without shared memory have no such section.
+extern unsigned char __start_emulated_shared[] __attribute__((weak, visibility("hidden")));
+extern unsigned char __stop_emulated_shared[] __attribute__((weak, visibility("hidden")));
 }
 
 namespace emulated_cuda {
@@ -132,7 +133,9 @@ uint64_t& wide_loads() {
 }
 
 bool run_block(const std::function<void()>& body, std::mt19937_64* random) {
-  memset(__start_emulated_shared, kGarbage, static_cast<size_t>(shared_bytes()));
+  if (const int64_t bytes = shared_bytes(); bytes > 0) {
+    memset(__start_emulated_shared, kGarbage, static_cast<size_t>(bytes));
+  }
   const int num_threads = static_cast<int>(blockDim.x * blockDim.y);
   Block here;
   here.threads.resize(num_threads, ThreadState::kReady);
