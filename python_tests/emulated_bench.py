@@ -38,7 +38,7 @@ def compiled_bounds() -> Any:
     import gpu_bounds
 
     testing = ROOT / "csrc" / "testing"
-    names = ("cuda_runtime", "emulated_block", "emulated_device")
+    names = ("cuda_runtime", "emulated_block", "emulated_device", "emulated_pool")
     emulator = [str(testing / f"{name}.cpp") for name in names]
     flags = [
         "-O1",

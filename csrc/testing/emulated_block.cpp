@@ -26,6 +26,9 @@ extern unsigned char __stop_emulated_shared[] __attribute__((visibility("hidden"
 namespace emulated_cuda {
 namespace {
 
+// So that the section is there also where no kernel has shared memory.
+__attribute__((section("emulated_shared"), used)) unsigned char first_shared = 0;
+
 constexpr int kWarp = 32;
 constexpr size_t kStackBytes = 64 * 1024;
 constexpr unsigned kAtomicsPerChange = 4;  // on average
