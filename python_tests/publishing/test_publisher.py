@@ -7,13 +7,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from cpr_ext.dtypes import DTYPE_NAMES
 from torch import nn
 
 import cpr_ext
 from cpr_ext.publishing import Subscriber, publish, publisher
 from cpr_ext.publishing.publication import INDEX_FILE, read_publication
 from cpr_ext.publishing.subscriber import put_rows
+from cpr_ext.state.dtypes import DTYPE_NAMES
 from python_tests.helpers import SmallModel, Trained, assert_same, flip, same_bits
 from python_tests.maintenance.stores import TABLES, recovered, trained_store
 
