@@ -107,7 +107,7 @@ class Cluster:
     def wait_for_death(self, *ranks, seconds=30):
         for rank in ranks:
             code = self.wait_for_exit(self.pids[rank], seconds)
-            assert code == -signal.SIGKILL, f"worker {rank}: {code}\n{self.logs()}"
+            assert code == -signal.SIGKILL, f"worker {rank}: {code}\n{self.diagnosis()}"
 
     def exit_code(self, rank, seconds=100):
         return self.wait_for_exit(self.pids[rank], seconds)
@@ -121,7 +121,7 @@ class Cluster:
 
     def finish(self, seconds=150):
         codes = self.exit_codes(seconds)
-        assert codes == dict.fromkeys(self.ranks, 0), self.logs()
+        assert codes == dict.fromkeys(self.ranks, 0), self.diagnosis()
         for rank in self.ranks:
             assert self.events(rank)[-1]["step"] in (self.settings.num_steps, None)
 
@@ -135,7 +135,7 @@ class Cluster:
     def wait_until(self, condition, seconds=100):
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, self.logs()
+            assert time.monotonic() < deadline, self.diagnosis()
             time.sleep(0.02)
 
     def wait_for_step(self, step, *ranks):
@@ -146,6 +146,14 @@ class Cluster:
     def step(self, rank):
         steps = [e["step"] for e in self.events(rank, "step") if e["pid"] == self.pids[rank]]
         return max(steps, default=-1)
+
+    def diagnosis(self):
+        """Have each worker that still runs write where it is, and return all logs."""
+        running = [pid for pid in self.pids.values() if self.wait_for_exit(pid, 0) is None]
+        for pid in running:
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.5 if running else 0)
+        return self.logs()
 
     def logs(self):
         logs = sorted(Path(self.settings.directory).glob("log-*"))

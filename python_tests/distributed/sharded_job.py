@@ -268,7 +268,8 @@ def run_worker(plain, rank, life):
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    faulthandler.dump_traceback_later(20, repeat=True)  # where it is, if it hangs
+    # On request: a watchdog that reads the frames of running threads may crash them.
+    faulthandler.register(signal.SIGUSR1)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
     module, name = settings.job
     getattr(importlib.import_module(module), name)(settings, rank, life).run()

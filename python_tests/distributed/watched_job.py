@@ -11,7 +11,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 folder = pathlib.Path(sys.argv[1])
-NUM_STEPS = 300
+NUM_STEPS = 1500
 
 
 def note_unpickling():
