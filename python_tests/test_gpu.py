@@ -253,6 +253,7 @@ def test_rows_count_where_a_compiler_makes_cuda_graphs_of_the_model(tmp_path):
     assert torch.equal(state, expected[1])
 
 
+@of_pytorch
 def test_a_graph_of_the_whole_step_counts_its_rows_at_every_replay(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.EmbeddingBag(2000, 16, mode="sum", sparse=True).cuda()
