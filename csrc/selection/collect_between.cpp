@@ -3,12 +3,11 @@
 #include <algorithm>
 
 #include "core/avx512.h"
+#include "selection/block_rows.h"
 
 namespace cpr_ext {
 
 namespace {
-
-constexpr int64_t kBlockRows = 1024;
 
 // Keys that are not wanted are written too, over one another, so into `block` first.
 int64_t collect_portable(const CountKeys& keys, int64_t begin, int64_t end, uint32_t low,

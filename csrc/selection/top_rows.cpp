@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "selection/block_rows.h"
 #include "selection/radix_threshold.h"
 #include "selection/sampled_threshold.h"
 #include "selection/score_keys.h"
@@ -13,8 +14,6 @@
 namespace cpr_ext {
 
 namespace {
-
-constexpr int64_t kBlockRows = 1024;
 
 // Writes a part's rows: those above the threshold and its first `num_ties` ties.
 template <class Keys>

@@ -4,12 +4,11 @@
 #include <cstring>
 
 #include "core/avx512.h"
+#include "selection/block_rows.h"
 
 namespace cpr_ext {
 
 namespace {
-
-constexpr int64_t kBlockRows = 1024;
 
 // Slots past the last chosen row are written too, so rows go into `block` and not into `out`.
 template <class Keys>

@@ -11,8 +11,8 @@
 
 namespace cpr_ext {
 
-// Bytes on their way into a slot. The slot is not free before wait() has returned or this is
-// destroyed, which waits too.
+// Bytes on their way between a slot and a device. The slot is not free before wait() has returned
+// or this is destroyed, which waits too.
 class Arrival {
  public:
   virtual ~Arrival() = default;
@@ -51,11 +51,11 @@ class DeviceStager {
   virtual std::unique_ptr<Arrival> gather(const std::vector<StagedArray>& arrays,
                                           const StagedRows& rows, std::byte* slot) = 0;
 
-  // Writes packed rows to the rows of `arrays`. When it returns, `slot` may be used again; the rows
-  // are there when the stream gets here.
-  // REQUIRES: as gather; the rows are distinct.
-  virtual void scatter(const std::vector<StagedArray>& arrays, const StagedRows& rows,
-                       const std::byte* slot) = 0;
+  // Writes packed rows to the rows of `arrays`, which have them when the stream gets here.
+  // REQUIRES: as gather; the rows are distinct; `slot`, which is pinned or else is copied more
+  // slowly, and `row_ids` stay until arrival.
+  virtual std::unique_ptr<Arrival> scatter(const std::vector<StagedArray>& arrays,
+                                           const StagedRows& rows, const std::byte* slot) = 0;
 
   // Waits until everything submitted is done; throws CudaError if any of it has failed.
   virtual void finish() = 0;

@@ -13,7 +13,8 @@ namespace cpr_ext {
 class DeviceRows {
  public:
   // As top_rows of scores (num_rows,), with first_row_id added to every row id; on `stream`, for
-  // which it allocates 8 bytes per row that may be chosen and 8 KiB per 16 K rows, at most 8 MiB.
+  // which it allocates 8 bytes per row that may be chosen, 8 KiB per 16 K rows, at most 8 MiB, and
+  // with StoredCounts a fourth of a byte per row.
   // The caller returns before the rows are known.
   // Scores: one of cuda/scores.h. REQUIRES: the device is current.
   template <class Scores>
@@ -25,6 +26,9 @@ class DeviceRows {
   // Waits for the stream, but only for the rows; the stream goes on while they are copied.
   RowIdVector read(int device);
 
+  int64_t num_rows() const { return num_rows_; }  // those that read() returned; 0 before
+  const int64_t* ids_on_device() const { return row_ids_.as<int64_t>(); }  // (num_rows)
+
  private:
   template <class Scores>
   void choose(const Scores& scores, int64_t num_rows, int64_t most_rows, int64_t first_row_id,
@@ -32,6 +36,7 @@ class DeviceRows {
 
   StreamMemory state_;
   StreamMemory row_ids_;  // (<= k)
+  int64_t num_rows_ = 0;
   Event chosen_;
 };
 

@@ -3,7 +3,7 @@
 // Each has load_keys(row, end, keys): the scores of the rows row to row + kRowsPerLoad - 1, zero
 // from `end` on and for rows below zero. Rows count from the first of the range to choose from.
 // On the host, lead() is how many rows below zero the first load should begin, so that all loads
-// lie at addresses that suit them.
+// lie at addresses that suit them. kGuesses: the lowest score that is chosen can be guessed.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@ constexpr int kRowsPerLoad = 4;
 
 // In memory, one per row.
 struct StoredScores {
+  static constexpr bool kGuesses = false;
   const uint32_t* scores;
 
   int lead() const {
@@ -39,8 +40,18 @@ struct StoredScores {
   }
 };
 
+// Stored counts: mostly small, so that the lowest chosen one is often that of the last selection.
+// With a right guess they are read once. See CutBits in top_rows.cu.
+struct StoredCounts : StoredScores {
+  static constexpr bool kGuesses = true;
+  uint32_t* cut;  // on the device: the lowest score that was chosen last; 0 before
+
+  StoredCounts(const uint32_t* counts, uint32_t* cut) : StoredScores{counts}, cut(cut) {}
+};
+
 // One for each row whose bit is set.
 struct SetBits {
+  static constexpr bool kGuesses = false;
   const uint32_t* words;
   int64_t begin;  // the range's first row
 
@@ -55,6 +66,7 @@ struct SetBits {
 
 // Two for each row from `first` on whose bit is set, one for each before it.
 struct BitsInTurn {
+  static constexpr bool kGuesses = false;
   SetBits bits;
   int64_t first;
 
@@ -70,6 +82,7 @@ struct BitsInTurn {
 
 // A random score for each row whose bit is set.
 struct RandomScores {
+  static constexpr bool kGuesses = false;
   SetBits bits;
   const uint64_t* salt;  // on the device
 

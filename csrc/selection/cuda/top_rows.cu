@@ -24,6 +24,7 @@ constexpr int64_t kMostParts = 1024;
 constexpr int64_t kFewestRowsPerPart = 16384;
 constexpr int kPartsPerThread = static_cast<int>(kMostParts) / kThreads;
 constexpr int kTileRows = kThreads * kRowsPerLoad;
+constexpr int kWarpRows = 32 * kRowsPerLoad;
 constexpr int kLoads = 4;        // of a thread, on their way at once
 constexpr int kBlocksPerSm = 6;  // or the last block's work takes registers that all need
 constexpr unsigned kAllLanes = 0xffffffffu;
@@ -45,8 +46,20 @@ struct State {
   Pass passes[kNumPasses];
   uint32_t last;  // the threshold: all keys above `last`, and the first num_ties equal to it
   Count num_ties;
-  Count num_rows;  // chosen
+  Count num_rows;       // chosen
+  uint32_t cut;         // the lowest key of the open bin
+  unsigned is_guessed;  // CutBits are of `cut`
 };
+
+// Which of a warp's rows have a key above the guessed cut, and which have it: bit n of word i is
+// row kRowsPerLoad * n + i. Pass 0 notes it for all rows. If the guess was right, so mostly, the
+// rows are written from these, which take a sixteenth of the scores' memory, and no score is read
+// again.
+struct CutBits {
+  uint32_t above[kRowsPerLoad];
+  uint32_t at[kRowsPerLoad];
+};
+static_assert(sizeof(CutBits) == 32, "what a GPU reads at once");
 
 // Per part; see Threshold in radix_threshold.h.
 struct Part {
@@ -63,6 +76,7 @@ struct Rows {
   int lead;  // of the scores: the first part begins below row zero
 
   __device__ int64_t begin() const { return blockIdx.x * per_part - lead; }
+  __device__ int64_t warp_of(int64_t row) const { return (row + lead) / kWarpRows; }
   __device__ int64_t end() const { return begin() + per_part < size ? begin() + per_part : size; }
 };
 
@@ -146,6 +160,7 @@ __device__ void open_bin(State* state, int number, Count k) {
         const int shift = number == 1 ? 22 : number == 2 ? 11 : 0;
         const uint32_t prefix = number < 2 ? 0 : pass.prefix << 11;
         const uint32_t lowest = (prefix | static_cast<uint32_t>(bin)) << shift;
+        state->cut = lowest;
         state->last = takes_all ? lowest - 1 : lowest;
         state->num_ties = takes_all ? 0 : pass.wanted;
       } else {
@@ -159,10 +174,31 @@ __device__ void open_bin(State* state, int number, Count k) {
   }
 }
 
+template <class Scores>
+__host__ __device__ uint32_t* cut_of(const Scores& scores) {
+  if constexpr (Scores::kGuesses) return scores.cut;
+  return nullptr;
+}
+
+// Before there was a selection: that all rows with a score are chosen.
+__device__ uint32_t guess_of(const uint32_t* cut) { return *cut == 0 ? 1 : *cut; }
+
+// All lanes of a warp call it. bits: of its rows.
+__device__ void note_cut(const uint32_t* keys, uint32_t cut, CutBits* bits) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (int i = 0; i < kRowsPerLoad; ++i) {
+    const uint32_t above = __ballot_sync(kAllLanes, keys[i] > cut);
+    const uint32_t at = __ballot_sync(kAllLanes, keys[i] == cut);
+    if (lane == i) bits->above[i] = above;
+    if (lane == i) bits->at[i] = at;
+  }
+}
+
 // grid: one block per part. part_bins: (num_parts, kNumBins).
 template <class Scores, int kPass>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    count_bins_kernel(Scores scores, Rows rows, State* state, uint32_t* part_bins, Count k) {
+    count_bins_kernel(Scores scores, Rows rows, State* state, uint32_t* part_bins,
+                      CutBits* cut_bits, Count k) {
   uint32_t* const bins = bins_of_block().bins;
   unsigned& is_last_block = bins_of_block().is_last_block;
   Pass& pass = state->passes[kPass];
@@ -171,24 +207,30 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   __syncthreads();
   const uint32_t prefix = pass.prefix;
   const int64_t end = rows.end();
-  const auto count = [&](uint32_t key) {
-    const uint32_t bin = bin_of<kPass>(key, prefix);
-    if (bin < kNumBins) atomicAdd(&bins[bin], 1u);
+  constexpr bool kNotesCut = Scores::kGuesses && kPass == 0;
+  const uint32_t guess = kNotesCut ? guess_of(cut_of(scores)) : 0;
+  const auto count = [&](const uint32_t* keys, int64_t warp_row) {
+    for (int i = 0; i < kRowsPerLoad; ++i) {
+      const uint32_t bin = bin_of<kPass>(keys[i], prefix);
+      if (bin < kNumBins) atomicAdd(&bins[bin], 1u);
+    }
+    if (kNotesCut) note_cut(keys, guess, cut_bits + rows.warp_of(warp_row));
   };
-  int64_t row = rows.begin() + threadIdx.x * kRowsPerLoad;
-  for (; row + (kLoads - 1) * kTileRows + kRowsPerLoad <= end; row += kLoads * kTileRows) {
+  const int in_warp = static_cast<int>(threadIdx.x % 32) * kRowsPerLoad;
+  int64_t warp_row = rows.begin() + threadIdx.x * kRowsPerLoad - in_warp;  // of all lanes the same
+  for (; warp_row + (kLoads - 1) * kTileRows + kWarpRows <= end; warp_row += kLoads * kTileRows) {
     uint32_t keys[kLoads][kRowsPerLoad];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) scores.load_keys(row + i * kTileRows, end, keys[i]);
-#pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      for (int j = 0; j < kRowsPerLoad; ++j) count(keys[i][j]);
+      scores.load_keys(warp_row + in_warp + i * kTileRows, end, keys[i]);
     }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) count(keys[i], warp_row + i * kTileRows);
   }
-  for (; row < end; row += kTileRows) {
+  for (; warp_row < end; warp_row += kTileRows) {
     uint32_t keys[kRowsPerLoad];
-    scores.load_keys(row, end, keys);
-    for (int i = 0; i < kRowsPerLoad; ++i) count(keys[i]);
+    scores.load_keys(warp_row + in_warp, end, keys);
+    count(keys, warp_row);
   }
   __syncthreads();
   for (int bin = threadIdx.x; bin < kNumBins; bin += kThreads) {
@@ -227,8 +269,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Where each part's rows go. grid: one block.
-__global__ void __launch_bounds__(kThreads) place_kernel(State* state, Part* parts, int num_parts) {
+// Where each part's rows go. grid: one block. cut: null, or what was guessed, for the next guess.
+__global__ void __launch_bounds__(kThreads)
+    place_kernel(State* state, Part* parts, int num_parts, uint32_t* cut) {
   const int begin = static_cast<int>(threadIdx.x) * kPartsPerThread;
   const int end = begin + kPartsPerThread < num_parts ? begin + kPartsPerThread : num_parts;
   Count mine = 0;
@@ -248,36 +291,70 @@ __global__ void __launch_bounds__(kThreads) place_kernel(State* state, Part* par
     parts[i].first = first;
     first += parts[i].above + parts[i].ties;
   }
-  if (threadIdx.x == 0) state->num_rows = total;
+  if (threadIdx.x != 0) return;
+  state->num_rows = total;
+  if (cut == nullptr || total == 0) return;
+  state->is_guessed = guess_of(cut) == state->cut;
+  *cut = state->cut;
+}
+
+// Of a thread's rows, bit i is row i: those above the threshold, and those that tie with it.
+struct ThreadRows {
+  uint32_t above;
+  uint32_t ties;
+};
+
+__device__ ThreadRows rows_of_keys(const uint32_t* keys, uint32_t last) {
+  ThreadRows found{0, 0};
+  for (int i = 0; i < kRowsPerLoad; ++i) {
+    if (keys[i] > last) found.above |= 1u << i;
+    if (keys[i] == last && keys[i] != 0) found.ties |= 1u << i;
+  }
+  return found;
+}
+
+__device__ ThreadRows rows_of_bits(const CutBits& bits, const State& state) {
+  const unsigned lane = threadIdx.x % 32;
+  ThreadRows found{0, 0};
+  for (int i = 0; i < kRowsPerLoad; ++i) {
+    found.above |= (bits.above[i] >> lane & 1u) << i;
+    found.ties |= (bits.at[i] >> lane & 1u) << i;
+  }
+  if (state.num_ties == 0) return {found.above | found.ties, 0};  // the open bin is taken whole
+  return found;
 }
 
 // Writes a part's rows: those above the threshold and its first ties. grid: one block per part.
 template <class Scores>
 __global__ void __launch_bounds__(kThreads, 8)
     write_kernel(Scores scores, Rows rows, const State* state, const Part* parts,
-                 int64_t first_row_id, int64_t* row_ids) {
+                 const CutBits* cut_bits, int64_t first_row_id, int64_t* row_ids) {
   const Part part = parts[blockIdx.x];
   if (part.above + part.ties == 0) return;
   const uint32_t last = state->last;
+  const bool is_guessed = Scores::kGuesses && state->is_guessed != 0;
   const int64_t end = rows.end();
   Count above_before = 0;
   Count ties_before = 0;
   for (int64_t tile = rows.begin(); tile < end; tile += kTileRows) {
     const int64_t row = tile + threadIdx.x * kRowsPerLoad;
-    uint32_t keys[kRowsPerLoad];
-    scores.load_keys(row, end, keys);
-    // Rows above in the low half, ties in the high one: both at once, at most kTileRows each.
-    uint32_t mine = 0;
-    for (int i = 0; i < kRowsPerLoad; ++i) {
-      mine += keys[i] > last ? 1u : keys[i] == last && keys[i] != 0 ? 1u << 16 : 0u;
+    ThreadRows found{0, 0};
+    if (is_guessed) {
+      if (row < end) found = rows_of_bits(cut_bits[rows.warp_of(row)], *state);
+    } else {
+      uint32_t keys[kRowsPerLoad];
+      scores.load_keys(row, end, keys);
+      found = rows_of_keys(keys, last);
     }
+    // Rows above in the low half, ties in the high one: both at once, at most kTileRows each.
+    const uint32_t mine = __popc(found.above) | __popc(found.ties) << 16;
     uint32_t total;
     const uint32_t before = sum_before(mine, &total);
     Count above = above_before + (before & 0xffffu);
     Count ties = ties_before + (before >> 16);
     for (int i = 0; i < kRowsPerLoad; ++i) {
-      const bool is_above = keys[i] > last;
-      const bool is_tie = keys[i] == last && keys[i] != 0;
+      const bool is_above = (found.above >> i & 1u) != 0;
+      const bool is_tie = (found.ties >> i & 1u) != 0;
       if (is_above || (is_tie && ties < part.ties)) {
         const Count taken_ties = ties < part.ties ? ties : part.ties;
         row_ids[part.first + above + taken_ties] = first_row_id + row + i;
@@ -318,22 +395,28 @@ void DeviceRows::choose(const Scores& scores, int64_t num_rows, int64_t most_row
                                stream);
   const StreamMemory parts(num_parts * static_cast<int64_t>(sizeof(Part)), stream);
   const Rows rows{num_rows, rows_per_part, scores.lead()};
+  StreamMemory cut_bits;
+  if (Scores::kGuesses) {
+    cut_bits = StreamMemory(
+        num_parts * rows_per_part / kWarpRows * static_cast<int64_t>(sizeof(CutBits)), stream);
+  }
   constexpr decltype(&count_bins_kernel<Scores, 0>) kPasses[kNumPasses] = {
       count_bins_kernel<Scores, 0>, count_bins_kernel<Scores, 1>, count_bins_kernel<Scores, 2>,
       count_bins_kernel<Scores, 3>};
   for (int pass = 0; pass < kNumPasses; ++pass) {
     CPR_EXT_LAUNCH(kPasses[pass], num_parts, kThreads, stream, scores, rows, state,
-                   part_bins.as<uint32_t>(), static_cast<Count>(most_rows));
+                   part_bins.as<uint32_t>(), cut_bits.as<CutBits>(), static_cast<Count>(most_rows));
     CPR_EXT_LAUNCH(tally_kernel, num_parts, kThreads, stream, state, part_bins.as<uint32_t>(),
                    parts.as<Part>(), pass);
   }
   CPR_EXT_LAUNCH(place_kernel, 1, kThreads, stream, state, parts.as<Part>(),
-                 static_cast<int>(num_parts));
+                 static_cast<int>(num_parts), cut_of(scores));
   CPR_EXT_LAUNCH(write_kernel<Scores>, num_parts, kThreads, stream, scores, rows, state,
-                 parts.as<Part>(), first_row_id, row_ids_.as<int64_t>());
+                 parts.as<Part>(), cut_bits.as<CutBits>(), first_row_id, row_ids_.as<int64_t>());
 }
 
 template DeviceRows::DeviceRows(const StoredScores&, int64_t, int64_t, int64_t, cudaStream_t);
+template DeviceRows::DeviceRows(const StoredCounts&, int64_t, int64_t, int64_t, cudaStream_t);
 template DeviceRows::DeviceRows(const SetBits&, int64_t, int64_t, int64_t, cudaStream_t);
 template DeviceRows::DeviceRows(const BitsInTurn&, int64_t, int64_t, int64_t, cudaStream_t);
 template DeviceRows::DeviceRows(const RandomScores&, int64_t, int64_t, int64_t, cudaStream_t);
@@ -345,6 +428,7 @@ RowIdVector DeviceRows::read(int device) {
   RowIdVector row_ids(num_rows);
   link.download(row_ids.data(), row_ids_.as<int64_t>(),
                 static_cast<int64_t>(num_rows * sizeof(int64_t)), chosen_);
+  num_rows_ = static_cast<int64_t>(num_rows);
   return row_ids;
 }
 

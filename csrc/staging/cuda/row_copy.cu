@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 #include "core/cuda/device.h"
-#include "core/cuda/host_link.h"
 #include "core/error.h"
 #include "staging/cuda/row_copy.h"
 
@@ -108,8 +108,9 @@ __global__ void __launch_bounds__(kThreads)
 int64_t round_up(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 int32_t unit_of(const ArrayCopy& array) {
-  const auto address = reinterpret_cast<uintptr_t>(array.table);
-  const auto bits = address | static_cast<uintptr_t>(array.row_bytes | array.row_stride_bytes);
+  const auto addresses =
+      reinterpret_cast<uintptr_t>(array.table) | reinterpret_cast<uintptr_t>(array.packed);
+  const auto bits = addresses | static_cast<uintptr_t>(array.row_bytes | array.row_stride_bytes);
   for (int32_t bytes = 16; bytes > 1; bytes /= 2) {
     if (bits % static_cast<uintptr_t>(bytes) == 0) return bytes;
   }
@@ -121,6 +122,49 @@ int32_t log_threads_for(int64_t units) {
   while (log < 5 && (1 << log) < units) ++log;
   return log;
 }
+
+ArrayCopy copy_of(const RowArray& table, std::byte* packed) {
+  ArrayCopy copy{table.data, packed, table.row_bytes, table.row_stride_bytes, table.first_row_id,
+                 0,          0};
+  copy.unit_bytes = unit_of(copy);
+  copy.log_threads_per_row = log_threads_for(copy.row_bytes / copy.unit_bytes);
+  return copy;
+}
+
+// Arrays of one table, for as few launches as may be.
+class Launches {
+ public:
+  // rows: without arrays.
+  explicit Launches(const RowCopies& rows) : rows_(rows) {}
+
+  void add(const ArrayCopy& array) {
+    const int i = num_arrays_++ % kArraysPerLaunch;
+    if (i == 0) launches_.push_back(rows_);
+    launches_.back().arrays[i] = array;
+  }
+
+  template <bool kGathers>
+  void submit(cudaStream_t stream) const {
+    int left = num_arrays_;
+    for (const RowCopies& launch : launches_) {
+      const int in_launch = std::min(kArraysPerLaunch, left);
+      left -= in_launch;
+      int64_t num_blocks = 1;
+      for (int i = 0; i < in_launch; ++i) {
+        const int64_t per_block =
+            (kThreads >> launch.arrays[i].log_threads_per_row) * kRowsPerThread;
+        num_blocks = std::max(num_blocks, (rows_.count + per_block - 1) / per_block);
+      }
+      CPR_EXT_LAUNCH(copy_rows_kernel<kGathers>, Grid(num_blocks, in_launch), kThreads, stream,
+                     launch);
+    }
+  }
+
+ private:
+  const RowCopies rows_;
+  std::vector<RowCopies> launches_;
+  int num_arrays_ = 0;
+};
 
 class CudaStager final : public DeviceStager {
  public:
@@ -152,14 +196,11 @@ class CudaStager final : public DeviceStager {
                                   std::byte* slot) override {
     std::lock_guard<std::mutex> lock(mutex_);
     const DeviceGuard guard(device_);
-    auto arrival = std::make_unique<CopiedOut>(device_, copies_out_.get());
+    auto arrival = std::make_unique<Submitted>(device_, copies_out_.get());
     in_rounds(arrays, rows, [&](const Round& round) {
       const Staged staged = stage(arrays, rows, round);
-      if (rows.row_ids != nullptr) {
-        CPR_EXT_CUDA(cudaMemcpyAsync(round.memory, rows.row_ids + round.first,
-                                     id_bytes(round.count), cudaMemcpyHostToDevice, stream()));
-      }
-      copy<true>(staged, round.count);
+      if (rows.row_ids != nullptr) upload_ids(rows, round);
+      staged.launches.submit<true>(stream());
       round.buffer->is_filled.record(stream());
       round.buffer->is_filled.block(copies_out_.get());
       for (size_t i = 0; i < arrays.size(); ++i) {
@@ -174,27 +215,27 @@ class CudaStager final : public DeviceStager {
     return arrival;
   }
 
-  void scatter(const std::vector<StagedArray>& arrays, const StagedRows& rows,
-               const std::byte* slot) override {
+  std::unique_ptr<Arrival> scatter(const std::vector<StagedArray>& arrays, const StagedRows& rows,
+                                   const std::byte* slot) override {
     std::lock_guard<std::mutex> lock(mutex_);
     const DeviceGuard guard(device_);
-    HostLink& link = HostLink::of(device_);
+    auto arrival = std::make_unique<Submitted>(device_, stream());
     open_ = nullptr;  // its copies go another way
     in_rounds(arrays, rows, [&](const Round& round) {
       const Staged staged = stage(arrays, rows, round);
-      if (rows.row_ids != nullptr) {
-        link.upload(round.memory, rows.row_ids + round.first,
-                    static_cast<int64_t>(id_bytes(round.count)), stream());
-      }
+      if (rows.row_ids != nullptr) upload_ids(rows, round);
       for (size_t i = 0; i < arrays.size(); ++i) {
         const int64_t row_bytes = arrays[i].rows.row_bytes;
-        link.upload(staged.packed[i], slot + arrays[i].offset + round.first * row_bytes,
-                    round.count * row_bytes, stream());
+        CPR_EXT_CUDA(cudaMemcpyAsync(
+            staged.packed[i], slot + arrays[i].offset + round.first * row_bytes,
+            static_cast<size_t>(round.count * row_bytes), cudaMemcpyHostToDevice, stream()));
       }
-      copy<false>(staged, round.count);
+      staged.launches.submit<false>(stream());
       round.buffer->is_free.record(stream());
     });
     open_ = nullptr;
+    arrival->record();
+    return arrival;
   }
 
   void finish() override {
@@ -210,12 +251,12 @@ class CudaStager final : public DeviceStager {
     Event is_free;
   };
 
-  // Everything that was submitted to the stream of copies before record(), or if that was never
-  // reached before it is destroyed.
-  class CopiedOut final : public Arrival {
+  // Everything that was submitted to a stream before record(), or if that was never reached before
+  // it is destroyed.
+  class Submitted final : public Arrival {
    public:
-    CopiedOut(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
-    ~CopiedOut() override {
+    Submitted(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
+    ~Submitted() override {
       try {
         const DeviceGuard guard(device_);
         if (!is_recorded_) record();
@@ -251,11 +292,16 @@ class CudaStager final : public DeviceStager {
   // A round's part of every array in its buffer.
   struct Staged {
     std::vector<std::byte*> packed;
-    std::vector<RowCopies> launches;
+    Launches launches;
   };
 
   cudaStream_t stream() const { return stream_of(device_); }
   static size_t id_bytes(int64_t count) { return static_cast<size_t>(count) * sizeof(int64_t); }
+
+  void upload_ids(const StagedRows& rows, const Round& round) const {
+    CPR_EXT_CUDA(cudaMemcpyAsync(round.memory, rows.row_ids + round.first, id_bytes(round.count),
+                                 cudaMemcpyHostToDevice, stream()));
+  }
 
   template <class Body>
   void in_rounds(const std::vector<StagedArray>& arrays, const StagedRows& rows, const Body& body) {
@@ -293,7 +339,6 @@ class CudaStager final : public DeviceStager {
 
   Staged stage(const std::vector<StagedArray>& arrays, const StagedRows& rows,
                const Round& round) const {
-    Staged staged;
     std::byte* to = round.memory;
     const bool has_ids = rows.row_ids != nullptr;
     RowCopies copies{};
@@ -301,35 +346,13 @@ class CudaStager final : public DeviceStager {
     copies.range_begin = rows.first_row_id + round.first;
     copies.count = round.count;
     if (has_ids) to += round_up(static_cast<int64_t>(id_bytes(round.count)));
-    for (size_t i = 0; i < arrays.size(); ++i) {
-      if (i % kArraysPerLaunch == 0) staged.launches.push_back(copies);
-      const RowArray& table = arrays[i].rows;
-      ArrayCopy copy{table.data, to, table.row_bytes, table.row_stride_bytes, table.first_row_id,
-                     0,          0};
-      copy.unit_bytes = unit_of(copy);
-      copy.log_threads_per_row = log_threads_for(copy.row_bytes / copy.unit_bytes);
-      staged.launches.back().arrays[i % kArraysPerLaunch] = copy;
+    Staged staged{{}, Launches(copies)};
+    for (const StagedArray& array : arrays) {
+      staged.launches.add(copy_of(array.rows, to));
       staged.packed.push_back(to);
-      to += round_up(round.count * table.row_bytes);
+      to += round_up(round.count * array.rows.row_bytes);
     }
     return staged;
-  }
-
-  template <bool kGathers>
-  void copy(const Staged& staged, int64_t count) const {
-    const auto num_arrays = static_cast<int64_t>(staged.packed.size());
-    for (size_t i = 0; i < staged.launches.size(); ++i) {
-      const int64_t in_launch = std::min<int64_t>(
-          kArraysPerLaunch, num_arrays - static_cast<int64_t>(i) * kArraysPerLaunch);
-      int64_t num_blocks = 1;
-      for (int64_t j = 0; j < in_launch; ++j) {
-        const int64_t per_block =
-            (kThreads >> staged.launches[i].arrays[j].log_threads_per_row) * kRowsPerThread;
-        num_blocks = std::max(num_blocks, (count + per_block - 1) / per_block);
-      }
-      CPR_EXT_LAUNCH(copy_rows_kernel<kGathers>, Grid(num_blocks, in_launch), kThreads, stream(),
-                     staged.launches[i]);
-    }
   }
 
   const int device_;
@@ -363,6 +386,17 @@ std::shared_ptr<DeviceStager> make_device_stager(int device, int64_t slot_bytes,
       slot_bytes /= 2;
     }
   }
+}
+
+void gather_on_device(int device, const std::vector<RowArray>& arrays, const int64_t* row_ids,
+                      int64_t count, const std::vector<std::byte*>& packed) {
+  RowCopies rows{};
+  rows.row_ids = row_ids;
+  rows.count = count;
+  Launches launches(rows);
+  for (size_t i = 0; i < arrays.size(); ++i) launches.add(copy_of(arrays[i], packed[i]));
+  const DeviceGuard guard(device);
+  if (count > 0) launches.submit<true>(stream_of(device));
 }
 
 }  // namespace cpr_ext

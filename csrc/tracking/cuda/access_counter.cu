@@ -3,6 +3,7 @@
 
 #include "core/cuda/device.h"
 #include "core/cuda/host_link.h"
+#include "core/error.h"
 #include "tracking/cuda/access_counter.h"
 #include "tracking/cuda/grid.h"
 #include "tracking/cuda/lookups.h"
@@ -17,6 +18,9 @@ namespace {
 constexpr uint32_t kHighestCount = std::numeric_limits<uint32_t>::max();
 constexpr int64_t kMostBlocks = 2048;
 
+// A row id in half a register pair, in which lanes compare theirs faster.
+constexpr int64_t kMostRows = kHighestCount - 1;
+
 // Lanes of a warp that look up the same row add it once: skewed lookups meet at few rows, whose
 // additions would queue up.
 template <bool kSaturates>
@@ -25,7 +29,7 @@ struct CountTarget {
 
   __device__ void observe(int64_t index, int64_t) const {
     const unsigned lane = threadIdx.x % 32;
-    const unsigned same = __match_any_sync(kAllLanes, static_cast<unsigned long long>(index));
+    const unsigned same = __match_any_sync(kAllLanes, static_cast<unsigned>(index));
     const bool is_first = __ffs(static_cast<int>(same)) - 1 == static_cast<int>(lane);
     if (is_first && index >= 0) add(counts + index, static_cast<uint32_t>(__popc(same)));
   }
@@ -70,6 +74,13 @@ int64_t bytes_of_counts(int64_t num_rows) {
   return num_rows * static_cast<int64_t>(sizeof(uint32_t));
 }
 
+int64_t checked_rows(const std::string& table, int64_t num_rows) {
+  if (num_rows <= kMostRows) return num_rows;
+  throw UsageError("table '" + table + "' has " + std::to_string(num_rows) +
+                   " rows; lookups are counted on a device in at most " +
+                   std::to_string(kMostRows));
+}
+
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CPR_EXT_CUDA(cudaStreamIsCapturing(stream, &status));
@@ -79,18 +90,21 @@ bool is_capturing(cudaStream_t stream) {
 }  // namespace
 
 struct DeviceAccessCounter::OnDevice {
-  OnDevice(int64_t num_rows, cudaStream_t stream) : counts(bytes_of_counts(num_rows)) {
+  OnDevice(int64_t num_rows, cudaStream_t stream)
+      : counts(bytes_of_counts(num_rows)), cut(sizeof(uint32_t)) {
     const auto bytes = static_cast<size_t>(bytes_of_counts(num_rows));
     CPR_EXT_CUDA(cudaMemsetAsync(counts.data(), 0, bytes, stream));
+    CPR_EXT_CUDA(cudaMemsetAsync(cut.data(), 0, sizeof(uint32_t), stream));
   }
 
   uint32_t* row(int64_t row_id) const { return counts.as<uint32_t>() + row_id; }
 
   DeviceMemory counts;  // (num_rows) uint32
+  DeviceMemory cut;     // of the last selection; see StoredCounts
 };
 
 DeviceAccessCounter::DeviceAccessCounter(std::string name, int64_t num_rows, int device)
-    : DeviceTracker(std::move(name), num_rows, device) {
+    : DeviceTracker(name, checked_rows(name, num_rows), device) {
   const DeviceGuard guard(device);
   on_device_ = std::make_unique<OnDevice>(num_rows, stream_of(device));
 }
@@ -146,7 +160,7 @@ std::unique_ptr<PendingRows> DeviceAccessCounter::begin_list_dirty(RowRange rang
 std::unique_ptr<PendingRows> DeviceAccessCounter::begin_select_best(RowRange range, int64_t k,
                                                                     const WeightView*) const {
   const DeviceGuard guard(device());
-  const StoredScores counts{on_device_->row(range.begin)};
+  const StoredCounts counts(on_device_->row(range.begin), on_device_->cut.as<uint32_t>());
   return std::make_unique<DevicePendingRows>(device(), counts, range, k);
 }
 

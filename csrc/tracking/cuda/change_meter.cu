@@ -124,6 +124,8 @@ class MeasuredRows final : public PendingRows {
   }
 
   bool is_ready() override { return rows_->is_ready(); }
+  int64_t num_rows() const override { return rows_->num_rows(); }
+  const int64_t* ids_on_device() const override { return rows_->ids_on_device(); }
 
   RowIdVector read() override {
     RowIdVector row_ids = rows_->read();

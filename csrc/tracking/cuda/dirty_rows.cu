@@ -70,6 +70,15 @@ TakenRows DeviceDirtyRows::clear_rows(RowIds row_ids, const WeightView* weight, 
   return taken;
 }
 
+TakenRows DeviceDirtyRows::clear_chosen(const ChosenRows& chosen, RowIds row_ids,
+                                        const WeightView* weight) {
+  std::vector<RotationMark> marks = rotation_.marks(row_ids);
+  TakenRows taken = DeviceTracker::clear_chosen(chosen, row_ids, weight);
+  taken.marks = std::move(marks);
+  rotation_.pass(row_ids);
+  return taken;
+}
+
 void DeviceDirtyRows::restore(const TakenRows& taken) {
   DeviceTracker::restore(taken);
   rotation_.return_to(taken.marks);

@@ -29,6 +29,8 @@ class DeviceDirtyRows final : public DeviceTracker {
   std::unique_ptr<PendingRows> begin_select_best(RowRange range, int64_t k,
                                                  const WeightView* weight) const override;
   TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
+  TakenRows clear_chosen(const ChosenRows& chosen, RowIds row_ids,
+                         const WeightView* weight) override;
   void restore(const TakenRows& taken) override;
   const TakenCodec& codec() const override;
   void launch_take(const RowList& rows, const WeightView* weight, uint32_t* values) override;

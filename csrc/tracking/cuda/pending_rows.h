@@ -27,6 +27,9 @@ class DevicePendingRows : public PendingRows {
     return rows_.read(device_);
   }
 
+  int64_t num_rows() const override { return rows_.num_rows(); }
+  const int64_t* ids_on_device() const override { return rows_.ids_on_device(); }
+
  protected:
   const int device_;
 

@@ -37,28 +37,29 @@ RowIdVector DeviceTracker::select_best(RowRange range, int64_t k, const WeightVi
 }
 
 TakenRows DeviceTracker::clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool*) {
-  return take_list({row_ids.data, row_ids.data + row_ids.size}, {}, weight);
+  const DeviceGuard guard(device_);
+  if (row_ids.size == 0) return take_list({}, {}, weight);
+  const Uploaded<int64_t> ids(row_ids.data, row_ids.size, device_, stream_of(device_));
+  RowNames names{{}, {row_ids.data, row_ids.data + row_ids.size}, {}};
+  return take_list({ids.get(), 0, row_ids.size}, std::move(names), weight);
+}
+
+TakenRows DeviceTracker::clear_chosen(const ChosenRows& chosen, RowIds, const WeightView* weight) {
+  const DeviceGuard guard(device_);
+  const int64_t* const ids = chosen.all->ids_on_device() + chosen.first;
+  return take_list({ids, 0, chosen.count}, {chosen, {}, {}}, weight);
 }
 
 TakenRows DeviceTracker::clear_range(RowRange range, const WeightView* weight, ThreadPool*) {
-  return take_list({}, range, weight);
+  const DeviceGuard guard(device_);
+  return take_list({nullptr, range.begin, range.size()}, {{}, {}, range}, weight);
 }
 
-// The rows are row_ids, or if it is empty those of the range.
-TakenRows DeviceTracker::take_list(std::vector<int64_t> row_ids, RowRange range,
-                                   const WeightView* weight) {
+// REQUIRES: the device is current.
+TakenRows DeviceTracker::take_list(const RowList& rows, RowNames names, const WeightView* weight) {
   TakenRows taken = nothing_taken();
-  const DeviceGuard guard(device_);
-  const cudaStream_t stream = stream_of(device_);
-  RowList rows{nullptr, range.begin, range.size()};
-  std::unique_ptr<Uploaded<int64_t>> ids;
-  if (!row_ids.empty()) {
-    const auto size = static_cast<int64_t>(row_ids.size());
-    ids = std::make_unique<Uploaded<int64_t>>(row_ids.data(), size, device_, stream);
-    rows = {ids->get(), 0, size};
-  }
   auto late =
-      std::make_shared<DeviceTakenRows>(device_, std::move(row_ids), range, codec(), stream);
+      std::make_shared<DeviceTakenRows>(device_, std::move(names), codec(), stream_of(device_));
   launch_take(rows, weight, late->values());
   if (rows.size > 0) taken.late = std::move(late);
   return taken;

@@ -11,6 +11,7 @@ namespace cpr_ext {
 
 class DeviceFault;
 struct RowList;
+struct RowNames;
 
 // How a tracker's forgotten score crosses to the host: as one value per row, zero for a row that
 // was not dirty.
@@ -42,6 +43,8 @@ class DeviceTracker : public RowTracker {
   DeviceTracker(std::string name, int64_t num_rows, int device);
 
   TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) override;
+  TakenRows clear_chosen(const ChosenRows& chosen, RowIds row_ids,
+                         const WeightView* weight) override;
   void restore(const TakenRows& taken) override;
 
  private:
@@ -61,7 +64,7 @@ class DeviceTracker : public RowTracker {
   // The rows are dirty again, and what their values say is added to their score.
   virtual void launch_put_back(const RowList& rows, const uint32_t* values) = 0;
 
-  TakenRows take_list(std::vector<int64_t> row_ids, RowRange range, const WeightView* weight);
+  TakenRows take_list(const RowList& rows, RowNames names, const WeightView* weight);
 
   const int device_;
   std::unique_ptr<DeviceFault> fault_;
