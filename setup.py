@@ -1,8 +1,9 @@
 """Builds the native core with CMake and Ninja; all other metadata is in pyproject.toml.
 
 Environment: CPR_EXT_CUDA=AUTO|ON|OFF (AUTO: on if nvcc is found), CUDA_HOME, TORCH_CUDA_ARCH_LIST,
-MAX_JOBS, CMAKE_ARGS, CPR_EXT_SANITIZE=address|thread, CPR_EXT_WERROR=1, and CPR_EXT_EMULATED=1 for
-the module that runs the CUDA sources on the CPU, for tests.
+MAX_JOBS, CMAKE_ARGS, CPR_EXT_SANITIZE=address|thread, CPR_EXT_WERROR=1, CPR_EXT_BUILD_DIR (kept
+between builds for several Pythons), and CPR_EXT_EMULATED=1 for the module that runs the CUDA
+sources on the CPU, for tests.
 """
 
 import os
@@ -18,6 +19,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 SANITIZE = os.environ.get("CPR_EXT_SANITIZE", "")
 EMULATED = os.environ.get("CPR_EXT_EMULATED") == "1"
+# What a kept build folder knows of the environment before.
+OF_ANOTHER_PYTHON = ("-U*Python*", "-U*PYTHON*", "-Upybind11*", "-UCMAKE_MAKE_PROGRAM")
 
 
 class CMakeBuild(build_ext):
@@ -27,6 +30,8 @@ class CMakeBuild(build_ext):
         super().finalize_options()
         if self.inplace:  # pip would take a temporary folder, and compile all of it every time
             self.build_temp = str(ROOT / "build" / "inplace")
+        # What does not know Python is compiled once, for wheels of several.
+        self.build_temp = os.environ.get("CPR_EXT_BUILD_DIR", self.build_temp)
 
     def build_extension(self, ext: Extension) -> None:
         if ext.name != "cpr_ext._C":
@@ -42,6 +47,7 @@ class CMakeBuild(build_ext):
             str(build_dir),
             "-G",
             "Ninja",
+            *OF_ANOTHER_PYTHON,
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={output.parent}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",

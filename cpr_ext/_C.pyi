@@ -44,18 +44,24 @@ __all__: list[str] = [
     "crc32c",
     "device_top_rows",
     "find_nan",
+    "gather_chosen",
     "gather_rows",
     "has_cuda",
     "instruction_set",
     "instruction_sets",
     "nonzero_rows",
     "num_devices",
+    "pack_row_ids",
+    "packed_row_id_bytes",
+    "restore_rows",
     "restore_segment",
     "restore_segments",
+    "round_rows",
     "scatter_rows",
     "set_memory_reclaimer",
     "top_rows",
     "trim_memory",
+    "unpack_row_ids",
     "use_dlpack",
     "use_instruction_set",
     "use_stream",
@@ -120,7 +126,7 @@ class TakenRows:
         """(num_rows) int64, ascending, a copy."""
 
 class PendingRows:
-    """Rows that a device is selecting."""
+    """Rows that a device is selecting; it keeps their ids."""
 
     def is_ready(self) -> bool:
         """Return True if read() need not wait."""
@@ -209,6 +215,20 @@ class RowTracker:
         """Clear the score and dirtiness of rows that have just been captured.
 
         row_ids: (n) int64, strictly ascending. Returns TakenRows for put_back.
+        """
+
+    def take_chosen(
+        self,
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        *,
+        chosen: PendingRows,
+        first: typing.SupportsIndex,
+        weight: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
+    ) -> TakenRows:
+        """Do what take does, with the ids that a device still has.
+
+        chosen: what begin_select of this tracker returned, and read() has been called.
+        first: position of row_ids[0] in what it returned; row_ids are the rows from there on.
         """
 
     def take_range(
@@ -476,15 +496,32 @@ class SegmentTable:
         file_offset: typing.SupportsIndex,
         first_row_id: typing.SupportsIndex = 0,
         stager: DeviceStager | None = None,
+        precision: str = "float32",
     ) -> None:
         """Add an array of rows.
 
         first_row_id: of the tensor's first row. stager: of the tensor's CUDA device; None: the
-        tensor is on the CPU.
+        tensor is on the CPU. precision: of the float32 rows in the file.
         """
 
     def chunk_bytes(self, count: typing.SupportsIndex) -> int:
-        """Return the bytes of a chunk of `count` rows in a slot."""
+        """Return the bytes that a chunk of `count` rows takes in a slot at most."""
+
+    def keep_exact(
+        self,
+        exact: collections.abc.Sequence[
+            tuple[typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex]
+        ],
+    ) -> None:
+        """Set (first, count, file offset) of the exact rows of chunks to be read."""
+
+    def pack_row_ids(
+        self,
+        runs: collections.abc.Sequence[
+            tuple[typing.SupportsIndex, typing.SupportsIndex, typing.SupportsIndex]
+        ],
+    ) -> None:
+        """Set that the row ids are packed: (count, first, last) of each chunk. After place()."""
 
     def place(
         self,
@@ -550,6 +587,9 @@ class SegmentJob:
 
     def mark_committed(self) -> None:
         """Record that a manifest names the segment; UsageError before finish()."""
+
+    def rounding(self) -> list[tuple[int, int, int, float]]:
+        """Return (table, first, exact rows, largest error) of each chunk of rounded rows."""
 
     def wait(self, state: str, timeout_seconds: float | None = None) -> bool:
         """Return True once `state` is reached, False at the time-out. Raises the job's first
@@ -641,6 +681,11 @@ class ShardLayout:
     def read(self, begin: typing.SupportsIndex, words: torch.Tensor) -> None:
         """Copy the shard's words from begin to words (n,)."""
 
+    def scatter(self, places: torch.Tensor, words: torch.Tensor) -> None:
+        """Overwrite the shard's words from each of places (n,) int64 on; words are those of all
+        places, one after the other, as many for each.
+        """
+
     def write(self, begin: typing.SupportsIndex, words: torch.Tensor) -> None:
         """Overwrite the shard's words from begin on."""
 
@@ -657,8 +702,12 @@ class ShardChecksums:
     def __init__(
         self, layout: ShardLayout, *, max_blocks: typing.SupportsIndex, pool: ThreadPool
     ) -> None: ...
-    def find_wrong_rows(self) -> list[tuple[int, int, int]]:
-        """Return (table, begin, end) of blocks with a row that no finish() and no read() saw."""
+    def find_wrong_rows(
+        self, begin: typing.SupportsIndex = 0, end: typing.SupportsIndex | None = None
+    ) -> list[tuple[int, int, int]]:
+        """Return (table, begin, end) of blocks with a row that no finish() and no read() saw; of
+        those that end after the word begin of the shard, and not after end.
+        """
 
     def read(self) -> None:
         """Take the rows as they are."""
@@ -678,6 +727,14 @@ class RowDelta:
 
     def finish(self, checksums: ShardChecksums | None = None) -> None:
         """The step is done: keep what it changed, also in the checksums of the same layout."""
+
+    def gather_before(
+        self, places: torch.Tensor, width: typing.SupportsIndex, end: typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.int64]:
+        """Return the width words from each of places (n,) int64 on, as they were before the
+        step, one after the other; zeros from the word end on. The places are ascending, and
+        at least width apart. Rows that were noted may be changing meanwhile.
+        """
 
     def note(self, table: typing.SupportsIndex, row_ids: torch.Tensor) -> None:
         """Keep rows (n,) int64, some perhaps repeated, that are about to change."""
@@ -737,6 +794,20 @@ def device_top_rows(
 def find_nan(array: torch.Tensor | numpy.typing.NDArray[typing.Any]) -> int:
     """Find the flat position of the first NaN of a contiguous float array, or -1."""
 
+def gather_chosen(
+    *,
+    tables: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+    chosen: PendingRows,
+    outs: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+) -> None:
+    """Pack the chosen rows of arrays of a table, as they are now in training's stream, into
+    outs[i] (n, ...) on the same device. Does not wait; all arguments stay until it is
+    done.
+
+    chosen: what begin_select of the table's tracker returned, and read() has been
+    called.
+    """
+
 def gather_rows(
     table: torch.Tensor | numpy.typing.NDArray[typing.Any],
     row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
@@ -762,6 +833,25 @@ def nonzero_rows(
 
 def num_devices() -> int:
     """Count the usable CUDA devices; 0 without a driver."""
+
+def pack_row_ids(
+    row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+) -> numpy.typing.NDArray[numpy.uint8]:
+    """Return ascending row ids (n,) int64 in few bits, by Elias and Fano."""
+
+def packed_row_id_bytes(
+    count: typing.SupportsIndex, first: typing.SupportsIndex, last: typing.SupportsIndex
+) -> int:
+    """Return the bytes of `count` packed row ids from `first` to `last`."""
+
+def restore_rows(
+    stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    precision: str,
+    table: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> None:
+    """Write rounded rows (n, bytes) uint8 to the rows row_ids, ascending, as float32."""
 
 def restore_segment(
     *,
@@ -800,6 +890,19 @@ def restore_segments(
     StorageError for chunks that could not be read, after the pauses.
     """
 
+def round_rows(
+    table: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    precision: str,
+    stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> tuple[numpy.typing.NDArray[numpy.bool], float]:
+    """Pack rows of a float32 table, rounded, into stored (n, bytes) uint8.
+
+    Returns (n,) bool, which rows broke the bound and are zeros, and the largest error
+    of the others.
+    """
+
 def scatter_rows(
     packed: torch.Tensor | numpy.typing.NDArray[typing.Any],
     row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
@@ -828,6 +931,14 @@ def top_rows(
 
 def trim_memory(device: typing.SupportsIndex) -> None:
     """Give memory of the device that is kept for later back to other allocators."""
+
+def unpack_row_ids(
+    packed: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    count: typing.SupportsIndex,
+    first: typing.SupportsIndex,
+    last: typing.SupportsIndex,
+) -> numpy.typing.NDArray[numpy.int64] | None:
+    """Invert pack_row_ids() of `count` ids from `first` to `last`; None if it is not that."""
 
 def use_dlpack(use: bool) -> bool:
     """Let torch's DLPack exchange API read tensors, or not; for tests and measurements.

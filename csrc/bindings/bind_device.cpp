@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/stream_mark.h"
 #include "staging/device_stager.h"
+#include "tracking/row_tracker.h"
 
 #if CPR_EXT_HAS_CUDA
 #include "selection/cuda/top_rows.h"
@@ -87,8 +88,33 @@ void scatter_from_host(DeviceStager& stager, const ArrayLike& packed, const Arra
   const DeviceCopy copy(stager, table, row_ids, packed);
   py::gil_scoped_release release;
   copy.check(0, copy.rows.count);
-  stager.scatter({copy.array}, copy.rows, copy.packed);
-  stager.finish();
+  stager.scatter({copy.array}, copy.rows, copy.packed)->wait();
+}
+
+void gather_chosen(const SequenceOf<ArrayLike>& tables, const std::shared_ptr<PendingRows>& chosen,
+                   const SequenceOf<ArrayLike>& outs) {
+  if (!chosen || chosen->chooser == nullptr) throw UsageError("no rows were chosen");
+  if (tables.size() != outs.size()) throw UsageError("one array of outs per table is needed");
+  const int device = chosen->chooser->device();
+  const int64_t count = chosen->num_rows();
+  std::vector<RowArray> arrays;
+  std::vector<std::byte*> packed;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    arrays.push_back(view_rows(tables[i], "table", 0, device));
+    if (arrays.back().num_rows < chosen->chooser->num_rows()) {
+      throw UsageError("the rows were chosen of " + std::to_string(chosen->chooser->num_rows()) +
+                       "; an array of the table has " + std::to_string(arrays.back().num_rows));
+    }
+    const TensorView out = view_tensor(outs[i], "out", device);
+    const int64_t needed = count * arrays.back().row_bytes;
+    if (!out.writable || !out.is_contiguous() || out.numel() * out.item_bytes != needed) {
+      throw UsageError("out must be contiguous and hold " + std::to_string(count) + " rows of " +
+                       std::to_string(arrays.back().row_bytes) + " bytes");
+    }
+    packed.push_back(static_cast<std::byte*>(out.data));
+  }
+  py::gil_scoped_release release;
+  gather_on_device(device, arrays, chosen->ids_on_device(), count, packed);
 }
 
 py::array_t<int64_t> device_top_rows_of(const ArrayLike& scores, int64_t k, int device) {
@@ -162,6 +188,14 @@ void register_device(py::module_& module) {
       .def("wait", &StreamMark::wait, py::call_guard<py::gil_scoped_release>(),
            "Wait until it has.");
   register_stager(module);
+  module.def(
+      "gather_chosen", &gather_chosen, py::kw_only(), py::arg("tables"), py::arg("chosen"),
+      py::arg("outs"),
+      "Pack the chosen rows of arrays of a table, as they are now in training's stream, into\n"
+      "outs[i] (n, ...) on the same device. Does not wait; all arguments stay until it is\n"
+      "done.\n\n"
+      "chosen: what begin_select of the table's tracker returned, and read() has been\n"
+      "called.");
   register_device_tracking(module);
   module.def("device_top_rows", &device_top_rows_of, py::arg("scores"), py::arg("k"), py::kw_only(),
              py::arg("device"),

@@ -1,7 +1,10 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -21,6 +24,8 @@ namespace py = pybind11;
 
 namespace cpr_ext {
 namespace {
+
+constexpr int64_t kLastPlace = int64_t{1} << 60;  // no shard has a word there
 
 // The words of a tensor (n,) int64.
 struct Words {
@@ -72,6 +77,24 @@ Words view_range(const BoundLayout& bound, int64_t begin, py::handle words, bool
   return view;
 }
 
+void scatter_words(const BoundLayout& bound, const Tensor& places, const Tensor& words) {
+  const Words at = view_words(places, "places", false);
+  const Words from = view_words(words, "words", false);
+  if (at.count == 0 ? from.count != 0 : from.count % at.count != 0) {
+    throw UsageError(std::to_string(from.count) + " words for " + std::to_string(at.count) +
+                     " places");
+  }
+  const int64_t width = at.count == 0 ? 0 : from.count / at.count;
+  const auto* first = reinterpret_cast<const int64_t*>(at.data);
+  for (int64_t i = 0; i < at.count; ++i) {
+    check_range(*bound.layout, first[i], std::min(first[i], kLastPlace) + width);
+  }
+  py::gil_scoped_release release;
+  for (int64_t i = 0; i < at.count; ++i) {
+    bound.layout->write(first[i], first[i] + width, from.data + i * width);
+  }
+}
+
 struct BoundDelta {
   RowDelta delta;
   std::shared_ptr<const ShardLayout> layout;
@@ -101,10 +124,14 @@ void restore_checksums(BoundChecksums& bound, const Tensor& values) {
   bound.checksums.restore(std::vector<uint64_t>(given.data, given.data + given.count));
 }
 
-std::vector<std::tuple<int64_t, int64_t, int64_t>> find_wrong_rows(const BoundChecksums& bound) {
+std::vector<std::tuple<int64_t, int64_t, int64_t>> find_wrong_rows(const BoundChecksums& bound,
+                                                                   int64_t begin,
+                                                                   std::optional<int64_t> end) {
+  const int64_t stop = end.value_or(bound.layout->num_words());
+  check_range(*bound.layout, begin, stop);
   py::gil_scoped_release release;
   std::vector<std::tuple<int64_t, int64_t, int64_t>> wrong;
-  for (const RowBlock& block : bound.checksums.find_wrong(*bound.pool)) {
+  for (const RowBlock& block : bound.checksums.find_wrong(*bound.pool, begin, stop)) {
     wrong.emplace_back(block.table, block.begin, block.end);
   }
   return wrong;
@@ -122,6 +149,28 @@ void note_rows(BoundDelta& bound, int64_t table, const Tensor& row_ids) {
   const TensorView ids = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
   py::gil_scoped_release release;
   bound.delta.note(table, static_cast<const int64_t*>(ids.data), ids.shape[0]);
+}
+
+// Words from each place on, as they were before the step, (places.shape[0], width).
+py::array_t<int64_t> gather_before(const BoundDelta& bound, const Tensor& places, int64_t width,
+                                   int64_t end) {
+  const Words at = view_words(places, "places", false);
+  const auto* first = reinterpret_cast<const int64_t*>(at.data);
+  check_range(*bound.layout, 0, end);
+  if (width < 1) throw UsageError("width is " + std::to_string(width));
+  for (int64_t i = 0; i < at.count; ++i) {
+    const bool is_apart = i == 0 || first[i] - first[i - 1] >= width;
+    if (first[i] < 0 || first[i] > kLastPlace || !is_apart) {
+      throw UsageError("place " + std::to_string(first[i]) +
+                       " is out of range, or less than width after the one before");
+    }
+  }
+  std::vector<uint64_t> words(at.count * width);
+  {
+    py::gil_scoped_release release;
+    bound.delta.gather_before(first, at.count, width, end, words.data());
+  }
+  return to_numpy(std::move(words)).view("int64");
 }
 
 py::array_t<int64_t> pack_range(const BoundDelta& bound, int64_t begin, int64_t end) {
@@ -177,7 +226,10 @@ void register_parity(py::module_& module) {
             py::gil_scoped_release release;
             bound.layout->write(begin, begin + from.count, from.data);
           },
-          py::arg("begin"), py::arg("words"), "Overwrite the shard's words from begin on.");
+          py::arg("begin"), py::arg("words"), "Overwrite the shard's words from begin on.")
+      .def("scatter", &scatter_words, py::arg("places"), py::arg("words"),
+           "Overwrite the shard's words from each of places (n,) int64 on; words are those of all\n"
+           "places, one after the other, as many for each.");
   py::class_<BoundChecksums>(module, "ShardChecksums",
                              "Checksums of a shard's rows by blocks of rows, of which there are at "
                              "most max_blocks\nand one more for each table. All zero at first.")
@@ -197,8 +249,10 @@ void register_parity(py::module_& module) {
           },
           "Return a copy (n,) int64, for restore().")
       .def("restore", &restore_checksums, py::arg("values"), "Take values() of an earlier moment.")
-      .def("find_wrong_rows", &find_wrong_rows,
-           "Return (table, begin, end) of blocks with a row that no finish() and no read() saw.");
+      .def(
+          "find_wrong_rows", &find_wrong_rows, py::arg("begin") = 0, py::arg("end") = py::none(),
+          "Return (table, begin, end) of blocks with a row that no finish() and no read() saw; of\n"
+          "those that end after the word begin of the shard, and not after end.");
   py::class_<BoundDelta>(module, "RowDelta", "The rows that one step changes, before XOR after it.")
       .def(py::init([](const BoundLayout& bound, int64_t max_bytes) {
              return BoundDelta{RowDelta(bound.layout, max_bytes), bound.layout, bound.owners};
@@ -218,6 +272,10 @@ void register_parity(py::module_& module) {
           },
           py::arg("checksums") = nullptr,
           "The step is done: keep what it changed, also in the checksums of the same layout.")
+      .def("gather_before", &gather_before, py::arg("places"), py::arg("width"), py::arg("end"),
+           "Return the width words from each of places (n,) int64 on, as they were before the\n"
+           "step, one after the other; zeros from the word end on. The places are ascending, and\n"
+           "at least width apart. Rows that were noted may be changing meanwhile.")
       .def(
           "toggle",
           [](BoundDelta& bound) {

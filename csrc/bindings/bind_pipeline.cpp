@@ -45,6 +45,17 @@ const char* state_name(JobState state) {
   return "unknown";
 }
 
+// Of each chunk that has rounded rows.
+std::vector<std::tuple<int, int64_t, int64_t, float>> rounding_of(
+    const SegmentJob& job, const std::vector<Chunk>& chunks) {
+  std::vector<std::tuple<int, int64_t, int64_t, float>> rounding;
+  for (const Chunk& chunk : chunks) {
+    if (!job.rounds(chunk.table)) continue;
+    rounding.emplace_back(chunk.table, chunk.first, chunk.exact.count, chunk.largest_error);
+  }
+  return rounding;
+}
+
 std::vector<ChunkTuple> to_tuples(const std::vector<Chunk>& chunks) {
   std::vector<ChunkTuple> tuples;
   tuples.reserve(chunks.size());
@@ -170,6 +181,9 @@ void register_pipeline(py::module_& module) {
       .def(
           "chunks", [](const Job& job) { return to_tuples(job.job->chunks()); },
           "Return the captured chunks with their checksums; UsageError before all are written.")
+      .def(
+          "rounding", [](const Job& job) { return rounding_of(*job.job, job.job->chunks()); },
+          "Return (table, first, exact rows, largest error) of each chunk of rounded rows.")
       .def(
           "finish",
           [](Job& job, const py::bytes& header) {

@@ -45,7 +45,8 @@ BoundSource make_source(const std::filesystem::path& path, const std::vector<Tab
       throw UsageError("a chunk names table " + std::to_string(table) + "; there are " +
                        std::to_string(tables.size()));
     }
-    bound.source.chunks.push_back({table, first, count, step, checksums});
+    const ExactRows exact = tables[table]->exact_rows_at(first);
+    bound.source.chunks.push_back({table, first, count, step, checksums, exact, 0});
   }
   return bound;
 }

@@ -82,6 +82,17 @@ TakenRows take(RowTracker& tracker, const ArrayLike& row_ids, const ArrayLike& w
                       pool.get());
 }
 
+TakenRows take_chosen(RowTracker& tracker, const ArrayLike& row_ids,
+                      std::shared_ptr<PendingRows> chosen, int64_t first, const ArrayLike& weight) {
+  if (!chosen) throw UsageError("chosen is None");
+  const TensorView view = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
+  const OptionalWeight now(weight, tracker);
+  const int64_t count = view.shape[0];
+  py::gil_scoped_release release;
+  return tracker.take_chosen({std::move(chosen), first, count},
+                             {static_cast<const int64_t*>(view.data), count}, now.get());
+}
+
 TakenRows take_range(RowTracker& tracker, int64_t begin, int64_t end, const ArrayLike& weight,
                      const Pool& pool) {
   const OptionalWeight now(weight, tracker);
@@ -158,7 +169,7 @@ void register_taken_rows(py::module_& module) {
 py::typing::Optional<PendingRows> begin_select(const RowTracker& tracker, int64_t begin,
                                                int64_t end, int64_t k, const ArrayLike& weight) {
   const OptionalWeight now(weight, tracker);
-  std::unique_ptr<PendingRows> pending;
+  std::shared_ptr<PendingRows> pending;
   {
     py::gil_scoped_release release;
     pending = tracker.begin_select({begin, end}, k, now.get());
@@ -219,6 +230,11 @@ void register_row_tracker(py::module_& module) {
            py::arg("pool") = nullptr,
            "Clear the score and dirtiness of rows that have just been captured.\n\n"
            "row_ids: (n) int64, strictly ascending. Returns TakenRows for put_back.")
+      .def("take_chosen", &take_chosen, py::arg("row_ids"), py::kw_only(), py::arg("chosen"),
+           py::arg("first"), py::arg("weight") = py::none(),
+           "Do what take does, with the ids that a device still has.\n\n"
+           "chosen: what begin_select of this tracker returned, and read() has been called.\n"
+           "first: position of row_ids[0] in what it returned; row_ids are the rows from there on.")
       .def("take_range", &take_range, py::arg("begin"), py::arg("end"), py::kw_only(),
            py::arg("weight") = py::none(), py::arg("pool") = nullptr,
            "Take every row in [begin, end).")
@@ -232,7 +248,8 @@ void register_row_tracker(py::module_& module) {
 
 void register_tracking(py::module_& module) {
   register_taken_rows(module);
-  py::class_<PendingRows>(module, "PendingRows", "Rows that a device is selecting.")
+  py::class_<PendingRows, std::shared_ptr<PendingRows>>(
+      module, "PendingRows", "Rows that a device is selecting; it keeps their ids.")
       .def("is_ready", &PendingRows::is_ready, "Return True if read() need not wait.")
       .def("read", &read_pending, "Return the row ids: int64, ascending. Waits for the device.");
   register_row_tracker(module);

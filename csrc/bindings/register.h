@@ -9,6 +9,7 @@ void register_tracking(pybind11::module_& module);
 void register_gradients(pybind11::module_& module);
 void register_selection(pybind11::module_& module);
 void register_staging(pybind11::module_& module);
+void register_rounding(pybind11::module_& module);
 void register_segment_table(pybind11::module_& module);
 void register_pipeline(pybind11::module_& module);
 void register_restore(pybind11::module_& module);

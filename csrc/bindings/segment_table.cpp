@@ -2,8 +2,11 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bindings/register.h"
 #include "bindings/row_array_view.h"
+#include "bindings/row_precision_name.h"
 #include "bindings/tensor_view.h"
 #include "bindings/vector_array.h"
 #include "core/error.h"
@@ -34,12 +37,17 @@ TableSpec::TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset,
 }
 
 void TableSpec::add_rows(std::string name, const ArrayLike& tensor, int64_t file_offset,
-                         int64_t first_row_id, const std::shared_ptr<DeviceStager>& stager) {
+                         int64_t first_row_id, const std::shared_ptr<DeviceStager>& stager,
+                         const std::string& precision) {
   if (first_row_id < 0) throw UsageError(name + ": first_row_id must not be negative");
   const int device = stager == nullptr ? kHostMemory : stager->device();
   RowArray rows = view_rows(tensor, name.c_str(), first_row_id, device);
   rows.stager = stager.get();
-  add({name, rows, file_offset}, tensor);
+  const RowPrecision stored = parse_precision(precision);
+  if (stored != RowPrecision::kExact && (rows.dtype != DType::kFloat32 || stager != nullptr)) {
+    throw UsageError(name + ": only float32 rows on the CPU can be " + precision + " in a file");
+  }
+  add({name, rows, file_offset, stored}, tensor);
   owners.append(py::cast(stager));
 }
 
@@ -53,7 +61,7 @@ void TableSpec::add_bytes(std::string name, const ArrayLike& tensor, int64_t fil
   rows.row_bytes = 1;
   rows.row_stride_bytes = 1;
   rows.dtype = check_nan ? view.dtype : DType::kOther;
-  add({name, rows, file_offset}, tensor);
+  add({name, rows, file_offset, RowPrecision::kExact}, tensor);
 }
 
 void TableSpec::place(int64_t row_ids_offset, const std::vector<int64_t>& array_offsets) {
@@ -68,6 +76,43 @@ void TableSpec::place(int64_t row_ids_offset, const std::vector<int64_t>& array_
   for (size_t i = 0; i < array_offsets.size(); ++i) placed.arrays[i].file_offset = array_offsets[i];
   check_table(placed);
   table = std::move(placed);
+}
+
+void TableSpec::pack_row_ids(const std::vector<std::tuple<int64_t, int64_t, int64_t>>& runs) {
+  SegmentTable packed = table;
+  packed.packed_ids.clear();
+  int64_t first = 0;
+  int64_t offset = table.row_ids_offset;
+  for (const auto& [count, smallest, largest] : runs) {
+    const RowIdRun run{count, smallest, largest};
+    if (!is_possible(run) || offset < 0 || offset > kMaxSegmentBytes) {
+      throw UsageError("table '" + table.name + "': there are no " + std::to_string(count) +
+                       " row ids from " + std::to_string(smallest) + " to " +
+                       std::to_string(largest));
+    }
+    packed.packed_ids.push_back({first, run, offset});
+    first += count;
+    offset += align_up(packed_bytes(run));
+  }
+  check_table(packed);
+  table = std::move(packed);
+}
+
+void TableSpec::keep_exact(const std::vector<std::tuple<int64_t, int64_t, int64_t>>& exact) {
+  SegmentTable with_exact = table;
+  with_exact.exact_rows.clear();
+  for (const auto& [first, count, offset] : exact) {
+    with_exact.exact_rows.push_back({first, count, offset});
+  }
+  check_table(with_exact);
+  table = std::move(with_exact);
+}
+
+ExactRows TableSpec::exact_rows_at(int64_t first) const {
+  const auto found =
+      std::lower_bound(table.exact_rows.begin(), table.exact_rows.end(), first,
+                       [](const ExactRows& exact, int64_t at) { return exact.first < at; });
+  return found != table.exact_rows.end() && found->first == first ? *found : ExactRows{};
 }
 
 void TableSpec::require_rows_in_memory() const {
@@ -118,15 +163,20 @@ void register_segment_table(py::module_& module) {
           "hold these rows alone, in this order.")
       .def("add_rows", &TableSpec::add_rows, py::arg("name"), py::arg("tensor"),
            py::arg("file_offset"), py::arg("first_row_id") = 0, py::arg("stager") = nullptr,
+           py::arg("precision") = "float32",
            "Add an array of rows.\n\n"
            "first_row_id: of the tensor's first row. stager: of the tensor's CUDA device; None: "
            "the\n"
-           "tensor is on the CPU.")
+           "tensor is on the CPU. precision: of the float32 rows in the file.")
       .def("add_bytes", &TableSpec::add_bytes, py::arg("name"), py::arg("tensor"),
            py::arg("file_offset"), py::arg("check_nan") = true,
            "Add a tensor that is not made of rows: one row per byte.")
       .def("place", &TableSpec::place, py::arg("row_ids_offset"), py::arg("array_offsets"),
            "Set where in the file the row ids (-1: a range) and the arrays begin.")
+      .def("pack_row_ids", &TableSpec::pack_row_ids, py::arg("runs"),
+           "Set that the row ids are packed: (count, first, last) of each chunk. After place().")
+      .def("keep_exact", &TableSpec::keep_exact, py::arg("exact"),
+           "Set (first, count, file offset) of the exact rows of chunks to be read.")
       .def(
           "rows_per_chunk",
           [](const TableSpec& spec, int64_t slot_bytes, int64_t max_chunk_bytes) {
@@ -141,9 +191,10 @@ void register_segment_table(py::module_& module) {
               throw UsageError("count is " + std::to_string(count) + "; the table has " +
                                std::to_string(spec.table.num_rows) + " rows");
             }
-            return chunk_bytes(spec.table, count);
+            return most_chunk_bytes(spec.table, count);
           },
-          py::arg("count"), "Return the bytes of a chunk of `count` rows in a slot.");
+          py::arg("count"),
+          "Return the bytes that a chunk of `count` rows takes in a slot at most.");
 }
 
 }  // namespace cpr_ext

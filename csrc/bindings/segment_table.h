@@ -30,13 +30,24 @@ struct TableSpec {
             const ArrayLike& ids, bool is_packed);
 
   void add_rows(std::string name, const ArrayLike& tensor, int64_t file_offset,
-                int64_t first_row_id, const std::shared_ptr<DeviceStager>& stager);
+                int64_t first_row_id, const std::shared_ptr<DeviceStager>& stager,
+                const std::string& precision);
 
   // A tensor that is not made of rows (the dense part): one row per byte.
   void add_bytes(std::string name, const ArrayLike& tensor, int64_t file_offset, bool check_nan);
 
   // Where the row ids (-1: a range) and the arrays, in their order, begin in the file.
   void place(int64_t row_ids_offset, const std::vector<int64_t>& array_offsets);
+
+  // The runs (count, first, last) of the row ids of each chunk, which are packed in the file, from
+  // where the row ids begin.
+  void pack_row_ids(const std::vector<std::tuple<int64_t, int64_t, int64_t>>& runs);
+
+  // Of chunks of a file to read: (first, exact rows, where they are in the file).
+  void keep_exact(const std::vector<std::tuple<int64_t, int64_t, int64_t>>& exact);
+
+  // Of the chunk at `first`; none if nothing is known of any.
+  ExactRows exact_rows_at(int64_t first) const;
 
   // Checks that every row of the segment is in memory. A restore of row ids checks them when they
   // are read from the file.

@@ -9,5 +9,6 @@
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC's own header warns of its undefined vectors (bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #endif

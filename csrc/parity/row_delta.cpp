@@ -10,7 +10,6 @@ namespace cpr_ext {
 
 namespace {
 
-constexpr int64_t kWordBytes = 8;
 // Rows are at random places, and hashing one leaves the processor no room to look further ahead.
 constexpr size_t kRowsAhead = 8;
 constexpr int64_t kBlockHead = 2;  // words before the places of a block: rows, words of a record
@@ -88,6 +87,9 @@ void RowDelta::note(int64_t table_index, const int64_t* row_ids, int64_t count) 
   }
   kept.words.resize(kept.row_ids.size() * table.record_words);
   for (size_t i = first; i < kept.row_ids.size(); ++i) {
+    if (i + kRowsAhead < kept.row_ids.size()) {
+      prefetch_record(table, kept.row_ids[i + kRowsAhead]);
+    }
     read_record(table, kept.row_ids[i], kept.words.data() + i * table.record_words);
   }
   num_bytes_ += more_bytes;
@@ -110,6 +112,27 @@ void RowDelta::finish(ShardChecksums* checksums) {
     }
   }
   is_finished_ = true;
+}
+
+void RowDelta::gather_before(const int64_t* places, int64_t count, int64_t width, int64_t end,
+                             uint64_t* out) const {
+  layout_->gather(places, count, width, end, out);
+  for (size_t t = 0; t < kept_.size(); ++t) {
+    const RecordTable& table = layout_->tables()[t];
+    const Kept& kept = kept_[t];
+    for (size_t i = 0; i < kept.row_ids.size(); ++i) {
+      const uint64_t* words = kept.words.data() + i * table.record_words;
+      const int64_t first = table.first_word + kept.row_ids[i] * table.record_words;
+      const int64_t last = std::min(first + table.record_words, end);
+      const int64_t* place = std::upper_bound(places, places + count, first - width);
+      for (; place < places + count && *place < last; ++place) {
+        for (int64_t at = std::max(first, *place); at < std::min(last, *place + width); ++at) {
+          uint64_t& to = out[(place - places) * width + at - *place];
+          to = is_finished_ ? to ^ words[at - first] : words[at - first];
+        }
+      }
+    }
+  }
 }
 
 void RowDelta::toggle() {

@@ -26,6 +26,12 @@ class RowDelta {
   // same shard up to date, if given. REQUIRES: !is_finished().
   void finish(ShardChecksums* checksums = nullptr);
 
+  // As ShardLayout::gather(), but of the rows as they were before the step, finished or not: rows
+  // that were noted may be changing meanwhile. REQUIRES: `places` are ascending, and at least
+  // `width` apart.
+  void gather_before(const int64_t* places, int64_t count, int64_t width, int64_t end,
+                     uint64_t* out) const;
+
   // Leads the rows from before the step to after it, or back; the delta is kept.
   // REQUIRES: is_finished(), and they are those of one or the other.
   void toggle();

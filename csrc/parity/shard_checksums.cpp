@@ -47,7 +47,9 @@ ShardChecksums::ShardChecksums(std::shared_ptr<const ShardLayout> layout, int64_
 
 void ShardChecksums::restore(std::vector<uint64_t> values) { values_ = std::move(values); }
 
-void ShardChecksums::read(ThreadPool& pool) { values_ = hash_rows(pool); }
+void ShardChecksums::read(ThreadPool& pool) {
+  values_ = hash_rows(pool, 0, static_cast<int64_t>(blocks_.size()));
+}
 
 void ShardChecksums::replace(int64_t table, int64_t row_id, const uint64_t* old_words,
                              const uint64_t* new_words) {
@@ -58,19 +60,30 @@ void ShardChecksums::replace(int64_t table, int64_t row_id, const uint64_t* old_
       hash_record(place, new_words, known.record_words);
 }
 
-std::vector<RowBlock> ShardChecksums::find_wrong(ThreadPool& pool) const {
-  const std::vector<uint64_t> found = hash_rows(pool);
+std::vector<RowBlock> ShardChecksums::find_wrong(ThreadPool& pool, int64_t begin,
+                                                 int64_t end) const {
+  const auto word_of = [&](const RowBlock& block, int64_t row_id) {
+    return static_cast<int64_t>(place_of(layout_->tables()[block.table], row_id));
+  };
+  const auto first = std::partition_point(
+      blocks_.begin(), blocks_.end(),
+      [&](const RowBlock& block) { return word_of(block, block.end) <= begin; });
+  const auto last = std::partition_point(first, blocks_.end(), [&](const RowBlock& block) {
+    return word_of(block, block.end) <= end;
+  });
+  const std::vector<uint64_t> found = hash_rows(pool, first - blocks_.begin(), last - first);
   std::vector<RowBlock> wrong;
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    if (found[i] != values_[i]) wrong.push_back(blocks_[i]);
+  for (auto block = first; block != last; ++block) {
+    if (found[block - first] != values_[block - blocks_.begin()]) wrong.push_back(*block);
   }
   return wrong;
 }
 
-std::vector<uint64_t> ShardChecksums::hash_rows(ThreadPool& pool) const {
-  std::vector<uint64_t> hashes(blocks_.size());
-  pool.parallel_for(static_cast<int64_t>(blocks_.size()), [&](int64_t i) {
-    const RowBlock& block = blocks_[i];
+std::vector<uint64_t> ShardChecksums::hash_rows(ThreadPool& pool, int64_t first,
+                                                int64_t count) const {
+  std::vector<uint64_t> hashes(count);
+  pool.parallel_for(count, [&](int64_t i) {
+    const RowBlock& block = blocks_[first + i];
     const RecordTable& table = layout_->tables()[block.table];
     std::vector<uint64_t> record(table.record_words);
     uint64_t hash = 0;

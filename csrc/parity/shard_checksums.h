@@ -37,11 +37,13 @@ class ShardChecksums {
   // A record changed. REQUIRES: it is one of the shard; `old_words` and `new_words` (record_words).
   void replace(int64_t table, int64_t row_id, const uint64_t* old_words, const uint64_t* new_words);
 
-  // Blocks, ascending, with a row that is not what read() and replace() saw of it last.
-  std::vector<RowBlock> find_wrong(ThreadPool& pool) const;
+  // Blocks, ascending, with a row that is not what read() and replace() saw of it last; of those
+  // that end after the word `begin` of the shard, and not after `end`.
+  std::vector<RowBlock> find_wrong(ThreadPool& pool, int64_t begin, int64_t end) const;
 
  private:
-  std::vector<uint64_t> hash_rows(ThreadPool& pool) const;
+  // Of the blocks from `first` on.
+  std::vector<uint64_t> hash_rows(ThreadPool& pool, int64_t first, int64_t count) const;
 
   std::shared_ptr<const ShardLayout> layout_;
   std::vector<int64_t> rows_per_block_;  // by table

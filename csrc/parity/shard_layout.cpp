@@ -8,7 +8,6 @@ namespace cpr_ext {
 
 namespace {
 
-constexpr int64_t kWordBytes = 8;
 constexpr int64_t kLineBytes = 64;
 
 }  // namespace
@@ -32,7 +31,13 @@ ShardLayout::ShardLayout(std::vector<std::vector<RowArray>> tables) {
 // `first` and `last` bound them inside the record, `offset` is the first one's place behind begin.
 template <typename Visit>
 void ShardLayout::for_records(int64_t begin, int64_t end, const Visit& visit) const {
-  for (const RecordTable& table : tables_) {
+  const auto is_later = [](int64_t word, const RecordTable& table) {
+    return word < table.first_word;
+  };
+  const auto after = std::upper_bound(tables_.begin(), tables_.end(), begin, is_later);
+  for (auto it = after == tables_.begin() ? after : after - 1; it != tables_.end(); ++it) {
+    const RecordTable& table = *it;
+    if (table.first_word >= end) return;
     const int64_t words = table.record_words;
     const int64_t from = std::max(begin, table.first_word) - table.first_word;
     const int64_t to = std::min(end, table.first_word + table.num_rows * words) - table.first_word;
@@ -48,15 +53,28 @@ void ShardLayout::for_records(int64_t begin, int64_t end, const Visit& visit) co
 
 void ShardLayout::read(int64_t begin, int64_t end, uint64_t* out) const {
   std::vector<uint64_t> scratch(max_record_words_);
+  read(begin, end, out, scratch.data());
+}
+
+void ShardLayout::read(int64_t begin, int64_t end, uint64_t* out, uint64_t* scratch) const {
   for_records(
       begin, end,
       [&](const RecordTable& table, int64_t row_id, int64_t first, int64_t last, int64_t offset) {
         if (last - first == table.record_words) {
           return read_record(table, row_id, out + offset);
         }
-        read_record(table, row_id, scratch.data());
-        std::copy(scratch.data() + first, scratch.data() + last, out + offset);
+        read_record(table, row_id, scratch);
+        std::copy(scratch + first, scratch + last, out + offset);
       });
+}
+
+void ShardLayout::gather(const int64_t* places, int64_t count, int64_t width, int64_t end,
+                         uint64_t* out) const {
+  std::vector<uint64_t> scratch(max_record_words_);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t to = std::min(places[i] + width, end);
+    if (places[i] < to) read(places[i], to, out + i * width, scratch.data());
+  }
 }
 
 void ShardLayout::write(int64_t begin, int64_t end, const uint64_t* words) const {

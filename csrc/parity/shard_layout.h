@@ -11,6 +11,8 @@
 
 namespace cpr_ext {
 
+constexpr int64_t kWordBytes = sizeof(uint64_t);
+
 struct RecordTable {
   std::vector<RowArray> arrays;  // of as many rows each
   int64_t num_rows = 0;
@@ -31,12 +33,18 @@ class ShardLayout {
   // REQUIRES: 0 <= begin <= end <= num_words(), here and below.
   void read(int64_t begin, int64_t end, uint64_t* out) const;
 
+  // Copies to `out` (count, width) the words from each of `places` on, as far as they are below
+  // `end`; the rest of `out` stays. REQUIRES: 0 <= places[i]; end <= num_words().
+  void gather(const int64_t* places, int64_t count, int64_t width, int64_t end,
+              uint64_t* out) const;
+
   // Overwrites the rows' bytes in the words [begin, end); padding is ignored.
   void write(int64_t begin, int64_t end, const uint64_t* words) const;
 
  private:
   template <typename Visit>
   void for_records(int64_t begin, int64_t end, const Visit& visit) const;
+  void read(int64_t begin, int64_t end, uint64_t* out, uint64_t* scratch) const;
 
   std::vector<RecordTable> tables_;
   int64_t num_words_ = 0;

@@ -14,10 +14,9 @@ namespace {
 // Each block is searched and summed while it is in the second-level cache.
 constexpr int64_t kBlockBytes = 256 * 1024;
 
-[[noreturn]] void refuse(const SegmentTable& table, const int64_t* row_ids, const Chunk& chunk,
-                         const SegmentArray& array, int64_t element) {
-  const int64_t byte = element * item_size(array.rows.dtype);
-  const int64_t position = chunk.first + byte / array.file_row_bytes();
+// position: in the segment's rows of the table.
+[[noreturn]] void refuse_row(const SegmentTable& table, const int64_t* row_ids,
+                             const SegmentArray& array, int64_t position) {
   const int64_t row_id = row_ids == nullptr ? table.range_begin + position : row_ids[position];
   // Else bytes of a dense tensor.
   const bool is_row = array.file_row_bytes() >= item_size(array.rows.dtype);
@@ -27,6 +26,26 @@ constexpr int64_t kBlockBytes = 256 * 1024;
                  ": " + array.name +
                  " is NaN; the snapshot is given up and earlier ones are kept. " +
                  "Look for divergence, or save NaN rows with on_nan=\"save\"");
+}
+
+[[noreturn]] void refuse(const SegmentTable& table, const int64_t* row_ids, const Chunk& chunk,
+                         const SegmentArray& array, int64_t element) {
+  const int64_t byte = element * item_size(array.rows.dtype);
+  refuse_row(table, row_ids, array, chunk.first + byte / array.file_row_bytes());
+}
+
+// Throws NanError for a NaN among a chunk's exact rows.
+void check_exact_rows(const SegmentTable& table, const int64_t* row_ids, const Chunk& chunk,
+                      const std::byte* data) {
+  const auto* positions = reinterpret_cast<const int32_t*>(data);
+  data += chunk.exact.count * static_cast<int64_t>(sizeof(int32_t));
+  for (const SegmentArray& array : table.arrays) {
+    if (!array.is_rounded()) continue;
+    const int64_t row_items = array.rows.row_bytes / item_size(array.rows.dtype);
+    const int64_t at = find_nan(array.rows.dtype, data, chunk.exact.count * row_items);
+    if (at >= 0) refuse_row(table, row_ids, array, chunk.first + positions[at / row_items]);
+    data += chunk.exact.count * array.rows.row_bytes;
+  }
 }
 
 // The checksum of `padded_bytes`, of which elements of `dtype` fill `bytes`; the position of the
@@ -52,19 +71,24 @@ uint32_t check_bytes(const std::byte* data, int64_t padded_bytes, int64_t bytes,
 std::vector<uint32_t> check_captured(const SegmentTable& table, const int64_t* row_ids,
                                      const Chunk& chunk, const std::byte* data, bool refuse_nan) {
   std::vector<uint32_t> checksums;
-  const auto pieces = chunk_pieces(table, chunk.first, chunk.count);
+  const auto pieces = chunk_pieces(table, chunk);
   auto piece = pieces.begin();
   if (row_ids != nullptr) {
     checksums.push_back(check_bytes(data, piece->size_bytes, 0, DType::kInt64, nullptr));
     data += piece++->size_bytes;
   }
   for (const SegmentArray& array : table.arrays) {
-    const bool look = refuse_nan && item_size(array.rows.dtype) > 0;
+    // A rounded row has no NaN; one with NaN is among the exact rows.
+    const bool look = refuse_nan && item_size(array.rows.dtype) > 0 && !array.is_rounded();
     int64_t nan = -1;
     checksums.push_back(check_bytes(data, piece->size_bytes, chunk.count * array.file_row_bytes(),
                                     array.rows.dtype, look ? &nan : nullptr));
     if (nan >= 0) refuse(table, row_ids, chunk, array, nan);
     data += piece++->size_bytes;
+  }
+  if (chunk.exact.count > 0) {
+    if (refuse_nan) check_exact_rows(table, row_ids, chunk, data);
+    checksums.push_back(check_bytes(data, piece->size_bytes, 0, DType::kOther, nullptr));
   }
   return checksums;
 }

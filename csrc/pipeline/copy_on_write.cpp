@@ -6,13 +6,14 @@
 #include <cstring>
 #include <new>
 
+#include "staging/row_rounding.h"
+
 namespace cpr_ext {
 
 namespace {
 constexpr int64_t kEntryAlignment = 64;  // a cache line; entries of close sizes share freed memory
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kPrefetchRows = 8;
-constexpr int64_t kRowIdBytes = sizeof(int64_t);
 }  // namespace
 
 struct CopyOnWrite::CopiedRow {
@@ -131,24 +132,47 @@ int64_t CopyOnWrite::copy_before_write(const Index* row_ids, int64_t count,
 template int64_t CopyOnWrite::copy_before_write(const int32_t*, int64_t, int64_t);
 template int64_t CopyOnWrite::copy_before_write(const int64_t*, int64_t, int64_t);
 
-void CopyOnWrite::overlay(int64_t first, int64_t count, std::byte* out) {
+void CopyOnWrite::overlay(int64_t first, int64_t count, std::byte* out, OverlaidRows* overlaid) {
   std::lock_guard<std::mutex> lock(arena_.mutex_);
   if (heads_.empty()) return;
   assert(first % rows_per_chunk_ == 0 && count <= rows_per_chunk_);
   CopiedRow*& head = heads_[first / rows_per_chunk_];
-  if (!table_.is_range()) out += align_up(count * kRowIdBytes);
+  if (!table_.is_range()) out += row_ids_bytes(table_, first, count);
   while (head != nullptr) {
     CopiedRow* entry = head;
-    const int64_t position = position_in_chunk(entry->row_id, first, count);
-    std::byte* to = out;
-    const std::byte* from = entry->rows();
-    for (const SegmentArray& array : table_.arrays) {
-      std::memcpy(to + position * array.file_row_bytes(), from, array.rows.row_bytes);
-      to += align_up(count * array.file_row_bytes());
-      from += array.rows.row_bytes;
-    }
+    put(entry->rows(), position_in_chunk(entry->row_id, first, count), count, out, overlaid);
     head = entry->next;
     arena_.free(reinterpret_cast<std::byte*>(entry), entry_bytes_);
+  }
+}
+
+// One copied row into each array of a chunk of `count` rows, the first of which begins at `to`.
+void CopyOnWrite::put(const std::byte* from, int64_t position, int64_t count, std::byte* to,
+                      OverlaidRows* overlaid) {
+  const std::byte* const begin = from;
+  bool is_rounded = false, fits = true;
+  for (const SegmentArray& array : table_.arrays) {
+    std::byte* row = to + position * array.file_row_bytes();
+    if (array.is_rounded()) {
+      is_rounded = true;
+      row_.resize(array.rows.row_bytes / sizeof(float));
+      std::memcpy(row_.data(), from, array.rows.row_bytes);  // `from` may be unaligned
+      fits &= round_row(row_.data(), static_cast<int64_t>(row_.size()), array.precision, row,
+                        &overlaid->largest_error);
+    } else {
+      std::memcpy(row, from, array.rows.row_bytes);
+    }
+    to += align_up(count * array.file_row_bytes());
+    from += array.rows.row_bytes;
+  }
+  if (!is_rounded) return;
+  overlaid->broken[position] = fits ? 0 : 1;
+  if (fits) return;
+  std::vector<std::byte>& exact = overlaid->exact[position];
+  from = begin;
+  for (const SegmentArray& array : table_.arrays) {
+    if (array.is_rounded()) exact.insert(exact.end(), from, from + array.rows.row_bytes);
+    from += array.rows.row_bytes;
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/row_id_vector.h"
+#include "pipeline/exact_rows.h"
 #include "pipeline/segment_plan.h"
 
 namespace cpr_ext {
@@ -60,8 +61,8 @@ class CopyOnWrite {
   int64_t copy_before_write(const Index* row_ids, int64_t count, int64_t captured_chunks);
 
   // Overwrites rows of the chunk [first, first + count), gathered into `out` as in a slot, with
-  // their copies, and frees these.
-  void overlay(int64_t first, int64_t count, std::byte* out);
+  // their copies, and frees these. Of rounded ones, `overlaid` has what broke the bound.
+  void overlay(int64_t first, int64_t count, std::byte* out, OverlaidRows* overlaid);
 
   // Forgets all.
   void release();
@@ -70,6 +71,8 @@ class CopyOnWrite {
   struct CopiedRow;
   int64_t chunk_of(int64_t row_id) const;
   int64_t position_in_chunk(int64_t row_id, int64_t first, int64_t count) const;
+  void put(const std::byte* from, int64_t position, int64_t count, std::byte* to,
+           OverlaidRows* overlaid);
 
   const SegmentTable& table_;
   const RowIdVector* const row_ids_;
@@ -77,6 +80,7 @@ class CopyOnWrite {
   CopyArena& arena_;
   int64_t first_row_id_ = 0;  // of the bitmap
   int64_t entry_bytes_ = 0;
+  std::vector<float> row_;             // one that is being rounded
   std::vector<int64_t> chunk_begins_;  // (num_chunks,) first row id of each chunk
   // Guarded by the arena's mutex:
   std::vector<uint64_t> waiting_;  // one bit per row id: in the segment and not copied

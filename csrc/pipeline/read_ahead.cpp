@@ -91,7 +91,7 @@ ReadChunk ReadAhead::read_chunk(const WantedChunk& wanted, SlotLease slot, OpenF
   const SegmentTable& table = wanted.source->tables[chunk.table].table;
   ReadChunk read{wanted.source, &chunk, std::move(slot), {}, 0, false};
   std::byte* data = read.slot.data();
-  for (const Piece& piece : chunk_pieces(table, chunk.first, chunk.count)) {
+  for (const Piece& piece : chunk_pieces(table, chunk)) {
     read.damage.push_back(read_piece(piece, data, file, &read));
     if (file->reader) read.bytes += piece.size_bytes;
     data += piece.size_bytes;

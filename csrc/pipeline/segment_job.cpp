@@ -6,8 +6,10 @@
 
 #include "core/error.h"
 #include "pipeline/chunk_check.h"
+#include "pipeline/exact_rows.h"
 #include "pipeline/snapshot_pipeline.h"
 #include "staging/row_copy.h"
+#include "staging/row_rounding.h"
 
 namespace cpr_ext {
 
@@ -19,6 +21,10 @@ void check_devices(const SegmentTable& table, bool copy_on_write) {
     if (array.rows.stager != table.arrays.front().rows.stager) {
       throw UsageError("table '" + table.name + "': " + array.name + " and " +
                        table.arrays.front().name + " lie on different devices; move them to one");
+    }
+    if (array.rows.stager != nullptr && (array.is_rounded() || !table.packed_ids.empty())) {
+      throw UsageError("table '" + table.name + "', " + array.name +
+                       " lies on a device: its rows are not rounded");
     }
     if (array.rows.stager != nullptr && copy_on_write) {
       throw UsageError("table '" + table.name +
@@ -35,7 +41,8 @@ void check_devices(const SegmentTable& table, bool copy_on_write) {
 SegmentJob::SegmentJob(SnapshotPipeline& pipeline, CapturePlan plan)
     : pipeline_(pipeline),
       plan_(std::move(plan)),
-      writer_(plan_.path, plan_.header_bytes, plan_.file_bytes, plan_.direct_io) {
+      writer_(plan_.path, plan_.header_bytes, plan_.file_bytes, plan_.direct_io),
+      next_exact_offset_(plan_.file_bytes) {
   for (size_t i = 0; i < plan_.tables.size(); ++i) {
     const SegmentTable& table = plan_.tables[i];
     rows_per_chunk_.push_back(
@@ -90,9 +97,11 @@ void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_s
       continue;
     }
     const int64_t count = std::min(rows_per_chunk_[next_table_], table.num_rows - next_row_);
-    const int64_t bytes = chunk_bytes(table, count);
+    const bool may_be_exact = table.exact_row_bytes() > 0;
+    int64_t bytes = chunk_bytes(table, next_row_, count);
     if (captured_bytes > 0 && max_bytes > 0 && captured_bytes + bytes > max_bytes) break;
-    if (open.slot && open_bytes + bytes > slot_bytes) {
+    const int64_t most_bytes = may_be_exact ? most_chunk_bytes(table, count) : bytes;
+    if (open.slot && open_bytes + most_bytes > slot_bytes) {
       submit(std::exchange(open, FilledSlot()), false);
       open_bytes = 0;
     }
@@ -100,9 +109,10 @@ void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_s
       open.slot = wait_for_slot ? pipeline_.slots().acquire() : pipeline_.slots().try_acquire();
       if (!open.slot) break;
     }
-    Chunk chunk{next_table_, next_row_, count, step, {}};
-    gather_chunk(chunk, open.slot.data() + open_bytes, &open);
+    Chunk chunk{next_table_, next_row_, count, step, {}, {}, 0};
+    gather_chunk(&chunk, open.slot.data() + open_bytes, &open);
     if (!record(chunk, &open)) return;
+    bytes += align_up(chunk.exact.count * table.exact_row_bytes());
     open_bytes += bytes;
     captured_bytes += bytes;
     next_row_ += count;
@@ -121,8 +131,8 @@ bool SegmentJob::record(const Chunk& chunk, FilledSlot* filled) {
   return true;
 }
 
-void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out, FilledSlot* filled) const {
-  const SegmentTable& table = plan_.tables[chunk.table];
+void SegmentJob::gather_chunk(Chunk* chunk, std::byte* out, FilledSlot* filled) {
+  const SegmentTable& table = plan_.tables[chunk->table];
   ThreadPool* threads = pipeline_.threads_.get();
   std::byte* const begin = out;
   const auto pad = [&out](int64_t bytes) {
@@ -130,34 +140,59 @@ void SegmentJob::gather_chunk(const Chunk& chunk, std::byte* out, FilledSlot* fi
     out += align_up(bytes);
   };
   const int64_t* row_ids = nullptr;  // of the rows to look for; null: they lie in a row
-  int64_t first_row_id = table.range_begin + chunk.first;
+  int64_t first_row_id = table.range_begin + chunk->first;
   if (!table.is_range()) {
-    row_ids = plan_.row_ids[chunk.table]->data() + chunk.first;
-    std::memcpy(out, row_ids, chunk.count * sizeof(int64_t));
-    pad(chunk.count * static_cast<int64_t>(sizeof(int64_t)));
+    row_ids = plan_.row_ids[chunk->table]->data() + chunk->first;
+    if (table.packed_ids.empty()) {
+      std::memcpy(out, row_ids, chunk->count * sizeof(int64_t));
+      pad(chunk->count * static_cast<int64_t>(sizeof(int64_t)));
+    } else {
+      const RowIdRun run{chunk->count, row_ids[0], row_ids[chunk->count - 1]};
+      pack_row_ids(row_ids, run, out);
+      pad(packed_bytes(run));
+    }
   }
   if (table.is_packed) {
     row_ids = nullptr;
-    first_row_id = chunk.first;
+    first_row_id = chunk->first;
   }
+  if (table.exact_row_bytes() > 0) broken_.assign(chunk->count, 0);
   std::vector<StagedArray> on_device;
   for (const SegmentArray& array : table.arrays) {
     if (array.rows.stager != nullptr) {
       on_device.push_back({array.rows, out - begin});
+    } else if (array.is_rounded()) {
+      const RowsOf rows{&array.rows, row_ids, first_row_id, chunk->count};
+      const float error = gather_rounded(rows, array.precision, out, broken_.data(), threads);
+      chunk->largest_error = std::max(chunk->largest_error, error);
     } else if (row_ids == nullptr) {
-      gather_range(array.rows, first_row_id, chunk.count, out, threads);
+      gather_range(array.rows, first_row_id, chunk->count, out, threads);
     } else {
-      gather_rows(array.rows, row_ids, chunk.count, out, threads);
+      gather_rows(array.rows, row_ids, chunk->count, out, threads);
     }
-    pad(chunk.count * array.file_row_bytes());
+    pad(chunk->count * array.file_row_bytes());
   }
   if (!on_device.empty()) {
     // The row ids as they lie in the slot: its memory is pinned.
     const auto* ids = row_ids == nullptr ? nullptr : reinterpret_cast<const int64_t*>(begin);
-    const StagedRows rows{ids, first_row_id, chunk.count};
+    const StagedRows rows{ids, first_row_id, chunk->count};
     filled->arrivals.push_back(on_device.front().rows.stager->gather(on_device, rows, begin));
   }
-  if (!copies_.empty()) copies_[chunk.table]->overlay(chunk.first, chunk.count, begin);
+  OverlaidRows overlaid{broken_.data(), {}, 0};
+  if (!copies_.empty()) {
+    copies_[chunk->table]->overlay(chunk->first, chunk->count, begin, &overlaid);
+    chunk->largest_error = std::max(chunk->largest_error, overlaid.largest_error);
+  }
+  if (table.exact_row_bytes() > 0) {
+    chunk->exact = {chunk->first, 0, next_exact_offset_};
+    const auto row_at = [&](const SegmentArray& array, int64_t i) {
+      return RowsOf{&array.rows, row_ids, first_row_id, chunk->count}.row(i);
+    };
+    chunk->exact.count = gather_exact(table, broken_, overlaid, row_at, out);
+    const int64_t bytes = chunk->exact.count * table.exact_row_bytes();
+    pad(bytes);
+    next_exact_offset_ += align_up(bytes);
+  }
 }
 
 // Hands over a slot (or none, if nothing was left to capture). The last slot is counted in the same
@@ -197,7 +232,7 @@ void SegmentJob::check(FilledSlot* filled) noexcept {
       const SegmentTable& table = plan_.tables[chunk.table];
       const int64_t* row_ids = table.is_range() ? nullptr : plan_.row_ids[chunk.table]->data();
       chunk.checksums = check_captured(table, row_ids, chunk, data, plan_.refuse_nan);
-      data += chunk_bytes(table, chunk.count);
+      for (const Piece& piece : chunk_pieces(table, chunk)) data += piece.size_bytes;
     }
   } catch (...) {
     filled->error = std::current_exception();
@@ -212,7 +247,7 @@ void SegmentJob::write_chunks(const FilledSlot& filled) {
   if (filled.error) std::rethrow_exception(filled.error);
   std::vector<Piece> pieces;
   for (const Chunk& chunk : filled.chunks) {
-    const auto of_chunk = chunk_pieces(plan_.tables[chunk.table], chunk.first, chunk.count);
+    const auto of_chunk = chunk_pieces(plan_.tables[chunk.table], chunk);
     pieces.insert(pieces.end(), of_chunk.begin(), of_chunk.end());
   }
   writer_.write(pieces, filled.slot.data());

@@ -72,6 +72,9 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
   // The captured chunks with their checksums. Throws UsageError before kWritten.
   std::vector<Chunk> chunks() const;
 
+  // Whether rows of a table are rounded.
+  bool rounds(int table) const { return plan_.tables[table].exact_row_bytes() > 0; }
+
   // Writes the header and syncs, once. Throws UsageError before kWritten. An error fails the job
   // and is rethrown.
   void finish(const std::string& header);
@@ -97,7 +100,7 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
   void capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_slot,
                       const std::atomic<bool>* stop, std::vector<Chunk>* captured);
   bool record(const Chunk& chunk, FilledSlot* filled);
-  void gather_chunk(const Chunk& chunk, std::byte* out, FilledSlot* filled) const;
+  void gather_chunk(Chunk* chunk, std::byte* out, FilledSlot* filled);
   void submit(FilledSlot filled, bool is_last);
   void check(FilledSlot* filled) noexcept;  // on the checker's thread
   void write(FilledSlot filled);            // on the writer's thread
@@ -114,6 +117,8 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
                               // before mutex_
   int next_table_ = 0;
   int64_t next_row_ = 0;
+  int64_t next_exact_offset_;    // in the file, after all that was planned
+  std::vector<uint8_t> broken_;  // per row of a chunk: it is to be kept exactly
 
   mutable std::mutex mutex_;  // guards all below
   mutable std::condition_variable changed_;

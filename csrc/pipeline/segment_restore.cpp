@@ -1,13 +1,19 @@
 #include "pipeline/segment_restore.h"
 
+#include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
 
+#include "core/error.h"
+#include "pipeline/exact_rows.h"
 #include "pipeline/read_ahead.h"
 #include "staging/device_stager.h"
+#include "staging/pinned_slots.h"
 #include "staging/row_copy.h"
+#include "staging/row_rounding.h"
 #include "storage/segment_reader.h"
 
 namespace cpr_ext {
@@ -48,15 +54,22 @@ std::string check_row_ids(const RestoreTable& wanted, const int64_t* row_ids, co
   return "";
 }
 
-// Scatters the wanted rows of an undamaged chunk.
-void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids, Run run,
-                   const std::byte* data, ThreadPool* threads) {
+using Arrivals = std::vector<std::unique_ptr<Arrival>>;
+
+// Scatters the wanted rows of an undamaged chunk. Devices may still read `row_ids` and `data` until
+// what it returns has arrived.
+Arrivals scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids,
+                       Run run, const std::byte* data, ThreadPool* threads) {
   const std::byte* const begin = data;
   std::map<DeviceStager*, std::vector<StagedArray>> on_devices;
   for (const SegmentArray& array : table.arrays) {
     const std::byte* packed = data + run.begin * array.file_row_bytes();
     const int64_t count = run.end - run.begin;
-    if (array.rows.stager != nullptr) {
+    const RowsOf rows{&array.rows, row_ids == nullptr ? nullptr : row_ids + run.begin,
+                      table.range_begin + chunk.first + run.begin, count};
+    if (array.is_rounded()) {
+      scatter_rounded(packed, array.precision, rows, threads);
+    } else if (array.rows.stager != nullptr) {
       on_devices[array.rows.stager].push_back({array.rows, packed - begin});
     } else if (row_ids == nullptr) {
       scatter_range(packed, table.range_begin + chunk.first + run.begin, count, array.rows,
@@ -66,9 +79,20 @@ void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t*
     }
     data += align_up(chunk.count * array.file_row_bytes());
   }
+  if (chunk.exact.count > 0) {
+    scatter_exact(table, chunk, data, run.begin, run.end,
+                  [&](const SegmentArray& array, int64_t i) {
+                    return array.rows.row(row_ids == nullptr ? table.range_begin + chunk.first + i
+                                                             : row_ids[i]);
+                  });
+  }
   const StagedRows rows{row_ids == nullptr ? nullptr : row_ids + run.begin,
                         table.range_begin + chunk.first + run.begin, run.end - run.begin};
-  for (const auto& [stager, arrays] : on_devices) stager->scatter(arrays, rows, begin);
+  Arrivals arrivals;
+  for (const auto& [stager, arrays] : on_devices) {
+    arrivals.push_back(stager->scatter(arrays, rows, begin));
+  }
+  return arrivals;
 }
 
 // What is wrong with a chunk, or an empty string, and whether its first piece, the row ids, is
@@ -79,7 +103,7 @@ struct Verdict {
 };
 
 Verdict check_pieces(const SegmentTable& table, const ReadChunk& read) {
-  const std::vector<Piece> pieces = chunk_pieces(table, read.chunk->first, read.chunk->count);
+  const std::vector<Piece> pieces = chunk_pieces(table, *read.chunk);
   Verdict verdict{"", false};
   const std::byte* data = read.slot.data();
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -92,30 +116,42 @@ Verdict check_pieces(const SegmentTable& table, const ReadChunk& read) {
   return verdict;
 }
 
-void take_in(const RestoreTable& wanted, ReadChunk read, ThreadPool* threads,
-             RestoreResult* result) {
+// Returns what has to arrive before the chunk's slot is used again.
+Arrivals take_in(const RestoreTable& wanted, const ReadChunk& read, ThreadPool* threads,
+                 RestoreResult* result) {
   const SegmentTable& table = wanted.table;
   const Chunk& chunk = *read.chunk;
-  const bool is_unreadable = read.is_unreadable;
   Verdict verdict = check_pieces(table, read);
   const std::byte* data = read.slot.data();
   const int64_t* row_ids = nullptr;
+  std::vector<int64_t> unpacked;
   bool rows_known = table.is_range();
   if (!table.is_range()) {
+    std::string damage;
     row_ids = reinterpret_cast<const int64_t*>(data);
-    data += align_up(chunk.count * static_cast<int64_t>(sizeof(int64_t)));
+    if (!table.packed_ids.empty() && verdict.first_is_good) {
+      unpacked.resize(chunk.count);
+      row_ids = unpacked.data();
+      if (!unpack_row_ids(data, packed_run(table, chunk.first, chunk.count), unpacked.data())) {
+        damage = "its row ids are not what its header describes";
+      }
+    }
+    data += row_ids_bytes(table, chunk.first, chunk.count);
     if (verdict.first_is_good) {
-      const std::string damage = check_row_ids(wanted, row_ids, chunk);
+      if (damage.empty()) damage = check_row_ids(wanted, row_ids, chunk);
       rows_known = damage.empty();
       if (verdict.damage.empty()) verdict.damage = damage;
     }
   }
   result->bytes_read += read.bytes;
+  if (verdict.damage.empty() && chunk.exact.count > 0) {
+    verdict.damage =
+        check_exact(chunk, read.slot.data() + chunk_bytes(table, chunk.first, chunk.count));
+  }
   const Run run = rows_known ? wanted_run(wanted, row_ids, chunk) : Run{0, 0};
   if (verdict.damage.empty()) {
-    scatter_chunk(table, chunk, row_ids, run, data, threads);
     result->rows_restored[chunk.table] += run.end - run.begin;
-    return;
+    return scatter_chunk(table, chunk, row_ids, run, data, threads);
   }
   DamagedChunk damaged{chunk.table, chunk.first, chunk.count, verdict.damage, rows_known, {}};
   for (int64_t i = run.begin; i < run.end; ++i) {
@@ -123,11 +159,11 @@ void take_in(const RestoreTable& wanted, ReadChunk read, ThreadPool* threads,
                                                  : row_ids[i]);
   }
   result->damaged.push_back(std::move(damaged));
-  result->chunks_unreadable += is_unreadable;
+  result->chunks_unreadable += read.is_unreadable;
+  return {};
 }
 
-// What was scattered on devices is there; throws CudaError if it is not.
-void finish_devices(const std::vector<RestoreSource>& sources) {
+std::set<DeviceStager*> stagers_of(const std::vector<RestoreSource>& sources) {
   std::set<DeviceStager*> stagers;
   for (const RestoreSource& source : sources) {
     for (const RestoreTable& wanted : source.tables) {
@@ -135,7 +171,41 @@ void finish_devices(const std::vector<RestoreSource>& sources) {
     }
   }
   stagers.erase(nullptr);
-  for (DeviceStager* stager : stagers) stager->finish();
+  return stagers;
+}
+
+// Slots from which devices copy, oldest first.
+class SlotsInUse {
+ public:
+  explicit SlotsInUse(const SlotPool& slots)
+      : most_(static_cast<size_t>(slots.num_slots() / 2)) {}  // readers need some, too
+
+  // Waits for the oldest until few enough are left; throws CudaError.
+  void add(SlotLease slot, Arrivals arrivals) {
+    if (arrivals.empty()) return;
+    slots_.push_back({std::move(slot), std::move(arrivals)});
+    while (slots_.size() > most_) {
+      for (const auto& arrival : slots_.front().arrivals) arrival->wait();
+      slots_.pop_front();
+    }
+  }
+
+ private:
+  struct InUse {
+    SlotLease slot;
+    Arrivals arrivals;  // destroyed first, which waits
+  };
+
+  const size_t most_;
+  std::deque<InUse> slots_;
+};
+
+// Without memory that can be pinned all is restored nevertheless, only slower.
+void pin_if_possible(SlotPool& slots, DeviceStager* stager, std::optional<PinnedSlots>* pinned) {
+  try {
+    pinned->emplace(slots, stager);
+  } catch (const CudaError&) {
+  }
 }
 
 }  // namespace
@@ -148,14 +218,19 @@ std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& so
   for (size_t i = 0; i < sources.size(); ++i) {
     results[i].rows_restored.assign(sources[i].tables.size(), 0);
   }
+  const std::set<DeviceStager*> stagers = stagers_of(sources);
+  std::optional<PinnedSlots> pinned;
+  if (!stagers.empty()) pin_if_possible(slots, *stagers.begin(), &pinned);
+  SlotsInUse in_use(slots);
   ReadAhead read_ahead(sources, direct_io, slots, errors);
   while (std::optional<ReadChunk> read = read_ahead.next()) {
     const RestoreSource& source = *read->source;
-    take_in(source.tables[read->chunk->table], std::move(*read), threads,
-            &results[&source - sources.data()]);
+    Arrivals arrivals = take_in(source.tables[read->chunk->table], *read, threads,
+                                &results[&source - sources.data()]);
+    in_use.add(std::move(read->slot), std::move(arrivals));
     if (poll) poll();
   }
-  finish_devices(sources);
+  for (DeviceStager* stager : stagers) stager->finish();  // throws what has not arrived
   return results;
 }
 

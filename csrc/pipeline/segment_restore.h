@@ -1,5 +1,6 @@
 // Restores the rows of segments: readers' threads read chunks ahead into slots, while the caller
-// compares their checksums and scatters them into the tables.
+// compares their checksums and scatters them into the tables. Devices copy from the slots
+// meanwhile.
 #pragma once
 
 #include <functional>

@@ -8,8 +8,9 @@ namespace cpr_ext {
 SnapshotPipeline::SnapshotPipeline(int num_slots, int64_t slot_bytes, int64_t copy_on_write_bytes,
                                    std::shared_ptr<ThreadPool> threads,
                                    std::vector<std::shared_ptr<DeviceStager>> stagers)
-    : slots_(num_slots, slot_bytes),
-      pinned_(slots_, std::move(stagers)),
+    : stagers_(std::move(stagers)),
+      slots_(num_slots, slot_bytes),
+      pinned_(slots_, stagers_.empty() ? nullptr : stagers_.front().get()),
       copy_arena_(copy_on_write_bytes),
       threads_(std::move(threads)) {
   if (copy_on_write_bytes < 0) {
@@ -35,25 +36,6 @@ SnapshotPipeline::~SnapshotPipeline() {
   checker_thread_.join();
   to_write_.close();
   writer_thread_.join();
-}
-
-SnapshotPipeline::PinnedSlots::PinnedSlots(SlotPool& slots,
-                                           std::vector<std::shared_ptr<DeviceStager>> stagers)
-    : stagers_(std::move(stagers)) {
-  if (stagers_.empty()) return;
-  try {
-    slots.for_each_slot([&](std::byte* slot) {
-      stagers_.front()->pin(slot, slots.slot_bytes());  // for all devices
-      pinned_.push_back(slot);
-    });
-  } catch (...) {
-    unpin();
-    throw;
-  }
-}
-
-void SnapshotPipeline::PinnedSlots::unpin() noexcept {
-  for (std::byte* slot : pinned_) stagers_.front()->unpin(slot);
 }
 
 std::shared_ptr<SegmentJob> SnapshotPipeline::start(CapturePlan plan) {

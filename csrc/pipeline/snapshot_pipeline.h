@@ -17,6 +17,7 @@
 #include "pipeline/segment_job.h"
 #include "pipeline/work_log.h"
 #include "staging/device_stager.h"
+#include "staging/pinned_slots.h"
 #include "staging/slot_pool.h"
 
 namespace cpr_ext {
@@ -63,21 +64,7 @@ class SnapshotPipeline {
   void checker_loop();
   void writer_loop();
 
-  // Slots that devices copy to without holding anyone up, until they are freed.
-  class PinnedSlots {
-   public:
-    PinnedSlots(SlotPool& slots, std::vector<std::shared_ptr<DeviceStager>> stagers);
-    ~PinnedSlots() { unpin(); }
-    PinnedSlots(const PinnedSlots&) = delete;
-    PinnedSlots& operator=(const PinnedSlots&) = delete;
-
-   private:
-    void unpin() noexcept;
-
-    const std::vector<std::shared_ptr<DeviceStager>> stagers_;
-    std::vector<std::byte*> pinned_;
-  };
-
+  const std::vector<std::shared_ptr<DeviceStager>> stagers_;
   SlotPool slots_;
   const PinnedSlots pinned_;
   CopyArena copy_arena_;

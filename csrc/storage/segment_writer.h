@@ -26,7 +26,8 @@ class SegmentWriter {
   ~SegmentWriter();
 
   // Writes `pieces`, which lie one after the other in `data` (page-aligned). Pieces that are also
-  // neighbours in the file go out in one call. Throws StorageError.
+  // neighbours in the file go out in one call. Pieces after file_bytes make the file longer. Throws
+  // StorageError.
   void write(const std::vector<Piece>& pieces, const std::byte* data);
 
   // Writes the header, exactly header_bytes long, syncs and closes the file. No write may follow.

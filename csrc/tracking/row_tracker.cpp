@@ -100,7 +100,9 @@ std::unique_ptr<PendingRows> RowTracker::begin_select(RowRange range, int64_t k,
                                                       const WeightView* weight) const {
   check_range(range);
   settle();
-  return begin_select_best(range, std::max<int64_t>(0, k), weight);
+  std::unique_ptr<PendingRows> pending = begin_select_best(range, std::max<int64_t>(0, k), weight);
+  if (pending) pending->chooser = this;
+  return pending;
 }
 
 TakenRows RowTracker::take(RowIds row_ids, const WeightView* weight, ThreadPool* pool) {
@@ -114,6 +116,20 @@ TakenRows RowTracker::take(RowIds row_ids, const WeightView* weight, ThreadPool*
   check({row_ids.data, DType::kInt64, row_ids.size});
   settle();
   return clear_rows(row_ids, weight, pool);
+}
+
+TakenRows RowTracker::take_chosen(const ChosenRows& chosen, RowIds row_ids,
+                                  const WeightView* weight) {
+  if (chosen.all->chooser != this) {
+    throw UsageError("table '" + name_ + "': the rows to take were chosen for another table");
+  }
+  if (chosen.first < 0 || chosen.first > chosen.all->num_rows() - row_ids.size) {
+    throw UsageError("table '" + name_ + "': rows " + std::to_string(chosen.first) + " to " +
+                     std::to_string(chosen.first + row_ids.size) + " are to be taken of " +
+                     std::to_string(chosen.all->num_rows()) + " chosen ones that were read");
+  }
+  settle();
+  return clear_chosen(chosen, row_ids, weight);
 }
 
 TakenRows RowTracker::take_range(RowRange range, const WeightView* weight, ThreadPool* pool) {

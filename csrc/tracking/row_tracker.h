@@ -28,12 +28,20 @@ struct RowRange {
   bool contains(int64_t row_id) const { return begin <= row_id && row_id < end; }
 };
 
-// Rows that a device is choosing.
+class RowTracker;
+
+// Rows that a device is choosing, and where it has them.
 class PendingRows {
  public:
   virtual ~PendingRows() = default;
+
+  const RowTracker* chooser = nullptr;  // whose rows they are
+
   virtual bool is_ready() = 0;     // does not wait; throws CudaError
-  virtual RowIdVector read() = 0;  // waits; once
+  virtual RowIdVector read() = 0;  // waits
+
+  virtual int64_t num_rows() const = 0;              // those that read() returned; 0 before
+  virtual const int64_t* ids_on_device() const = 0;  // (num_rows), as long as this lives
 };
 
 struct RowIds {
@@ -41,7 +49,12 @@ struct RowIds {
   int64_t size = 0;
 };
 
-class RowTracker;
+// Rows [first, first + count) of those that a device has chosen.
+struct ChosenRows {
+  std::shared_ptr<const PendingRows> all;
+  int64_t first = 0;
+  int64_t count = 0;
+};
 
 struct Observation {
   RowTracker* tracker;
@@ -107,6 +120,9 @@ class RowTracker {
   // The rows have just been captured: clears their score and dirtiness. If it throws, nothing has
   // changed.
   TakenRows take(RowIds row_ids, const WeightView* weight, ThreadPool* pool);
+  // As take() of rows that this tracker has chosen, without copying their ids to the device again.
+  // REQUIRES: row_ids are those rows.
+  TakenRows take_chosen(const ChosenRows& chosen, RowIds row_ids, const WeightView* weight);
   TakenRows take_range(RowRange range, const WeightView* weight, ThreadPool* pool);
 
   // The save failed: the rows are dirty again, and their scores are added to what they have
@@ -127,6 +143,9 @@ class RowTracker {
     return nullptr;
   }
   virtual TakenRows clear_rows(RowIds row_ids, const WeightView* weight, ThreadPool* pool) = 0;
+  virtual TakenRows clear_chosen(const ChosenRows&, RowIds row_ids, const WeightView* weight) {
+    return clear_rows(row_ids, weight, nullptr);
+  }
   virtual TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) = 0;
   virtual void restore(const TakenRows& taken) = 0;
 

@@ -215,6 +215,15 @@ inline int __any_sync(unsigned mask, int predicate) {
   return 0;
 }
 
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  const uint64_t* values = emulated_cuda::exchange(mask, predicate != 0);
+  unsigned set = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1) != 0 && values[lane] != 0) set |= 1u << lane;
+  }
+  return set;
+}
+
 inline uint4 __ldg(const uint4* address) {
   ++emulated_cuda::wide_loads();
   return *address;
