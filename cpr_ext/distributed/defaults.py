@@ -32,19 +32,43 @@ def require_recovery(recovery: str, parity: Parity | None) -> None:
         raise UsageError(
             'recovery="exact" needs parity=Parity(group_size=...), from which it rebuilds lost rows'
         )
+    if recovery != "exact" and parity is not None and parity.rebuild_bytes_per_second is not None:
+        raise UsageError('rebuild_bytes_per_second= is of use with recovery="exact" only')
     if recovery not in ("exact", "partial") and parity is not None:
         raise UsageError(
             f'parity= is of no use with recovery="{recovery}"; it goes with "exact" and "partial"'
         )
 
 
+def require_planned_parity(schedule: Schedule, parity: Parity | None) -> None:
+    """Raise UsageError if ``schedule`` plans with parity that the worker does not have."""
+    if parity is None and any(plan.parity is not None for plan in _planning(schedule)):
+        raise UsageError(
+            "TargetPLS(parity=...) saves as rarely as parity in peers' memory allows, but this "
+            'Worker has none: give it parity=Parity(...) and recovery="exact", or leave parity= '
+            "out of TargetPLS"
+        )
+
+
 def choose_recovery(wanted: Recoveries, schedule: Schedule) -> Choice:
-    """Return ``wanted``, or for ``"auto"`` the recommendation of the schedule's plan."""
+    """Return ``wanted``, or for ``"auto"`` the recommendation of the schedule's plan.
+
+    A worker on ``"auto"`` has no parity: where the plan recommends that, recovery is partial.
+    """
     if wanted != "auto":
         return wanted
-    if isinstance(schedule, TargetPLS) and schedule.plan is not None:
-        return schedule.plan.recommended.recovery
+    for planning in _planning(schedule):
+        if planning.plan is not None and planning.plan.recommended.recovery == "full":
+            return "full"
     return "partial"
+
+
+def _planning(schedule: Schedule) -> list[TargetPLS]:
+    """Return the schedules that plan, of this one and those that it is made of."""
+    if isinstance(schedule, TargetPLS):
+        return [schedule]
+    parts = getattr(schedule, "schedules", ())  # of ``a | b``
+    return [planning for part in parts for planning in _planning(part)]
 
 
 def make_default_checkpointer(model: nn.Module, optimizers: Any, directory: Path) -> Checkpointer:

@@ -39,6 +39,7 @@ from cpr_ext.distributed.defaults import (
     choose_recovery,
     listed,
     make_default_checkpointer,
+    require_planned_parity,
     require_recovery,
 )
 from cpr_ext.distributed.identity.worker_identity import (
@@ -50,7 +51,8 @@ from cpr_ext.distributed.identity.worker_identity import (
 )
 from cpr_ext.distributed.job import Event, Job, Recovery
 from cpr_ext.distributed.last_save import LastSave, close_saved
-from cpr_ext.distributed.parity.member import NoParity, ParityMember
+from cpr_ext.distributed.parity.member import ParityMember
+from cpr_ext.distributed.parity.no_parity import NoParity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.recovery import rebuild_lost_rows, return_to_one_state
 from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
@@ -130,8 +132,10 @@ class Worker:
         self._rendezvous = Rendezvous(identity, self._time_outs)
         self._is_live = False
         self._saved_step = -1
+        self._is_initialized = False  # the model's rows have their first values
         self._has_tried = False  # a step, since the job was made; it may have been interrupted
         self._check_every_steps = check_every_steps
+        self._parity_options = parity
         self._parity = NoParity() if parity is None else ParityMember(identity, parity)
         # Until it first meets others, whose account it begins with.
         self._account: LossAccount | None = None
@@ -154,6 +158,7 @@ class Worker:
         *,
         num_steps: int,
         make_checkpointer: MakeCheckpointer | None = None,
+        initialize: Callable[[nn.Module], None] | None = None,
     ) -> Job | None:
         """Train until ``num_steps`` steps are done, also if workers are lost on the way.
 
@@ -166,6 +171,9 @@ class Worker:
             make_checkpointer: from model, optimizers and directory; by default a ``Checkpointer``
                 that keeps two full-recovery points, and saves tables which
                 DistributedDataParallel replicates with the dense part.
+            initialize: gives the rows of a new model their first values, if ``build`` makes tables
+                without (``torch.empty``). Not called on a worker whose rows come from its peers'
+                memory; so its start does not depend on the size of its tables.
 
         Returns:
             The trained job, its Checkpointer closed; None if it had been finished before.
@@ -180,6 +188,7 @@ class Worker:
             SnapshotError: a snapshot failed in the background.
         """
         self._make = make_checkpointer or make_default_checkpointer
+        self._initialize = initialize or _keep_values
         finish_notes = [f"finished/{num_steps}/{r}" for r in range(self.identity.world_size)]
         rank_lock = RankLock(self._store, self.identity)
         rank_lock.acquire(self._time_outs.identity_seconds)
@@ -256,12 +265,14 @@ class Worker:
 
     def _make_job(self, build: Build, make: MakeCheckpointer, group: ReformableGroup) -> Job:
         model, optimizers = build(group)
+        self._is_initialized = False
         data_parallel.refuse_unsupported(model, listed(optimizers))
         rank, world_size = self.identity.rank, self.identity.world_size
         directory = worker_directory(self._store, rank, world_size)
         job = Job(model, optimizers, group, make(model, optimizers, directory))
         try:
             data_parallel.refuse_replicated_tables(model, job.checkpointer.tables)
+            require_planned_parity(job.checkpointer.schedule, self._parity_options)
             self._parity.attach(job.checkpointer)
         except UsageError:
             job.release()
@@ -326,6 +337,9 @@ class Worker:
                 self._parity, job, agreement, agreement.rebuilt_at, time_out
             )
             self._is_live = True
+        elif not self._is_live and not self._is_initialized:
+            self._initialize(job.model)
+            self._is_initialized = True  # once, as it may draw random numbers
         report = RecoveryReport(job.step, checkpointer.num_samples)
         if agreement.recovery == "full":
             self._is_live, self._saved_step = False, -1  # until all are back at the same step
@@ -408,6 +422,7 @@ class Worker:
 
     def _finish(self, job: Job, notes: list[str]) -> None:
         """Save the trained model, and leave when all have: nobody is needed again then."""
+        self._parity.complete_rows()
         if self._saved_step != job.step:
             self._last_save.save(job, lambda path: self._make(job.model, job.optimizers, path))
             self._saved_step = job.step
@@ -417,3 +432,7 @@ class Worker:
     def _report(self, kind: Any, job: Job) -> None:
         show_alive()
         self._observe(Event(kind, job.step, time.time()))
+
+
+def _keep_values(model: nn.Module) -> None:
+    """Leave the values that ``build`` gave."""

@@ -3,6 +3,7 @@
 import importlib
 
 import cpr_ext
+from cpr_ext.distributed import Parity
 from python_tests.distributed.sharded_job import ShardedJob
 from python_tests.emulated_gpu import emulate
 
@@ -14,6 +15,10 @@ class DeviceJob(ShardedJob):
         emulate()
         self.emulator = importlib.import_module("cpr_ext._emulated").emulator
         super().__init__(settings, rank, life)
+
+    def worker_options(self):
+        size = self.settings.options.get("group_size")
+        return {} if size is None else {"parity": Parity(group_size=size)}
 
     def train_step(self, job, step):
         num_samples = super().train_step(job, step)

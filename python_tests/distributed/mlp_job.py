@@ -249,11 +249,12 @@ class DrawingJob(MlpJob):
     def __init__(self, settings, rank, life):
         super().__init__(settings, rank, life)
         torch.manual_seed(rank)
-        self.trained = None  # the step that this process trained last
+        self.trained = None  # the step that this process trained last, since it built the model
 
     def build(self, group):
         with torch.random.fork_rng():
             model, optimizers = super().build(group)
+        self.trained = None
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizers[1], lambda n: 1 / (1 + n))
         return model, optimizers
 

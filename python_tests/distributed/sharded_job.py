@@ -219,6 +219,9 @@ class ShardedJob:
     def worker_options(self):
         return {}
 
+    def initialize(self, model):
+        """Give rows that nothing else gives values their first ones."""
+
     def run(self):
         settings = self.settings
         torch.set_num_threads(1)
@@ -246,6 +249,7 @@ class ShardedJob:
             self.train_step,
             num_steps=settings.num_steps,
             make_checkpointer=self.make_checkpointer,
+            initialize=self.initialize,
         )
         if job is not None:
             state = {name: value.numpy() for name, value in self.final_state(job.model).items()}

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from cpr_ext.distributed import Parity
-from cpr_ext.distributed.parity.refusals import refuse_unprotected
+from cpr_ext.distributed.parity.refusals import refuse_devices
 from cpr_ext.errors import UsageError
 from python_tests.distributed.test_kills import EXACT, survive
 
@@ -36,7 +36,19 @@ def test_all_are_killed_and_the_job_goes_on_from_the_stores(make_cluster):
     assert recovery["step"] >= 5
 
 
-def test_exact_recovery_refuses_a_table_on_a_gpu_by_name_before_training():
-    table = SimpleNamespace(name="users", weight=SimpleNamespace(is_cuda=True))
-    with pytest.raises(UsageError, match=r"table 'users' .*: it is on a GPU; keep it in CPU mem"):
-        refuse_unprotected([table], Parity(group_size=2))
+def test_parity_of_tables_on_a_device_is_refused_by_name_before_training(make_cluster):
+    cluster = make_cluster(num_steps=3, recovery="exact", options={"group_size": 2}, **JOB)
+    cluster.start()
+    assert set(cluster.exit_codes(60).values()) == {1}
+    assert "cannot be protected by parity: GPUs [0] have them; keep them in CPU" in cluster.logs()
+    assert cluster.events(0, "step") == cluster.events(1, "step") == []
+
+
+def test_the_tables_on_gpus_are_named():
+    users, items = (
+        SimpleNamespace(name=name, weight=SimpleNamespace(device=torch.device(device)))
+        for name, device in (("users", "cuda:1"), ("items", "cpu"))
+    )
+    refuse_devices([items], [])
+    with pytest.raises(UsageError, match=r"tables \['users'\] cannot .*: GPUs \[1\] have them"):
+        refuse_devices([users, items], [1])

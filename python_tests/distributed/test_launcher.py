@@ -382,6 +382,7 @@ def test_the_rendezvous_is_hosted_by_a_process_that_ends_with_the_launcher(tmp_p
         "host, _, port = os.environ['CPR_RENDEZVOUS'].rpartition(':')\n"
         "socket.create_connection((host, int(port)), 5).close()\n"
         "assert os.environ['CPR_WORLD_SIZE'] == '2'\n"
+        "assert os.environ['THP_MEM_ALLOC_ENABLE'] == '1'\n"
         "pathlib.Path(sys.argv[1], os.environ['CPR_RANK']).write_text(port)\n"
     )
     said = []

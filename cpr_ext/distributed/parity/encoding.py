@@ -1,4 +1,4 @@
-"""Parity that is encoded in ranges, between the steps of training."""
+"""Rows and parity that a group makes good in ranges, between the steps of training."""
 
 from __future__ import annotations
 
@@ -7,55 +7,74 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
+from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.group_codec import GroupCodec
+from cpr_ext.distributed.parity.protocol import Piece
 
 _LEAST_WORDS = 1 << 10  # of a range: a slow clock must not stop it
 
 
 class BackgroundEncoding:
-    """What a group has to encode yet; its members take the same ranges at the same steps.
+    """What a group has to decode and encode yet; its members take the same ranges at the same time.
 
-    A range is encoded when all members have completed a step and none may change rows. Deltas are
-    applied to all of the parity from the beginning: they keep ranges up to date that are encoded,
-    and the others are overwritten.
+    A range is made when all members have completed a step, from the rows and the parity of that
+    state. Deltas are applied to all of the parity from the beginning: they keep ranges up to date
+    that are encoded, and the others are overwritten.
 
     Args:
-        holders: whose parity is encoded, one after the other.
+        pieces: one after the other; those of a lost worker first.
         bytes_per_second: of the XORs over the group.
-        done: called once all is encoded.
+        decoded: called after each range of lost rows, with whether it was the last one.
+        done: called once all is made.
+
+    Attributes:
+        codec: what makes it.
     """
 
     def __init__(
         self,
         codec: GroupCodec,
-        holders: Sequence[int],
+        pieces: Sequence[Piece],
         bytes_per_second: int,
         done: Callable[[], None],
+        decoded: Callable[[Piece, bool], None] = lambda piece, is_last: None,
     ) -> None:
-        self._codec = codec
-        self._left = [(holder, 0, codec.parity_words(holder)) for holder in holders]
+        self.codec = codec
+        self._left = list(pieces)
         self._words_per_second = bytes_per_second / 8
         self._done = done
+        self._decoded = decoded
         self._since = time.perf_counter()
 
+    @property
+    def lost(self) -> int | None:
+        """The worker whose rows are decoded next; None: only parity is left."""
+        return self._left[0].lost if self._left else None
+
+    @property
+    def words_left(self) -> int:
+        """How many words are left."""
+        return sum(piece.end - piece.begin for piece in self._left)
+
     def wanted_words(self) -> int:
-        """Return how many words may be encoded now, by this member's clock."""
+        """Return how many words may be made now, by this member's clock."""
         since, self._since = self._since, time.perf_counter()
         return max(_LEAST_WORDS, int(self._words_per_second * (self._since - since)))
 
-    def encode(self, inner: dist.ProcessGroup, num_words: int) -> bool:
-        """Encode as many words; return whether any are left.
+    def encode(self, inner: dist.ProcessGroup, num_words: int, state: int) -> bool:
+        """Decode or encode as many words; return whether any are left.
 
         Args:
-            num_words: the least that a member wants, so that all encode the same.
+            num_words: the least that a member wants, so that all make the same.
+            state: the one from which they are made.
         """
-        while num_words > 0 and self._left:
-            holder, begin, end = self._left.pop(0)
-            stop = min(end, begin + num_words)
-            self._codec.encode(inner, holder, begin, stop)
-            num_words -= stop - begin
-            if stop < end:
-                self._left.insert(0, (holder, stop, end))
+        now, later = protocol.cut_off(self._left, num_words)
+        for number, piece in enumerate(now):
+            self.codec.run(inner, piece, state)
+            left = [*now[number + 1 :], *later]
+            if piece.lost is not None:
+                self._decoded(piece, all(other.lost is None for other in left))
+            self._left = left  # last, as a thread may wait for it
         if not self._left:
             self._done()
         return bool(self._left)

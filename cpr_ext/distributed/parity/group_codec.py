@@ -11,9 +11,9 @@ import torch.distributed as dist
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
-from cpr_ext.distributed.parity.placement import Group, part_held
-from cpr_ext.distributed.parity.protocol import PARITY
-from cpr_ext.distributed.parity.trade import xor_over_group
+from cpr_ext.distributed.parity.placement import Group, holders, part_held
+from cpr_ext.distributed.parity.protocol import PARITY, Piece
+from cpr_ext.distributed.parity.trade import xor_over_group, xor_to_root
 
 
 class GroupCodec:
@@ -48,35 +48,66 @@ class GroupCodec:
         """Return the words of the parity that a member holds."""
         return max(self.words(holder, rank) for rank in self._group if rank != holder)
 
-    def decode(self, inner: dist.ProcessGroup, lost: int, holder: int) -> None:
-        """Decode the rows of ``lost`` whose parity is with ``holder``."""
-        part = part_held(self._group, holder, lost)
+    def to_encode(self, holder: int) -> Piece:
+        """Return all of the parity that a member holds."""
+        return Piece(holder, None, 0, self.parity_words(holder))
+
+    def run(self, inner: dist.ProcessGroup, piece: Piece, state: int) -> None:
+        """Decode or encode a piece; parity and rows are those of ``state``."""
+        root = piece.holder if piece.lost is None else piece.lost
+        take = self._take_parity
+        if piece.lost is not None:
+            take = partial(self._own.write, part_held(self._group, piece.holder, piece.lost))
         xor_over_group(
             inner,
-            (0, self.words(holder, lost)),
-            self._group.index(lost),
-            partial(self._give, holder, lost),
-            partial(self._own.write, part),
+            (piece.begin, piece.end),
+            self._group.index(root),
+            partial(self._give, piece, state),
+            take,
             self._note,
         )
 
-    def encode(self, inner: dist.ProcessGroup, holder: int, begin: int, end: int) -> None:
-        """Encode the words [begin, end) of the parity that a member holds."""
-        xor_over_group(
-            inner,
-            (begin, end),
-            self._group.index(holder),
-            partial(self._give, holder, None),
-            self._take_parity,
-            self._note,
-        )
+    def decode_rows(
+        self, inner: dist.ProcessGroup, lost: int, request: torch.Tensor, state: int
+    ) -> torch.Tensor:
+        """Decode single rows of ``lost``; what the others get is of no use.
 
-    def _give(self, holder: int, lost: int | None, begin: int, words: torch.Tensor) -> None:
-        given = protocol.contribution(self._group, self._rank, holder, lost)
+        Args:
+            request: for each part with such rows its number, the words of a row, how many rows,
+                and their places. A place is a word of the part; they are ascending.
+            state: of parity and rows.
+
+        Returns:
+            The words of the rows, one after the other.
+        """
+        given, at, numbers = [], 0, request.tolist()
+        while at < len(numbers):
+            part, width, count = numbers[at : at + 3]
+            places = request[at + 3 : at + 3 + count]
+            given.append(
+                self._give_rows(holders(self._group, lost)[part], lost, places, width, state)
+            )
+            at += 3 + count
+        words = torch.cat(given)
+        xor_to_root(inner, self._group.index(lost), words)
+        return words
+
+    def _give(self, piece: Piece, state: int, begin: int, words: torch.Tensor) -> None:
+        given = protocol.contribution(self._group, self._rank, piece.holder, piece.lost)
         if given == PARITY:
             words.copy_(self._held.words[begin : begin + words.numel()])
         elif given is not None:
-            self._own.read(given, begin, words)
+            self._own.read(state, given, begin, words)
+
+    def _give_rows(
+        self, holder: int, lost: int, places: torch.Tensor, width: int, state: int
+    ) -> torch.Tensor:
+        given = protocol.contribution(self._group, self._rank, holder, lost)
+        if given is None:
+            return torch.zeros(places.numel() * width, dtype=torch.int64)
+        if given == PARITY:
+            return self._held.words[(places.unsqueeze(1) + torch.arange(width)).view(-1)]
+        return self._own.gather(state, given, places, width)
 
     def _take_parity(self, begin: int, words: torch.Tensor) -> None:
         self._held.words[begin : begin + words.numel()].copy_(words)

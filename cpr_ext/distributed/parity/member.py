@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,19 @@ from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.encoding import BackgroundEncoding
 from cpr_ext.distributed.parity.group_codec import GroupCodec
 from cpr_ext.distributed.parity.held_parity import HeldParity
+from cpr_ext.distributed.parity.no_parity import NoParity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.own_rows import OwnRows
-from cpr_ext.distributed.parity.placement import Group, hosts_by_count, place
-from cpr_ext.distributed.parity.protocol import Report
+from cpr_ext.distributed.parity.placement import hosts_by_count, part_held, place
+from cpr_ext.distributed.parity.protocol import Piece, Report
+from cpr_ext.distributed.parity.rebuild_plan import exchange_pieces, pieces_of
 from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
-from cpr_ext.distributed.parity.refusals import refuse_unprotected, require_memory
+from cpr_ext.distributed.parity.refusals import (
+    refuse_devices,
+    refuse_unprotected,
+    require_memory,
+)
+from cpr_ext.distributed.parity.row_requests import RowRequest, describe_rows
 from cpr_ext.distributed.parity.sender import Sender
 from cpr_ext.distributed.parity.trade import (
     Parcel,
@@ -38,62 +45,7 @@ from cpr_ext.state.dense_state import DensePart
 
 logger = logging.getLogger("cpr_ext")
 
-_NOTHING_KEPT = "exact recovery was agreed on, and this worker has no parity"
-
-
-class NoParity:
-    """What a worker without parity does for it: nothing."""
-
-    groups: tuple[Group, ...] = ()
-    extra_state: Any = None
-    has_spoiled_rows = False  # of a worker that lost its rows, by a rebuild that did not end
-
-    def attach(self, checkpointer: Checkpointer) -> None:
-        """Protect the tables of a Checkpointer."""
-
-    def report(self, *, is_live: bool) -> Report | None:
-        """Report this worker's state when workers have met."""
-        return None
-
-    def connect(self, this_round: Round) -> None:
-        """Connect the group in a new round."""
-
-    def begin(self, state: int, extra_state: Any) -> None:
-        """This worker holds rows and dense state as of ``state``, of which there is no parity."""
-
-    def abandon_step(self) -> None:
-        """Put a live worker to the newest step that it has completed."""
-
-    def encode_all(self, state: int) -> None:
-        """Encode the parity of the whole group, whose members are at ``state``, and protect."""
-
-    def go_back(self, state: int) -> None:
-        """Return to an earlier state, which all agreed on."""
-        raise AssertionError(_NOTHING_KEPT)
-
-    def visiting(self, state: int) -> AbstractContextManager[None]:
-        """Put the rows to an earlier state, which all agreed on, inside the block."""
-        raise AssertionError(_NOTHING_KEPT)
-
-    def whole_copy(self, state: int) -> DensePart:
-        """Return the dense state of an earlier state."""
-        raise AssertionError(_NOTHING_KEPT)
-
-    def rebuild(self, reports: Sequence[Report], state: int, whole: DensePart) -> int:
-        """Decode the lost rows of the group, and put its worker to ``state``."""
-        raise AssertionError(_NOTHING_KEPT)
-
-    def encode_missing(self, reports: Sequence[Report], state: int) -> None:
-        """Encode the parity that the group lacks, and protect."""
-
-    def wait_until_rows_may_change(self) -> None:
-        """Return once all holders have the deltas of all completed steps."""
-
-    def finish_step(self, step: int) -> None:
-        """This worker has completed a step."""
-
-    def stop(self) -> None:
-        """End the round."""
+_SHARED_OPTIONS = ("every_steps", "encode_bytes_per_second", "rebuild_bytes_per_second")
 
 
 class ParityMember(NoParity):
@@ -121,6 +73,9 @@ class ParityMember(NoParity):
         self._inner: dist.ProcessGroup | None = None
         self._round = 0
         self._is_reported = True
+        self._later: list[Piece] = []  # lost rows that are decoded during training
+        self._serves = False  # lookups wait for missing rows while training
+        self._was_bypassed = False  # something read missing rows past the tables' modules
 
     def attach(self, checkpointer: Checkpointer) -> None:
         """Protect the tables of a Checkpointer, from the first :meth:`begin` on.
@@ -128,19 +83,23 @@ class ParityMember(NoParity):
         Raises:
             UsageError: a table cannot be protected, or memory does not suffice.
         """
+        refuse_devices(checkpointer.tables, checkpointer.rewinding.devices)
         refuse_unprotected(checkpointer.tables, self._parity)
         require_memory(checkpointer.tables, self._parity)
         self._held.forget()
         self.has_spoiled_rows = False
         checkpointer.metrics.parity = self._metrics
         self._publish = checkpointer.rewinding.publish_metrics
+        checkpointer.rewinding.hold_snapshots(self._may_save)
         self._own = OwnRows(
             checkpointer,
             parts=len(self._group) - 1,
             delta_bytes=self._parity.delta_bytes,
             wait=self.wait_until_rows_may_change,
             stride=self._parity.every_steps,
+            fetch=None if self._parity.rebuild_bytes_per_second is None else self._fetch,
         )
+        self._own.missing.note_bypassed = self._note_bypassed
 
     def report(self, *, is_live: bool) -> Report:
         """Report this worker's state when workers have met."""
@@ -169,11 +128,17 @@ class ParityMember(NoParity):
         self._round += 1
         self._network.configure(this_round)
         self._inner = self._network.connect()
-        options = [self._parity.every_steps, self._parity.encode_bytes_per_second or 0]
+        options = [getattr(self._parity, name) or 0 for name in _SHARED_OPTIONS]
+        numbers = [self._was_bypassed, *options, *self._own.part_words]
         with self._minding_members():
-            found = gather_numbers(self._inner, [*options, *self._own.part_words])
-        self._require_same_options([numbers[:2] for numbers in found])
-        sizes = [numbers[2:] for numbers in found]
+            found = gather_numbers(self._inner, numbers)
+        was_bypassed = any(given[0] for given in found)
+        first_size = 1 + len(options)
+        self._require_same_options([given[1:first_size] for given in found])
+        sizes = [given[first_size:] for given in found]
+        rate = self._parity.rebuild_bytes_per_second
+        self._serves, self._later = rate is not None and not was_bypassed, []
+        self._keep_alive_seconds = this_round.time_out.total_seconds() / 4
         self._codec = GroupCodec(
             *(self._group, self._rank, dict(zip(self._group, sizes, strict=True))),
             *(self._own, self._held, self._progress.note),
@@ -211,7 +176,8 @@ class ParityMember(NoParity):
         self._own.go_back(state)
         self.extra_state = self._own.extra_state
         self._held.go_back(state)
-        self._own.find_wrong_rows()
+        if not self._serves:  # else rebuilt rows are looked at, bit by bit, during training
+            self._own.find_wrong_rows()
         self._require_no_obstacle()
 
     @contextmanager
@@ -231,15 +197,18 @@ class ParityMember(NoParity):
         """Return the dense state of an earlier state."""
         return self._own.whole_copy(state)
 
-    def rebuild(self, reports: Sequence[Report], state: int, whole: DensePart) -> int:
+    def rebuild(
+        self, reports: Sequence[Report], state: int, whole: DensePart, *, may_serve: bool
+    ) -> int:
         """Decode the lost rows of the group, and put its worker to ``state``.
 
         Args:
             reports: of all workers, as they agreed by.
             whole: of a worker that kept its state.
+            may_serve: rows may be left to be decoded during training.
 
         Returns:
-            The rows that this worker got.
+            The rows that this worker gets.
 
         Raises:
             PeerLostError: a peer was lost, or the rebuilt rows are wrong.
@@ -252,17 +221,35 @@ class ParityMember(NoParity):
         to_encode = protocol.to_encode(reports, self._group)
         self._progress.begin(8 * words + self._bytes_to_encode(to_encode), rows)
         with self._minding_members():
-            for lost, holder in to_decode:
-                self._codec.decode(self._connected(), lost, holder)
-            for lost in (rank for rank in self._group if reports[rank].own is None):
-                at = self._group.index(lost)
-                self._hand_over_own_part(at, (at + 1) % len(self._group), state, whole)
-        self.has_spoiled_rows = False
+            for lost in dict.fromkeys(lost for lost, _ in to_decode):
+                self._rebuild(lost, state, whole, may_serve=may_serve and self._serves)
+        self.has_spoiled_rows = is_lost and bool(self._later)
         return rows
+
+    def _rebuild(self, lost: int, state: int, whole: DensePart, *, may_serve: bool) -> None:
+        inner, at = self._connected(), self._group.index(lost)
+        pieces: list[list[Piece]] = [[], []]
+        if lost == self._rank:
+            if may_serve:
+                self._own.missing.begin()
+            pieces = pieces_of(self._group, lost, self._own)
+        now, self._later = exchange_pieces(inner, at, pieces)
+        for piece in now:
+            self._codec.run(inner, piece, state)
+        self._hand_over_own_part(at, (at + 1) % len(self._group), state, whole, now)
 
     def encode_missing(self, reports: Sequence[Report], state: int) -> None:
         """Encode the parity that the group lacks, and protect."""
         self._encode_all_of(protocol.to_encode(reports, self._group), state)
+
+    def complete_rows(self) -> None:
+        """Return once all rows of this worker are there.
+
+        Raises:
+            PeerLostError: a peer was lost, or the rebuilt rows are wrong.
+        """
+        if self._own.missing.is_any and self._sender is not None:
+            self._sender.fetch(RowRequest(None))
 
     def wait_until_rows_may_change(self) -> None:
         """Return once all holders have the deltas of all completed steps.
@@ -311,20 +298,67 @@ class ParityMember(NoParity):
 
     def _encode_all_of(self, holders: Sequence[int], state: int) -> None:
         """Encode the parity of these members, now or during training, and send deltas."""
-        rate, codec = self._parity.encode_bytes_per_second, self._codec
+        parity, codec = self._parity, self._codec
+        rate = parity.rebuild_bytes_per_second if self._later else parity.encode_bytes_per_second
+        pieces = [*self._later, *map(codec.to_encode, holders)]
         encoding = None
         if self._rank in holders:
             self._held.begin(state, self._others, is_encoded=False)
         with self._minding_members():
-            if rate is not None and holders:
-                encoding = BackgroundEncoding(codec, holders, rate, self._note_encoded)
+            if rate is not None and pieces:
+                encoding = BackgroundEncoding(
+                    codec, pieces, rate, self._note_encoded, self._note_decoded
+                )
             else:
-                for holder in holders:
-                    codec.encode(self._connected(), holder, 0, codec.parity_words(holder))
+                for piece in pieces:
+                    codec.run(self._connected(), piece, state)
             self._start_sending(state, encoding)
         if encoding is None:
             self._note_encoded()
             self._report_protected(state)
+
+    def _note_decoded(self, piece: Piece, is_last: bool) -> None:
+        """Check rows of this worker that are there now; called from the sender's thread."""
+        if piece.lost != self._rank:
+            return
+        own, missing = self._own, self._own.missing
+        end = own.layout.num_words if is_last else self._words_of(piece)[1]
+        own.find_wrongly_rebuilt(missing.below, end)
+        self._obstacle = own.obstacle
+        self._require_no_obstacle()
+        missing.below = end
+        if is_last:
+            missing.end()
+            self.has_spoiled_rows = False
+
+    def _words_of(self, piece: Piece) -> tuple[int, int]:
+        """Return the words of this worker's shard of which a piece is."""
+        first = self._own.bounds[part_held(self._group, piece.holder, self._rank)]
+        return first + piece.begin, first + piece.end
+
+    def _fetch(self, number: int, row_ids: torch.Tensor) -> None:
+        """Have the group decode missing rows of a table of this worker."""
+        sender, missing = self._sender, self._own.missing
+        if sender is None:
+            raise PeerLostError(f"parity group {list(self._group)}: the round has ended")
+        places = missing.places(number, row_ids)
+
+        def take(words: torch.Tensor) -> None:
+            self._own.layout.scatter(places, words)
+            missing.note_rows(number, row_ids)
+
+        sender.fetch(
+            RowRequest(describe_rows(self._own.bounds, places, missing.width(number)), take)
+        )
+
+    def _may_save(self, waits: bool) -> bool:
+        """Return whether all rows are there for a snapshot; ``waits``: see to it that they are."""
+        if waits:
+            self.complete_rows()
+        return not self._own.missing.is_any
+
+    def _note_bypassed(self) -> None:
+        self._was_bypassed = True
 
     def _note_encoded(self) -> None:
         """Note that all parity of the group is encoded; called from any thread."""
@@ -348,20 +382,21 @@ class ParityMember(NoParity):
         assert self._inner is not None
         return self._inner
 
-    def _hand_over_own_part(self, lost: int, keeper: int, state: int, whole: DensePart) -> None:
+    def _hand_over_own_part(
+        self, lost: int, keeper: int, state: int, whole: DensePart, there: Sequence[Piece]
+    ) -> None:
         if self._me == keeper:
             part = self._held.own_part(self._group[lost], state)
             hand_over(self._connected(), keeper, lost, part)
         elif self._me == lost:
             part = hand_over(self._connected(), keeper, lost, None)
-            self._own.restore(state, whole, part)
+            self._own.restore(state, whole, part, [self._words_of(piece) for piece in there])
             self._obstacle = self._own.obstacle
             self._require_no_obstacle()
             self.extra_state = self._own.extra_state
 
     def _require_same_options(self, found: Sequence[Sequence[int]]) -> None:
-        names = ("every_steps", "encode_bytes_per_second")
-        for number, name in enumerate(names):
+        for number, name in enumerate(_SHARED_OPTIONS):
             values = {rank: given[number] for rank, given in zip(self._group, found, strict=True)}
             if len(set(values.values())) > 1:
                 raise WorkersDifferError(
@@ -388,4 +423,5 @@ class ParityMember(NoParity):
             self._metrics,
             partial(self._release, self._round),
             encoding,
+            self._keep_alive_seconds,
         )

@@ -26,6 +26,10 @@ class Parity:
         encode_bytes_per_second: rate at which parity is encoded during training, at the start and
             after a loss. The group is not protected until all is encoded. None: that is done before
             training.
+        rebuild_bytes_per_second: rate at which lost rows are rebuilt during training, with
+            ``recovery="exact"``. Training resumes at once; rows that a lookup needs are rebuilt
+            first. The group is not protected until all rows are there, and its parity. None: all
+            lost rows are rebuilt before training.
         delta_bytes: limit of the rows that ``every_steps`` steps may change on a worker, with their
             state. About five times as many bytes are in use at most.
 
@@ -38,6 +42,7 @@ class Parity:
     delta_bytes: int = DEFAULT_DELTA_BYTES
     every_steps: int = 1
     encode_bytes_per_second: int | None = None
+    rebuild_bytes_per_second: int | None = None
 
     def __post_init__(self) -> None:
         if self.group_size < 2:
@@ -47,4 +52,10 @@ class Parity:
             )
         require_at_least_one("delta_bytes", self.delta_bytes)
         require_at_least_one("every_steps", self.every_steps)
-        require_at_least_one("encode_bytes_per_second", self.encode_bytes_per_second, ", or None")
+        for name in ("encode_bytes_per_second", "rebuild_bytes_per_second"):
+            require_at_least_one(name, getattr(self, name), ", or None")
+        if self.rebuild_bytes_per_second is not None and self.every_steps != 1:
+            raise UsageError(
+                f"rebuild_bytes_per_second goes with every_steps=1, not {self.every_steps}: rows "
+                "are rebuilt from the newest step, whose changes the holders must have"
+            )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,10 +15,11 @@ from cpr_ext._native import native
 from cpr_ext.distributed.collective.collectives import flatten, unflatten
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.held_parity import KeptPart
+from cpr_ext.distributed.parity.missing_rows import Fetch, MissingRows
 from cpr_ext.distributed.parity.placement import cut
 from cpr_ext.distributed.parity.protocol import DEPTH, Log
 from cpr_ext.distributed.parity.row_checksums import RowChecksums
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import PeerLostError, UsageError
 from cpr_ext.state.dense_state import DensePart, own_part
 
 
@@ -29,11 +31,15 @@ class OwnRows:
         delta_bytes: limit of what ``stride`` steps may change.
         stride: steps from one delta to the next.
         wait: returns once rows may change; called before the first rows of a step do.
+        fetch: gets missing rows while this worker is rebuilt, see :class:`MissingRows`; None: rows
+            are rebuilt before training.
 
     Attributes:
         log: of the states to which these rows can return; None: before :meth:`begin`.
         obstacle: why that is not all that changed; empty: it is.
         extra_state: of the state that was restored last.
+        missing: rows that are not there yet.
+        tables: those of the Checkpointer.
     """
 
     def __init__(
@@ -44,23 +50,30 @@ class OwnRows:
         delta_bytes: int,
         wait: Callable[[], None],
         stride: int = 1,
+        fetch: Fetch | None = None,
     ) -> None:
         self.log: Log | None = None
         self.obstacle = ""
         self.extra_state: Any = None
         self._checkpointer = checkpointer
-        self._tables = checkpointer.tables
-        self._index = {id(table): number for number, table in enumerate(self._tables)}
+        self.tables = checkpointer.tables
+        self._index = {id(table): number for number, table in enumerate(self.tables)}
         self._wait = wait
         self._stride = stride
-        self._arrays = _arrays_of(self._tables)
+        self._arrays = _arrays_of(self.tables)
         self.layout = native.ShardLayout([list(arrays.values()) for arrays in self._arrays])
         self.bounds = cut(self.layout.records, parts)
-        self._checksums = RowChecksums(self.layout, self._tables)
+        self.missing = MissingRows(self.layout, self.tables, fetch or _refuse)
+        if fetch is not None:
+            self.missing.watch_lookups()
+        self._checksums = RowChecksums(self.layout, self.tables)
+        # The training thread changes what the sender's thread may be reading.
+        self._lock = threading.Lock()
         made: list[Any] = [
             native.RowDelta(self.layout, max_bytes=delta_bytes) for _ in range(DEPTH + 2)
         ]
         self._changing, self._torn, *self._spare = made
+        self._visited: int | None = None  # the state of the rows, if not that of the log
         self._completed = 0  # the newest complete step; _changing began at log.newest, _torn here
         self._deltas: dict[int, Any] = {}  # by the step that they belong to
         self._copies: dict[int, DensePart] = {}  # of the dense state, by state
@@ -97,9 +110,17 @@ class OwnRows:
         self._wait()
         if not table.updates_only_looked_up_rows():
             row_ids = torch.arange(table.num_embeddings)
-        self._changing.note(self._index[id(table)], row_ids)
+        number = self._index[id(table)]
+        if self.missing.find(number, row_ids).numel():
+            self.missing.note_bypassed()
+            raise PeerLostError(
+                f"rows of table '{table.name}' that are not rebuilt yet were read past its "
+                "modules; all return to before this step, and all rows are rebuilt before training"
+            )
+        with self._lock:
+            self._changing.note(number, row_ids)
         if self._completed > self.log.newest:
-            self._torn.note(self._index[id(table)], row_ids)
+            self._torn.note(number, row_ids)
 
     def changed_outside(self, table: Table) -> None:
         """Record that rows changed that no delta has."""
@@ -119,7 +140,8 @@ class OwnRows:
         self._torn.clear()
         self._completed = step
         if is_due := step == self.log.next:
-            self._finish_delta(step)
+            with self._lock:
+                self._finish_delta(step)
         self._copies[step] = self._checkpointer.rewinding.whole_part()
         return is_due
 
@@ -146,7 +168,7 @@ class OwnRows:
     def own_copy(self, state: int) -> DensePart:
         """Return the part of it that no other worker has."""
         known = self._checkpointer
-        return own_part(self._copies[state], known.model, known.optimizers, self._tables)
+        return own_part(self._copies[state], known.model, known.optimizers, self.tables)
 
     def to_keep(self, state: int) -> KeptPart:
         """Return what a peer keeps of ``state`` in addition to parity, for :meth:`restore`."""
@@ -156,6 +178,15 @@ class OwnRows:
         """Make rows an obstacle that are not those of the log's newest state."""
         if (wrong := self._checksums.find_wrong_rows()) and not self.obstacle:
             self.obstacle = f"rows changed outside their optimizer unseen: {wrong}"
+
+    def find_wrongly_rebuilt(self, begin: int, end: int) -> None:
+        """Make rebuilt rows an obstacle that are not the lost ones.
+
+        Args:
+            begin, end: words of the shard; of blocks that end after one, and not after the other.
+        """
+        if (wrong := self._checksums.find_wrong_rows(begin, end)) and not self.obstacle:
+            self.obstacle = f"its rebuilt rows differ from their checksums: {wrong}"
 
     def abandon_step(self) -> None:
         """Return to the newest step that is complete; it may be later than the newest delta."""
@@ -188,35 +219,84 @@ class OwnRows:
         for delta in deltas:
             delta.toggle()
         self._checksums.go_back(state)
+        self._visited = state
         try:
             yield
         finally:
+            self._visited = None
             for delta in reversed(deltas):
                 delta.toggle()
 
-    def restore(self, state: int, whole: DensePart, kept: KeptPart) -> None:
-        """Begin at ``state``, of which the rows are there and the dense state is given.
+    def restore(
+        self, state: int, whole: DensePart, kept: KeptPart, there: Sequence[tuple[int, int]]
+    ) -> None:
+        """Begin at ``state``, of which rows are there and the dense state is given.
 
         Rows that are not those of ``kept`` are an obstacle; then nothing else is changed.
+
+        Args:
+            there: the words of the shard that are there; all others are missing.
         """
         *own, checksums = kept
+        self.obstacle = ""
         self._checksums.restore(state, checksums)
-        if wrong := self._checksums.find_wrong_rows():
-            self.obstacle = f"its rebuilt rows differ from their checksums: {wrong}"
-            return
-        self.extra_state = self._checkpointer.rewinding.rewind(whole, lambda: None, unflatten(*own))
-        self._begin(state, self.extra_state)
+        for begin, end in there:
+            self.find_wrongly_rebuilt(begin, end)
+        if not self.obstacle:
+            self.extra_state = self._checkpointer.rewinding.rewind(
+                whole, lambda: None, unflatten(*own)
+            )
+            self._begin(state, self.extra_state)
 
-    def read(self, part: int, begin: int, words: torch.Tensor) -> None:
-        """Copy the words of a part from ``begin`` on, as many as there are; the rest stays."""
+    def read(self, state: int, part: int, begin: int, words: torch.Tensor) -> None:
+        """Copy the words of a part from ``begin`` on, as many as there are; the rest stays.
+
+        Args:
+            state: the newest of the log or the one before; the rows may be changing meanwhile.
+        """
         first = self.bounds[part] + begin
         count = max(0, min(words.numel(), self.bounds[part + 1] - first))
-        if count:
-            self.layout.read(first, words[:count])
+        if not count:
+            return
+        with self._lock:
+            delta = None if state == self._visited else self._delta_after(state)
+            if delta is None or not delta.num_rows:
+                self.layout.read(first, words[:count])
+                return
+            found = delta.gather_before(torch.tensor([first]), count, first + count)
+        words[:count] = torch.from_numpy(found)
+
+    def gather(self, state: int, part: int, places: torch.Tensor, width: int) -> torch.Tensor:
+        """Return ``width`` words of a part from each of ``places`` (n,) on; zeros after its end.
+
+        Args:
+            state: as of :meth:`read`.
+            places: ascending, ``width`` apart or more.
+        """
+        begin, end = self.bounds[part : part + 2]
+        with self._lock:
+            found = self._delta_after(state).gather_before(places + begin, width, end)
+        return torch.from_numpy(found)
 
     def write(self, part: int, begin: int, words: torch.Tensor) -> None:
-        """Overwrite the words of a part from ``begin`` on."""
-        self.layout.write(self.bounds[part] + begin, words)
+        """Overwrite the words of a part from ``begin`` on, but rows that came by themselves."""
+        first = self.bounds[part] + begin
+        if self.missing.is_any:
+            is_there = self.missing.own_words(first, first + words.numel())
+            known = torch.empty_like(words)
+            self.layout.read(first, known)
+            words = torch.where(is_there, known, words)
+        self.layout.write(first, words)
+
+    def _delta_after(self, state: int) -> Any:
+        """Return the delta whose undoing leads the rows to ``state``."""
+        assert self.log is not None
+        steps = protocol.undo_order(self.log, state)
+        if not steps:
+            return self._changing
+        if len(steps) > 1 or self._changing.num_rows:
+            raise protocol.ProtocolError(f"rows changed twice after state {state}: {self.log}")
+        return self._deltas[steps[0]]
 
     def _restore_rows(self, state: int) -> None:
         assert self.log is not None
@@ -233,7 +313,7 @@ class OwnRows:
         self.log = protocol.undone(self.log, step)
 
     def _require_known_arrays(self) -> None:
-        for table, known in zip(self._tables, self._arrays, strict=True):
+        for table, known in zip(self.tables, self._arrays, strict=True):
             arrays = table.arrays()
             if new := sorted(arrays.keys() - known.keys()):
                 raise UsageError(
@@ -244,6 +324,10 @@ class OwnRows:
             for name, values in known.items():
                 if name not in arrays or arrays[name].data_ptr() != values.data_ptr():
                     self.obstacle = f"table '{table.name}': {name} was replaced"
+
+
+def _refuse(number: int, row_ids: torch.Tensor) -> None:
+    raise AssertionError("no row is missing")
 
 
 def _arrays_of(tables: list[Table]) -> list[dict[str, torch.Tensor]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpr_ext.distributed.parity.placement import Group, holders, part_held
 
@@ -62,6 +62,16 @@ def undo_order(log: Log, state: int) -> list[int]:
     if not log.oldest <= state <= log.newest or (log.newest - state) % log.stride:
         raise ProtocolError(f"no way back to state {state} from {log}")
     return list(range(log.newest, state, -log.stride))
+
+
+def state_of_parity(held: Mapping[int, Log]) -> int | None:
+    """Return the state of which a holder's parity is; None: members' deltas in it differ.
+
+    Rows that are rebuilt during training are decoded from parity of one state, and from peers' rows
+    of the same state. :func:`undo_order` leads these back to it.
+    """
+    states = {log.newest for log in held.values()}
+    return states.pop() if len(states) == 1 else None
 
 
 def undone(log: Log, step: int) -> Log:
@@ -156,6 +166,32 @@ def to_decode(reports: Sequence[Report], group: Group) -> list[tuple[int, int]]:
 def to_encode(reports: Sequence[Report], group: Group) -> list[int]:
     """Return the members of a group whose parity must be encoded, in order."""
     return [rank for rank in group if not reports[rank].held]
+
+
+class Piece(NamedTuple):
+    """Words [begin, end) of what a group has to XOR, around the parity of one holder.
+
+    Attributes:
+        lost: the worker whose part is decoded; None: the parity itself is encoded.
+    """
+
+    holder: int
+    lost: int | None
+    begin: int
+    end: int
+
+
+def cut_off(pieces: Sequence[Piece], num_words: int) -> tuple[list[Piece], list[Piece]]:
+    """Return the pieces of the next ``num_words`` words, in order, and those that are left."""
+    now, left = [], list(pieces)
+    while num_words > 0 and left:
+        piece = left.pop(0)
+        stop = min(piece.end, piece.begin + num_words)
+        num_words -= stop - piece.begin
+        now.append(piece._replace(end=stop))
+        if stop < piece.end:
+            left.insert(0, piece._replace(begin=stop))
+    return now, left
 
 
 def contribution(group: Group, rank: int, holder: int, lost: int | None) -> int | None:

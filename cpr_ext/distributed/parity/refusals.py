@@ -15,6 +15,24 @@ _MEMORY = Path("/proc/meminfo")
 _DELTAS = 5
 
 
+def refuse_devices(tables: Sequence[Table], devices: Sequence[int]) -> None:
+    """Refuse tables in the memory of a GPU.
+
+    Args:
+        devices: GPUs that have tables.
+
+    Raises:
+        UsageError: names the tables and the remedy.
+    """
+    if devices:
+        names = [table.name for table in tables if table.weight.device.type != "cpu"]
+        raise UsageError(
+            f"tables {names or [table.name for table in tables]} cannot be protected by parity: "
+            f"GPUs {list(devices)} have them; keep them in CPU memory, or leave out parity= and "
+            'use recovery="partial"'
+        )
+
+
 def refuse_unprotected(tables: Sequence[Table], parity: Parity) -> None:
     """Refuse tables whose changes no delta would have.
 
@@ -57,8 +75,6 @@ def row_bytes(table: Table) -> int:
 
 
 def _why_refused(table: Table, delta_bytes: int) -> str | None:
-    if table.weight.is_cuda:
-        return "it is on a GPU; keep it in CPU memory, or recover partially"
     if table.lookups is not None and not isinstance(table.lookups, ChangeSource):
         return (
             f"a fused kernel changes it, and its {type(table.lookups).__name__} does not say when: "

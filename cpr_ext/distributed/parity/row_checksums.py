@@ -56,9 +56,14 @@ class RowChecksums:
         self._known = {state: checksums.view(torch.int64)}
         self._native.restore(self._known[state])
 
-    def find_wrong_rows(self) -> str:
-        """Return which rows are not those of the checksums; empty: all are."""
-        wrong = self._native.find_wrong_rows()
+    def find_wrong_rows(self, begin: int = 0, end: int | None = None) -> str:
+        """Return which rows are not those of the checksums; empty: all are.
+
+        Args:
+            begin, end: look only at blocks of rows that end after the word ``begin`` of the shard,
+                and not after ``end``; None: the last.
+        """
+        wrong = self._native.find_wrong_rows(begin, end)
         if not wrong:
             return ""
         table, begin, end = wrong[0]

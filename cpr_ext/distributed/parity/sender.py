@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 
 from cpr_ext.distributed.parity import protocol
@@ -13,6 +14,7 @@ from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import Group, part_held
 from cpr_ext.distributed.parity.protocol import Log
+from cpr_ext.distributed.parity.row_requests import NOTHING_YET, RowRequest, exchange_request
 from cpr_ext.distributed.parity.trade import Parcel, acknowledge, trade
 from cpr_ext.errors import PeerLostError
 from cpr_ext.metrics.parity_metrics import ParityMetrics
@@ -31,7 +33,8 @@ class Sender:
         group: its members' ranks.
         log: of the state from which all members begin.
         metrics: of what is sent and acknowledged.
-        encoding: of parity that the group lacks, if that is done meanwhile.
+        encoding: of rows and parity that the group lacks, if that is done meanwhile.
+        keep_alive_seconds: after which a member that has no request says so.
         release: drops all other references to the connections; called from any thread, repeatedly.
     """
 
@@ -45,6 +48,7 @@ class Sender:
         metrics: ParityMetrics,
         release: Callable[[], None],
         encoding: BackgroundEncoding | None = None,
+        keep_alive_seconds: float = 5.0,
     ) -> None:
         self._inner: dist.ProcessGroup | None = inner
         self._group = group
@@ -60,6 +64,8 @@ class Sender:
         self._stride = log.stride
         self._error: BaseException | None = None
         self._is_stopped = False
+        self._request: RowRequest | None = None  # that nobody has served yet
+        self._keep_alive_seconds = keep_alive_seconds
         self._thread = threading.Thread(target=self._run, name="cpr_ext-parity", daemon=True)
         self._thread.start()
 
@@ -81,12 +87,19 @@ class Sender:
             PeerLostError: a member was lost meanwhile.
         """
         with self._changed:
-            while not is_ready(self._acknowledged):
-                if self._error is not None:
-                    self._raise(self._error)
-                if self._is_stopped:
-                    raise PeerLostError(f"parity group {list(self._group)}: the round has ended")
-                self._changed.wait()
+            self._wait_while(lambda: not is_ready(self._acknowledged))
+
+    def fetch(self, request: RowRequest) -> None:
+        """Return once the group has decoded these rows of this worker, which is being rebuilt.
+
+        Raises:
+            PeerLostError: a member was lost meanwhile.
+        """
+        with self._changed:
+            self._request = request
+            self._changed.notify_all()
+            self._wait_while(lambda: self._request is request and self._lost == self._rank)
+            self._request = None
 
     def stop(self) -> None:
         """End the thread; nothing is applied any more when this returns.
@@ -99,6 +112,19 @@ class Sender:
         self._release()
         self._thread.join(_JOIN_SECONDS)
 
+    def _wait_while(self, is_waiting: Callable[[], bool]) -> None:
+        while is_waiting():
+            if self._error is not None:
+                self._raise(self._error)
+            if self._is_stopped:
+                raise PeerLostError(f"parity group {list(self._group)}: the round has ended")
+            self._changed.wait()
+
+    @property
+    def _lost(self) -> int | None:
+        """The worker whose rows are decoded during training, if any is."""
+        return None if self._encoding is None else self._encoding.lost
+
     def _raise(self, error: BaseException) -> None:
         if isinstance(error, RuntimeError):
             raise PeerLostError(f"parity group {list(self._group)}: {error}") from error
@@ -106,12 +132,14 @@ class Sender:
 
     def _run(self) -> None:
         try:
+            self._serve(self._acknowledged)
             while (step := self._next()) is not None:
                 if not self._trade(step):
                     return
                 with self._changed:
                     self._acknowledged = step
                     self._changed.notify_all()
+                self._serve(step)
         except BaseException as error:
             with self._changed:
                 self._error = error.with_traceback(None)  # its frames refer to the connections
@@ -142,7 +170,10 @@ class Sender:
             for member, other in received.items():
                 self._hold(self._group[member], step, other)
             assert protocol.may_acknowledge(self._held.logs, step)
-        self._encode(min(p.wanted_words for p in (parcel, *received.values())))
+        obstacle = self._own.obstacle or self._held.obstacle
+        if self._lost is not None and obstacle:
+            raise PeerLostError(f"rows cannot be rebuilt from their peers any more: {obstacle}")
+        self._encode(min(p.wanted_words for p in (parcel, *received.values())), step)
         acknowledge(self._connected())
         self._metrics.note_acknowledged(step, parcel.num_bytes)
         return True
@@ -156,10 +187,47 @@ class Sender:
         wanted_words = self._encoding.wanted_words() if self._encoding is not None else 0
         return Parcel(not self._own.obstacle, words, self._own.to_keep(step), wanted_words)
 
-    def _encode(self, num_words: int) -> None:
-        """Encode some parity before rows may change again."""
-        if self._encoding is not None and not self._encoding.encode(self._connected(), num_words):
+    def _encode(self, num_words: int, state: int) -> None:
+        """Decode and encode something before rows may change again, or while training waits."""
+        encoding = self._encoding
+        if encoding is not None and not encoding.encode(self._connected(), num_words, state):
             self._encoding = None
+        with self._changed:
+            self._changed.notify_all()
+
+    def _serve(self, state: int) -> None:
+        """Decode what a lost worker's lookups need, until that has completed the step after."""
+        while (encoding := self._encoding) is not None and (lost := self._lost) is not None:
+            assert protocol.state_of_parity(self._held.logs) == state
+            own = self._next_request(state) if lost == self._rank else None
+            if self._has_stopped():
+                return
+            inner = self._connected()
+            request = exchange_request(inner, self._group.index(lost), own)
+            if request is None or self._has_stopped():
+                return
+            if request.words is None:
+                self._encode(encoding.words_left, state)
+            elif request.words.numel():
+                words = encoding.codec.decode_rows(inner, lost, request.words, state)
+                if lost == self._rank:
+                    self._answer(request, words)
+
+    def _next_request(self, state: int) -> RowRequest | None:
+        """Return the own request; None: the step after ``state`` is complete."""
+        with self._changed:
+            if self._request is None and self._submitted <= state and not self._is_stopped:
+                self._changed.wait(self._keep_alive_seconds)
+            if self._request is None and self._submitted > state:
+                return None
+            return self._request or NOTHING_YET
+
+    def _answer(self, request: RowRequest, words: torch.Tensor) -> None:
+        with self._changed:
+            if not self._has_stopped():
+                request.take(words)
+                self._request = None
+            self._changed.notify_all()
 
     def _hold(self, member: int, step: int, parcel: Parcel) -> None:
         if not parcel.is_sound:

@@ -15,7 +15,8 @@ from cpr_ext.distributed.parity.held_parity import KeptPart
 
 _HEAD = 6  # step, whether deltas say all, words to encode, and the bytes of the own part's pieces
 _WORDS, _SIZES, *_PIECES = range(5)  # tags
-_CHUNK_WORDS = 1 << 20
+# A reduction needs several times as much memory, which its threads keep: 1 MB.
+_CHUNK_WORDS = 1 << 17
 
 
 @dataclass
@@ -125,16 +126,31 @@ def xor_over_group(
         take: is given the result, with its place.
         note: gets the bytes of each piece that is done.
     """
-    options = dist.ReduceOptions()
-    options.reduceOp = dist.ReduceOp(dist.ReduceOp.BXOR)
-    options.rootRank = root
+    buffer = torch.empty(
+        max(0, min(_CHUNK_WORDS, words_range[1] - words_range[0])), dtype=torch.int64
+    )
     for begin in range(*words_range, _CHUNK_WORDS):
-        words = torch.zeros(min(_CHUNK_WORDS, words_range[1] - begin), dtype=torch.int64)
+        words = buffer[: words_range[1] - begin].zero_()
         give(begin, words)
-        inner.reduce([words], options).wait()
+        xor_to_root(inner, root, words)
         if inner.rank() == root:
             take(begin, words)
         note(words.nbytes)
+
+
+def xor_to_root(inner: dist.ProcessGroup, root: int, words: torch.Tensor) -> None:
+    """XOR the words of all members into those of ``root``; the others' may change, too."""
+    options = dist.ReduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.BXOR)
+    options.rootRank = root
+    inner.reduce([words], options).wait()
+
+
+def broadcast_words(inner: dist.ProcessGroup, source: int, words: torch.Tensor) -> None:
+    """Overwrite the words (n,) of all members by those of ``source``."""
+    options = dist.BroadcastOptions()
+    options.rootRank = source
+    inner.broadcast([words], options).wait()
 
 
 def _send(inner: dist.ProcessGroup, values: torch.Tensor | None, member: int, tag: int) -> None:

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.recovery_decision import Status, agree
-from cpr_ext.distributed.defaults import choose_recovery
+from cpr_ext.distributed.defaults import choose_recovery, require_planned_parity
+from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.protocol import Log, Report
-from cpr_ext.schedules.intervals import EverySteps, RunCosts
+from cpr_ext.errors import UsageError
+from cpr_ext.policy import ParityCosts
+from cpr_ext.schedules.intervals import EverySeconds, EverySteps, RunCosts
 from cpr_ext.schedules.target_pls import TargetPLS
 
 
@@ -117,7 +120,24 @@ def test_on_auto_the_plan_of_the_schedule_decides(save_hours, expected):
     assert schedule.plan is not None
     assert choose_recovery("auto", schedule) == schedule.plan.recommended.recovery == expected
     assert choose_recovery("full", schedule) == "full"
+    assert choose_recovery("auto", schedule | EverySeconds(60)) == expected
     assert choose_recovery("auto", EverySteps(5)) == "partial"
+
+
+def test_a_plan_with_parity_needs_a_worker_with_parity():
+    """Else snapshots would be as rare as if peers could rebuild what is lost."""
+    options = {"mtbf_hours": 10, "num_shards": 4, "total_hours": 1000}
+    costs = ParityCosts(4, steady_share=0.0, rebuild_hours=0.001)
+    schedule = TargetPLS(0.001, **options, parity=costs)
+    schedule.observe(RunCosts(num_shards=1, fraction=0.125, save_hours=0.5, load_hours=0.001,
+                              prioritized_bytes=1e9))  # fmt: skip
+    assert schedule.plan.recommended.recovery == "exact"
+    assert choose_recovery("auto", schedule) == "partial"
+    for planned in (schedule, schedule | EverySeconds(60)):
+        require_planned_parity(planned, Parity())
+        with pytest.raises(UsageError, match="this Worker has none: give it parity=Parity"):
+            require_planned_parity(planned, None)
+    require_planned_parity(TargetPLS(0.001, **options), None)
 
 
 def test_the_choice_of_the_source_counts():

@@ -29,6 +29,7 @@ class Memory(NamedTuple):
     parity: int
     held: tuple[Log, ...]  # of the other members, in their order; empty: of no state
     is_encoded: bool = True
+    missing: frozenset[int] = frozenset()  # parts of a replacement that are not rebuilt yet
 
 
 class State(NamedTuple):
@@ -54,10 +55,13 @@ def rules(**wrong):
         name: getattr(protocol, name)
         for name in (
             *("append", "undo_order", "undone", "may_change", "may_acknowledge"),
+            "state_of_parity",
             *("agree_on_state", "to_decode", "to_encode", "contribution"),
         )
     }
     own = {"times_applied": 1, "undoes_parity": True, "undoes_change": True}
+    own |= {"reads_before": True, "waits_for_rows": True, "counts_as_lost": True}
+    own |= {"trades_together": True}
     assert wrong.keys() <= right.keys() | own.keys()
     return SimpleNamespace(**{**right, **own, **wrong})
 
@@ -172,13 +176,16 @@ class Model:
                 step = own.newest + 1
                 done = w._replace(
                     own=self.rules.append(own, step), is_changing=False,
-                    parts=self.values[rank][step],
+                    parts=self.completed(rank, w, step),
                 )  # fmt: skip
                 yield with_worker(state, rank, done)
             # Collectives of a step come before its change, and need all workers.
-            elif self.may_begin(own, slowest) and self.rules.may_change(own, w.acknowledged):
-                torn = (w.parts[0] ^ TORN, *w.parts[1:])
-                yield with_worker(state, rank, w._replace(is_changing=True, parts=torn))
+            elif (
+                self.may_begin(own, slowest)
+                and self.rules.may_change(own, w.acknowledged)
+                and (torn := self.changed(rank, w, own.next)) is not None
+            ):
+                yield with_worker(state, rank, torn)
             for holder in self._holders[rank]:
                 if (arrived := self.arrive(state, rank, holder)) is not None:
                     yield arrived
@@ -201,6 +208,14 @@ class Model:
             ):
                 parity = self.gather(state, self.group_of[rank], rank, None)
                 yield with_worker(state, rank, w._replace(parity=parity, is_encoded=True))
+
+    def changed(self, rank, w, step):
+        """A worker's memory in the middle of a step."""
+        return w._replace(is_changing=True, parts=(w.parts[0] ^ TORN, *w.parts[1:]))
+
+    def completed(self, rank, w, step):
+        """A worker's parts after a step."""
+        return self.values[rank][step]
 
     def may_begin(self, own, slowest):
         return own.newest < self.steps and own.newest <= slowest
@@ -278,7 +293,7 @@ class Model:
         for rank, w in enumerate(state.workers):
             if not w.held:
                 raise FaultError(f"worker {rank} trains on without parity")
-            if w.parts != self.values[rank][goal]:
+            if not w.missing and w.parts != self.values[rank][goal]:
                 raise FaultError(
                     f"worker {rank} trains on with other rows than those of state {goal}"
                 )

@@ -1,8 +1,9 @@
 """A job with parity whose workers kill themselves at named points of the protocol.
 
 ``Settings.suicides``: rank -> life -> [point, number], see ``POINTS``. ``Settings.options``: as of
-``DrawingJob``, ``group_size``, ``parity_every``, ``encode_rate``, ``optimizer`` of the table, and
-``faults``: rank -> a point at which it does not kill itself.
+``DrawingJob``, ``group_size``, ``parity_every``, ``encode_rate``, ``rebuild_rate`` (then ``build``
+leaves rows without values), ``optimizer`` of the table, and ``faults``: rank -> a point at which it
+does not kill itself.
 """
 
 import time
@@ -85,7 +86,7 @@ def rows_change_unseen(number):
         right(self, step)
         steps.append(step)
         if len(steps) == 3:
-            self._own._tables[0].weight.data[number] += 1.0
+            self._own.tables[0].weight.data[number] += 1.0
 
     member.ParityMember.finish_step = watched
 
@@ -132,7 +133,18 @@ class ParityJob(DrawingJob):
         model, optimizers = super().build(group)
         made = OPTIMIZERS[self.settings.options.get("optimizer", "adagrad")]
         self.optimizers = [made(list(model.rows.parameters())), optimizers[1]]
+        self.first_rows = None
+        if "rebuild_rate" in self.settings.options:  # as torch.empty may
+            self.first_rows = model.rows.weight.detach().clone()
+            model.rows.weight.detach().fill_(float("nan"))
         return model, self.optimizers
+
+    def initialize(self, model):
+        """Undo what ``build`` did to rows that nothing else gives their values."""
+        if self.first_rows is not None:
+            with torch.no_grad():
+                model.rows.weight.copy_(self.first_rows)
+            self.journal.write("initialized")
 
     def train_step(self, job, step):
         if step == 0 and self.trained is not None:  # all went back to the very beginning
@@ -147,6 +159,7 @@ class ParityJob(DrawingJob):
                 group_size=known["group_size"],
                 every_steps=self.own_option(known.get("parity_every", 1)),
                 encode_bytes_per_second=known.get("encode_rate"),
+                rebuild_bytes_per_second=known.get("rebuild_rate"),
             )
         return options
 
@@ -154,6 +167,8 @@ class ParityJob(DrawingJob):
         return given[self.rank] if isinstance(given, list) else given
 
     def observe(self, event):
+        own = getattr(self.worker._parity, "_own", None)
+        self.settings.digests = own is None or not own.missing.is_any  # of all rows, or none
         super().observe(event)
         if (metrics := getattr(self.worker._parity, "_metrics", None)) is not None:
             known = {name: getattr(metrics, name) for name in METRICS}

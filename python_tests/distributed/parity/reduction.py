@@ -107,6 +107,23 @@ class ReducedModel(Model):
         return own, tuple(_number(held.get(member)) for member in self.group_of[rank])
 
 
+class LockStepModel(ReducedModel):
+    """Deltas as running workers trade them: a holder applies those of all members, or none.
+
+    ``Sender`` holds a lock while it does, and nobody asks for a worker's state meanwhile.
+    """
+
+    def arrive(self, state, member, holder):
+        if member != self.others(holder)[0]:
+            return None
+        step = state.workers[holder].held[0].next
+        if any(state.workers[rank].own.newest < step for rank in self.group_of[holder]):
+            return None
+        for other in self.others(holder):
+            state = super().arrive(state, other, holder)
+        return state
+
+
 def _least(workers):
     """The least description of a group over the orders of its workers."""
     size = range(len(workers))

@@ -7,7 +7,7 @@ from cpr_ext.distributed.parity import encoding
 from cpr_ext.distributed.parity.encoding import BackgroundEncoding
 from cpr_ext.distributed.parity.group_codec import GroupCodec
 from cpr_ext.distributed.parity.held_parity import HeldParity
-from cpr_ext.distributed.parity.protocol import Log
+from cpr_ext.distributed.parity.protocol import Log, Piece
 from python_tests.distributed.parity.members import Trainer, connected, together
 
 PAIR = (0, 1)
@@ -24,7 +24,8 @@ class Member:
         self.codec = GroupCodec(PAIR, rank, sizes, self.trainer.own, self.held, self.note)
         self.held.words = torch.full((self.codec.parity_words(rank),), 7)  # of before
         self.held.begin(0, [1 - rank], is_encoded=False)
-        self.encoding = BackgroundEncoding(self.codec, PAIR, 800, self.finish)
+        pieces = [self.codec.to_encode(holder) for holder in PAIR]
+        self.encoding = BackgroundEncoding(self.codec, pieces, 800, self.finish)
 
     def note(self, num_bytes):
         self.noted += num_bytes
@@ -33,7 +34,8 @@ class Member:
         self.is_done = True
 
     def encode(self, num_words):
-        return lambda: self.encoding.encode(self.inner, num_words)
+        state = self.trainer.own.log.newest
+        return lambda: self.encoding.encode(self.inner, num_words, state)
 
 
 @pytest.fixture
@@ -80,9 +82,25 @@ def test_parity_that_is_not_all_encoded_leads_nowhere_back(members):
 def test_a_member_wants_what_its_rate_allows(members, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(encoding.time, "perf_counter", lambda: now[0])
-    made = BackgroundEncoding(members[0].codec, PAIR, 8_000_000, lambda: None)
+    made = BackgroundEncoding(members[0].codec, [], 8_000_000, lambda: None)
     now[0] = 0.25
     assert made.wanted_words() == 250_000
     now[0] = 0.5
     assert made.wanted_words() == 250_000
     assert made.wanted_words() == 1024  # never nothing
+
+
+def test_a_worker_counts_as_lost_until_its_rows_are_there():
+    """A lookup that waits for them must not end before."""
+    seen = []
+
+    class Codec:
+        def run(self, inner, piece, state):
+            seen.append(made.lost)
+
+    pieces = [Piece(1, 0, 0, 4), Piece(0, None, 0, 4)]
+    made = BackgroundEncoding(
+        Codec(), pieces, 1, lambda: None, lambda piece, is_last: seen.append((made.lost, is_last))
+    )
+    assert not made.encode(None, 100, 0)
+    assert seen == [0, (0, True), None]

@@ -14,7 +14,8 @@ from python_tests.distributed.parity.exploration import (
     one_group,
     rules,
 )
-from python_tests.distributed.parity.reduction import ReducedModel
+from python_tests.distributed.parity.reduction import LockStepModel, ReducedModel
+from python_tests.distributed.parity.serving_model import ServingModel
 
 
 def report(name, result):
@@ -34,9 +35,9 @@ def test_every_interleaving_of_three_workers_keeps_the_promise():
     ("groups", "steps", "losses", "states"),
     [
         (one_group(3), 2, 2, 1233),
-        (one_group(3), 3, 1, 1298),
-        (one_group(4), 1, 1, 1290),
-        (mirrors(4), 3, 1, 3025),
+        pytest.param(one_group(3), 3, 1, 1298, marks=pytest.mark.long),
+        pytest.param(one_group(4), 1, 1, 1290, marks=pytest.mark.long),
+        pytest.param(mirrors(4), 3, 1, 3025, marks=pytest.mark.long),
     ],
 )
 def test_every_interleaving_reduced_keeps_the_promise(groups, steps, losses, states):
@@ -47,6 +48,25 @@ def test_every_interleaving_reduced_keeps_the_promise(groups, steps, losses, sta
     assert (result.fallbacks > 0) == (losses > 1)  # one loss never needs the store
 
 
+@pytest.mark.parametrize(
+    ("groups", "steps", "losses", "behind", "states"),
+    [
+        (one_group(3), 3, 2, False, 762),
+        (one_group(4), 3, 2, False, 1833),
+        (one_group(4), 2, 2, True, 1566),
+        pytest.param(mirrors(4), 3, 2, False, 19_626, marks=pytest.mark.long),
+    ],
+)
+def test_every_interleaving_in_lock_step_keeps_the_promise(groups, steps, losses, behind, states):
+    """Deltas as running workers trade them: four workers, three steps, two losses."""
+    name = f"lock step: {groups}, {steps} steps, {losses} losses, {behind=}"
+    result = report(name, explore(LockStepModel(groups, steps, losses, behind=behind)))
+    assert result.states == states
+    assert result.recoveries > 0
+    assert result.fallbacks > 0
+
+
+@pytest.mark.long
 def test_every_interleaving_with_parity_encoded_behind_training_keeps_the_promise():
     result = report("behind", explore(Model(one_group(3), 1, 2, behind=True)))
     assert result.states > 2000
@@ -54,6 +74,27 @@ def test_every_interleaving_with_parity_encoded_behind_training_keeps_the_promis
     assert result.fallbacks > 0
     mirror = report("mirror, behind", explore(Model(one_group(2), 3, 2, behind=True)))
     assert mirror.recoveries > 0
+
+
+@pytest.mark.parametrize(
+    ("groups", "steps", "losses", "states"),
+    [
+        (one_group(2), 3, 1, 780),
+        (one_group(2), 2, 2, 717),
+        (one_group(3), 1, 1, 2354),
+        pytest.param(one_group(3), 2, 1, 7640, marks=pytest.mark.long),
+        pytest.param(one_group(3), 1, 2, 4620, marks=pytest.mark.long),
+    ],
+)
+def test_every_interleaving_of_a_rebuild_during_training_keeps_the_promise(
+    groups, steps, losses, states
+):
+    """Rows are decoded one by one, between any two events, for who waits for them."""
+    name = f"during training: {groups}, {steps} steps, {losses} losses"
+    result = report(name, explore(ServingModel(groups, steps, losses)))
+    assert result.states == states
+    assert result.recoveries > 0
+    assert (result.fallbacks > 0) == (losses > 1)
 
 
 @pytest.mark.long
@@ -183,8 +224,32 @@ def test_a_planted_mistake_is_found(wrong, where):
         explore(ReducedModel(groups, steps, losses, rules(**wrong), **options), deep=deep)
 
 
+@pytest.mark.long
 def test_a_wrong_order_of_undoing_is_found_without_reductions_too():
     wrong = rules(undo_order=in_the_wrong_order)
     groups, steps, losses = (SEVERAL_UNDONE[name] for name in ("groups", "steps", "losses"))
     with pytest.raises(FaultError):
         explore(Model(groups, steps, losses, wrong), deep=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        ({"reads_before": False}, (one_group(3), 1, 1)),
+        ({"waits_for_rows": False}, (one_group(2), 1, 1)),
+        ({"counts_as_lost": False}, (one_group(3), 1, 2)),
+        ({"trades_together": False}, (one_group(3), 1, 1)),
+        ({"state_of_parity": lambda held: max(log.newest for log in held.values())},
+         (one_group(3), 1, 1)),
+    ],
+    ids=[
+        "rows of later than the parity are read",
+        "a lookup does not wait",
+        "a worker that lacks rows counts as alive",
+        "deltas are applied before all have them",
+        "deltas in the parity are not of one state",
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_rebuild_during_training_is_found(wrong, where):
+    with pytest.raises(FaultError):
+        explore(ServingModel(*where, rules(**wrong)))

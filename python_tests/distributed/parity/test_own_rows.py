@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import cpr_ext
 from cpr_ext.distributed.parity.protocol import Log, ProtocolError
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.errors import UntrackedChangeWarning, UsageError
@@ -53,6 +54,32 @@ def test_a_worker_returns_to_each_of_its_three_newest_states_in_every_bit(
         assert trainer.dense() == known[step][1]
     with pytest.raises((ProtocolError, KeyError)):
         trainer.own.go_back(2)
+
+
+@pytest.mark.parametrize(
+    ("saved", "kind"), [([1], "partial"), ([1, 3], "partial"), ([1, 4], "base")]
+)
+def test_snapshots_of_undone_steps_are_dropped_and_then_all_rows_are_saved(tmp_path, saved, kind):
+    """Where none is dropped, the next snapshot needs the changed rows only."""
+    trainer = Trainer(tmp_path / "store", priority=cpr_ext.AllRows())
+    trainer.own.begin(0)
+    for step in range(1, 5):
+        trainer.train(step)
+        if step in saved:
+            trainer.checkpointer.save("partial").wait_until_done()
+            trainer.checkpointer.wait()
+    trainer.own.go_back(3)
+    known = trainer.words()
+    steps = [record.last_step for record in trainer.checkpointer.store.dense.segments]
+    assert steps == [step for step in saved[-1:] if step <= 3]  # the store keeps one
+    snapshot = trainer.checkpointer.save("partial")
+    assert snapshot.kind == kind
+    trainer.checkpointer.wait()
+    trainer.checkpointer.close()
+    other = Trainer(tmp_path / "store", seed=1, priority=cpr_ext.AllRows())
+    assert other.checkpointer.recover().step == 3
+    other.own.begin(3)
+    assert torch.equal(other.words(), known)
 
 
 def torn_trainer(directory, stride):
@@ -159,12 +186,45 @@ def test_rows_are_read_and_written_by_part(tmp_path, trainer):
     for part, words in enumerate(trainer.own.part_words):
         for begin in range(0, words, 16):
             piece = torch.zeros(min(16, words - begin), dtype=torch.int64)
-            trainer.own.read(part, begin, piece)
+            trainer.own.read(0, part, begin, piece)
             other.own.write(part, begin, piece)
     assert torch.equal(other.words(), trainer.words())
     beyond = torch.full((4,), 7)
-    trainer.own.read(0, trainer.own.part_words[0] - 1, beyond)
+    trainer.own.read(0, 0, trainer.own.part_words[0] - 1, beyond)
     assert beyond[1:].tolist() == [7, 7, 7]  # nothing of the next part
+
+
+def test_rows_are_read_as_of_the_state_before_while_and_after_a_step_changes_them(trainer):
+    """A lost worker's rows are decoded from them while this worker trains."""
+    trainer.train(1)
+    own, known = trainer.own, trainer.words()
+
+    def require_known():
+        for part, words in enumerate(own.part_words):
+            found, first = torch.zeros(words, dtype=torch.int64), own.bounds[part]
+            expected = known[first : first + words]
+            for begin in range(0, words, 7):
+                own.read(1, part, begin, found[begin : begin + 7])
+            assert torch.equal(found, expected)
+            places = torch.arange(0, words + 20, 5)
+            beyond = torch.cat((expected, torch.zeros(25, dtype=torch.int64)))
+            rows = torch.stack([beyond[place : place + 4] for place in places.tolist()])
+            assert torch.equal(own.gather(1, part, places, 4), rows.view(-1))
+
+    require_known()
+    own.before_change(trainer.checkpointer.tables[0], torch.tensor([3, 9, 40]))
+    with torch.no_grad():
+        trainer.model["large"].weight[3] += 1.0  # an optimizer in the middle of its step
+    require_known()
+    with torch.no_grad():
+        trainer.model["large"].weight[3] -= 1.0
+    own.abandon_step()
+    trainer.train(2)
+    assert not torch.equal(trainer.words(), known)
+    require_known()
+    trainer.train(3)
+    with pytest.raises(ProtocolError, match="rows changed twice after state 1"):
+        require_known()
 
 
 def test_a_replacement_takes_what_is_shared_and_what_was_its_predecessors(tmp_path):
@@ -181,9 +241,10 @@ def test_a_replacement_takes_what_is_shared_and_what_was_its_predecessors(tmp_pa
     torch.rand(3)
     for part, words in enumerate(lost.own.part_words):
         rows = torch.zeros(words, dtype=torch.int64)
-        lost.own.read(part, 0, rows)
+        lost.own.read(2, part, 0, rows)
         replacement.own.write(part, 0, rows)
-    replacement.own.restore(2, source.own.whole_copy(2), lost.own.to_keep(2))
+    everything = [(0, lost.own.layout.num_words)]
+    replacement.own.restore(2, source.own.whole_copy(2), lost.own.to_keep(2), everything)
     assert replacement.checkpointer.step_count == 2
     [shared, own, got] = [
         trainer.own.whole_copy(2).tree() for trainer in (source, lost, replacement)

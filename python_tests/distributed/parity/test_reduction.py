@@ -6,7 +6,7 @@ from itertools import permutations, product
 import pytest
 
 from python_tests.distributed.parity.exploration import explore, mirrors, one_group
-from python_tests.distributed.parity.reduction import ReducedModel
+from python_tests.distributed.parity.reduction import LockStepModel, ReducedModel
 
 ALL = ("symmetry", "silent", "commuting")
 CASES = [
@@ -18,7 +18,7 @@ CASES = [
 ENCODED_LATER = (one_group(3), 1, 1)
 
 
-class Visited(ReducedModel):
+class Noting:
     """Notes the states that are explored, and those in which nothing more happens."""
 
     def __init__(self, *given, **options):
@@ -35,9 +35,17 @@ class Visited(ReducedModel):
         return reached
 
 
+class Visited(Noting, ReducedModel):
+    pass
+
+
+class VisitedInLockStep(Noting, LockStepModel):
+    pass
+
+
 @cache
-def visited(case, *reductions, behind=False):
-    model = Visited(*case, reductions=reductions, behind=behind)
+def visited(case, *reductions, behind=False, make=Visited):
+    model = make(*case, reductions=reductions, behind=behind)
     model.fallbacks = explore(model).fallbacks
     return model
 
@@ -97,6 +105,15 @@ def test_all_reductions_together_keep_recoveries_ends_and_fallbacks(case):
     assert kept(every.ends) == kept(some.ends)
     assert kept(every.resumed) == kept(some.resumed)
     assert (every.fallbacks > 0) == (some.fallbacks > 0) == (case[2] > 1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_deltas_that_are_traded_in_lock_step_reach_nothing_else(case):
+    every, some = visited(case), visited(case, make=VisitedInLockStep)
+    assert some.seen < every.seen
+    assert some.ends == every.ends
+    assert some.resumed <= every.resumed
+    assert (every.fallbacks > 0) == (some.fallbacks > 0)
 
 
 @pytest.mark.parametrize("reductions", [("symmetry",), ("silent",), ALL])

@@ -43,14 +43,15 @@ def test_rebuilt_rows_that_are_not_those_of_the_state_are_refused(tmp_path):
     lost.train(1)
     kept, whole = lost.own.to_keep(1), lost.own.whole_copy(1)
     before = replacement.dense()
-    replacement.own.restore(1, whole, kept)
+    everything = [(0, lost.own.layout.num_words)]
+    replacement.own.restore(1, whole, kept, everything)
     assert "rebuilt rows differ from their checksums: table 'large'" in replacement.own.obstacle
     assert replacement.dense() == before
     for part, words in enumerate(lost.own.part_words):
         copy = torch.zeros(words, dtype=torch.int64)
-        lost.own.read(part, 0, copy)
+        lost.own.read(1, part, 0, copy)
         replacement.own.write(part, 0, copy)
-    replacement.own.restore(1, whole, kept)
+    replacement.own.restore(1, whole, kept, everything)
     assert (replacement.own.obstacle, replacement.checkpointer.step_count) == ("", 1)
     replacement.train(2)
     replacement.own.find_wrong_rows()

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from cpr_ext.distributed.parity import protocol, trade
+from cpr_ext.distributed.parity import protocol, row_requests, trade
 from cpr_ext.distributed.parity.sender import Sender
 from cpr_ext.errors import PeerLostError
 from cpr_ext.metrics.parity_metrics import ParityMetrics
@@ -120,3 +120,29 @@ def test_an_xor_over_the_group_reaches_its_root_in_pieces(monkeypatch):
     together(*(lambda rank=rank: call(rank) for rank in range(3)))
     assert torch.equal(got[3:], (values[0] ^ values[1] ^ values[2])[3:])
     assert not got[:3].any()
+
+
+def test_a_request_reaches_all_members_whatever_its_length():
+    groups = connected(2)
+    long = row_requests._SHORT_WORDS + 1
+    for words in (
+        torch.arange(0),
+        torch.arange(3),
+        torch.arange(long - 1),
+        torch.arange(long),
+        None,
+    ):
+        own = row_requests.RowRequest(words)
+        found = together(
+            lambda own=own: row_requests.exchange_request(groups[0], 1, None),
+            lambda own=own: row_requests.exchange_request(groups[1], 1, own),
+        )
+        assert found[1] is own
+        assert found[0].words is None if words is None else torch.equal(found[0].words, words)
+    complete = [lambda n=n: row_requests.exchange_request(groups[n], 1, None) for n in range(2)]
+    assert together(*complete) == [None, None]
+
+
+def test_rows_are_described_by_the_parts_that_hold_them():
+    request = row_requests.describe_rows([0, 10, 10, 40], torch.tensor([2, 8, 10, 13]), 3)
+    assert request.tolist() == [0, 3, 2, 2, 8, 2, 3, 2, 0, 3]

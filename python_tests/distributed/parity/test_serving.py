@@ -1,0 +1,316 @@
+"""A worker trains while it is rebuilt: members in threads, one of them replaced."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+import cpr_ext
+from cpr_ext.distributed import Identity, Parity
+from cpr_ext.distributed.collective.process_group import Round
+from cpr_ext.distributed.parity import encoding, protocol
+from cpr_ext.distributed.parity.member import ParityMember
+from cpr_ext.errors import PeerLostError, UntrackedChangeWarning, UsageError
+from python_tests.distributed.parity.members import DIM, ROWS, Trainer, together
+
+GROUP = (0, 1, 2)
+LOST = 1
+
+
+class Member(Trainer):
+    """A worker without the collectives of training."""
+
+    def __init__(self, directory, rank, *, is_replacement=False, member=None):
+        super().__init__(directory, seed=rank + 10 * is_replacement)
+        self.rank, self.fetched, self.is_replacement = rank, [], is_replacement
+        with torch.no_grad():
+            for value in self.model["dense"].parameters():
+                value.fill_(0.5)
+        identity = Identity(rank, 3, "localhost", 1, secret="known to the workers of this job only")
+        parity = Parity(group_size=3, rebuild_bytes_per_second=1)
+        self.member = member or ParityMember(identity, parity)
+        self.member.attach(self.checkpointer)
+        self.own = self.member._own
+        right = self.own.missing.fetch
+
+        def fetch(number, row_ids):
+            self.fetched.append((number, row_ids.tolist()))
+            right(number, row_ids)
+
+        self.own.missing.fetch = fetch
+
+    def values(self, step):
+        generator = torch.Generator().manual_seed(100 * self.rank + step)
+        return torch.rand(4, DIM + 5, generator=generator)
+
+    def forward(self, step):
+        generator = torch.Generator().manual_seed(step)
+        found = [
+            self.model[name](torch.randint(rows, (4, 2), generator=generator))
+            for name, rows in (("large", ROWS), ("small", 7))
+        ]
+        return self.model["dense"](torch.cat(found, dim=1) * self.values(step)).square().mean()
+
+    def train(self, step):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.forward(step).backward()
+        for value in self.model["dense"].parameters():
+            value.grad.fill_(step)  # as if workers had exchanged it
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.member.wait_until_rows_may_change()
+        self.checkpointer.step(4)
+        self.member.finish_step(step)
+
+    def train_to(self, step):
+        while self.checkpointer.step_count < step:
+            self.train(self.checkpointer.step_count + 1)
+
+    def begin(self, this_round):
+        self.member.connect(this_round)
+        self.member.begin(0, None)
+        self.member.encode_all(0)
+
+    def recover(self, this_round, reports, state, source):
+        self.member.connect(this_round)
+        if not self.is_replacement:
+            self.member.go_back(state)
+        whole = source.member.whole_copy(state)
+        self.member.rebuild(reports, state, whole, may_serve=True)
+        self.member.encode_missing(reports, state)
+        self.train_to(state)
+
+
+class Job:
+    """Members and, beside each, a worker that nobody kills."""
+
+    def __init__(self, directory):
+        self.directory, self.rounds = directory, 0
+        self.members = [Member(directory / str(rank), rank) for rank in GROUP]
+        this_round = self.next_round()
+        together(*(lambda m=member: m.begin(this_round) for member in self.members))
+
+    def next_round(self):
+        self.rounds += 1
+        return Round(HashStore(), timedelta(seconds=60), "127.0.0.1")
+
+    def train_to(self, step):
+        together(*(lambda m=member: m.train_to(step) for member in self.members))
+
+    def stop(self):
+        together(*(member.member.stop for member in self.members))
+
+    def replace(self, rank, **options):
+        """End the round, and begin another one with a replacement of one member."""
+        self.stop()
+        old = self.members[rank]
+        old.checkpointer.rewinding.listen_to_changes(None)
+        directory = self.directory / f"replacement-{self.rounds}"
+        self.members[rank] = Member(directory, rank, is_replacement=True, **options)
+        return self.recover()
+
+    def recover(self):
+        reports = [m.member.report(is_live=not m.is_replacement) for m in self.members]
+        verdict = protocol.agree_on_state(reports, [GROUP])
+        this_round = self.next_round()
+        source = next(member for member in self.members if not member.is_replacement)
+        together(*(
+            lambda m=member: m.recover(this_round, reports, verdict.state, source)
+            for member in self.members
+        ))  # fmt: skip
+        for member in self.members:
+            member.is_replacement = False
+        return verdict.state
+
+
+@pytest.fixture
+def make_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "_LEAST_WORDS", 20)  # of 185, so that it takes some steps
+    jobs = []
+
+    def make():
+        jobs.append(Job(tmp_path / "job"))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.stop()
+
+
+@pytest.fixture
+def right(tmp_path):
+    """Workers that nobody kills, by rank."""
+    members = [Member(tmp_path / f"right-{rank}", rank) for rank in GROUP]
+    for member in members:
+        member.member.begin(0, None)
+    return members
+
+
+def require_right(job, right, step):
+    for member, expected in zip(job.members, right, strict=True):
+        expected.train_to(step)
+        assert torch.equal(member.words(), expected.words()), member.rank
+        assert torch.equal(member.model["dense"].weight, expected.model["dense"].weight)
+
+
+def test_a_replacement_trains_while_it_is_rebuilt_bit_for_bit(make_job, right):
+    """Its lookups get what they need first, the rest comes in ranges; then all are protected."""
+    job = make_job()
+    job.train_to(4)
+    state = job.replace(LOST)
+    assert state in (3, 4)
+    replacement = job.members[LOST]
+    assert replacement.own.missing.is_any
+    assert replacement.member.has_spoiled_rows
+    job.train_to(state + 3)
+    assert replacement.own.missing.is_any
+    assert len({number for number, _ in replacement.fetched}) == 2
+    assert [member.fetched for member in job.members if member.rank != LOST] == [[], []]
+    job.train_to(25)
+    assert not replacement.own.missing.is_any
+    assert not replacement.member.has_spoiled_rows
+    assert all(member.member._metrics.protected for member in job.members)
+    require_right(job, right, 25)
+    assert job.replace(0) in (24, 25)  # from parity that the first replacement encoded
+    job.train_to(30)
+    job.members[0].member.complete_rows()
+    require_right(job, right, 30)
+
+
+def test_a_replacement_that_is_lost_in_turn_is_rebuilt_from_what_it_had_changed(make_job, right):
+    job = make_job()
+    job.train_to(2)
+    for _ in range(2):
+        state = job.replace(LOST)
+        job.train_to(state + 2)
+        assert job.members[LOST].own.missing.is_any
+    job.train_to(25)
+    require_right(job, right, 25)
+
+
+def test_a_snapshot_waits_for_all_rows_and_one_that_is_asked_for_gets_them(make_job, right):
+    job = make_job()
+    job.train_to(3)
+    state = job.replace(LOST)
+    replacement = job.members[LOST]
+    saver = replacement.checkpointer._saver
+    replacement.checkpointer.schedule = cpr_ext.EverySteps(1)
+    job.train_to(state + 2)
+    assert saver.begin_if_due() is None
+    assert replacement.own.missing.is_any
+    replacement.checkpointer.save("base")
+    assert not replacement.own.missing.is_any
+    job.train_to(state + 4)
+    require_right(job, right, state + 4)
+
+
+def test_rows_that_are_read_past_the_modules_end_the_step_and_are_rebuilt_first(make_job, right):
+    job = make_job()
+    job.train_to(3)
+    state = job.replace(LOST)
+    replacement = job.members[LOST]
+    weight = replacement.model["large"].weight
+    torch.nn.functional.embedding_bag(
+        torch.arange(ROWS).view(1, ROWS), weight, sparse=True
+    ).sum().backward()
+    with pytest.raises(PeerLostError, match=r"table 'large'.*were read past its modules"):
+        replacement.optimizers[0].step()
+    replacement.optimizers[0].zero_grad()
+    assert job.replace(LOST, member=replacement.member) == state  # as its rows are spoiled
+    replacement = job.members[LOST]
+    assert not replacement.own.missing.is_any
+    job.train_to(state + 3)
+    assert replacement.fetched == []
+    require_right(job, right, state + 3)
+
+
+def errors_of(job):
+    """Those with which members stop training."""
+    errors = []
+
+    def train(member):
+        try:
+            member.train_to(60)
+        except PeerLostError as error:
+            errors.append(str(error))
+            member.member.stop()
+
+    together(*(lambda m=member: train(m) for member in job.members))
+    return errors
+
+
+def test_a_peer_whose_rows_change_outside_its_optimizer_ends_the_rebuild(make_job):
+    job = make_job()
+    job.train_to(8)  # PyTorch's counters are known then
+    job.replace(LOST)
+    with torch.no_grad():
+        job.members[0].model["large"].weight[3] += 1.0
+    with pytest.warns(UntrackedChangeWarning):
+        errors = errors_of(job)
+    assert len([error for error in errors if "cannot be rebuilt from their peers" in error]) >= 1
+    assert job.members[LOST].member.has_spoiled_rows
+    assert (
+        "was changed outside its optimizer" in job.members[0].member.report(is_live=True).obstacle
+    )
+
+
+def test_a_snapshot_that_is_asked_for_in_a_step_waits_for_all_rows(make_job, right):
+    job = make_job()
+    job.train_to(3)
+    job.replace(LOST)
+    replacement = job.members[LOST]
+    step = replacement.optimizers[0].step
+
+    def step_and_save():
+        step()
+        replacement.handle = replacement.checkpointer.save("base")
+        replacement.optimizers[0].step = step
+
+    replacement.optimizers[0].step = step_and_save
+    job.train_to(6)
+    assert replacement.own.missing.is_any
+    assert replacement.handle.state == "requested"
+    job.train_to(25)
+    assert replacement.handle.wait_until_done(60)
+    require_right(job, right, 25)
+
+
+def test_damaged_parity_is_found_before_the_group_counts_as_protected(make_job):
+    job = make_job()
+    job.train_to(3)
+    job.stop()
+    job.members[0].member._held.words[2] ^= 1
+    state = job.replace(LOST)
+    assert len(errors_of(job)) == 3
+    replacement = job.members[LOST].member
+    assert replacement.has_spoiled_rows
+    replacement.attach(job.members[LOST].checkpointer)
+    obstacle = replacement.report(is_live=False).obstacle
+    assert obstacle.startswith("its rebuilt rows differ from their checksums: table"), state
+
+
+def test_tables_whose_lookups_cannot_be_seen_are_rebuilt_before_training(make_job, right):
+    class Reader(torch.nn.EmbeddingBag):
+        def forward(self, *arguments):
+            return super().forward(*arguments)
+
+    job = make_job()
+    job.train_to(3)
+    plain, torch.nn.EmbeddingBag = torch.nn.EmbeddingBag, Reader
+    try:
+        state = job.replace(LOST)
+    finally:
+        torch.nn.EmbeddingBag = plain
+    assert not job.members[LOST].own.missing.is_any
+    job.train_to(state + 2)
+    assert job.members[LOST].fetched == []
+    require_right(job, right, state + 2)
+
+
+def test_options_that_do_not_go_together_are_refused():
+    with pytest.raises(UsageError, match="goes with every_steps=1, not 2"):
+        Parity(every_steps=2, rebuild_bytes_per_second=1)
+    with pytest.raises(UsageError, match="rebuild_bytes_per_second"):
+        Parity(rebuild_bytes_per_second=0)
