@@ -23,6 +23,7 @@ from tqdm import tqdm
 from python_tests.faults.forks import Task
 from python_tests.faults.harness import Harness, fast_directory
 from python_tests.faults.interposer import calls_of
+from python_tests.faults.model import use_precision
 from python_tests.faults.notes import NOT_OVER, Clock, add_options, open_notes, still_to_do
 from python_tests.faults.tries import (
     CUT,
@@ -55,6 +56,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of what a cut keeps")
     parser.add_argument("--reorderings", type=int, default=REORDERINGS, help="drawn per power cut")
     parser.add_argument("--only", help="only these faults, separated by commas")
+    parser.add_argument("--precision", default="float32", help="of partial snapshots")
     parser.add_argument("--replay", nargs=2, metavar=("FAULT", "POINT"), help="one try")
     add_options(parser)
     parser.add_argument("--list", action="store_true", help="print the calls and end")
@@ -64,6 +66,7 @@ def _parse() -> argparse.Namespace:
 class _CrashTest:
     def __init__(self, directory: Path, options: argparse.Namespace) -> None:
         self._options = options
+        use_precision(options.precision)
         self._harness = Harness(directory)
         self._notes = open_notes(options.resume, "crash_test")
         for told in self._notes.told.values():

@@ -15,7 +15,7 @@ from cpr_ext.errors import StoreError
 from cpr_ext.maintenance import verify
 from cpr_ext.storage.file_names import STORE_FILE
 from python_tests.faults.journal import NOTHING, Promise, States, read_promise
-from python_tests.faults.model import Model, State, build, train_step
+from python_tests.faults.model import Model, State, build, slot_bytes, train_step
 from python_tests.faults.power_cut import fingerprint, read_tree
 from python_tests.faults.scenario import STORES
 
@@ -35,7 +35,7 @@ class Fresh:
             priority=cpr_ext.AllRows(),
             consistency="step",
             schedule=cpr_ext.EverySteps(10**9),
-            staging=cpr_ext.StagingOptions(num_threads=1, slot_bytes=3 * 4096),
+            staging=cpr_ext.StagingOptions(num_threads=1, slot_bytes=slot_bytes()),
             rebase_after=None,
             save_at_close=False,
             extra_state=lambda: {"seq": self.seq},

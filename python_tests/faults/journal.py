@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from python_tests.faults.model import State
+from python_tests.faults.model import State, as_recovered
 
 NOTHING = -1
 
@@ -72,7 +72,9 @@ class States:
         for table, rows in state.rows.items():
             history = [self[s].rows[table] for s in range(first, seq + 1)]
             for row_id, row in enumerate(rows):
-                if not any(row == old[row_id] for old in history):
+                if not any(
+                    row in (old[row_id], as_recovered(table, old[row_id])) for old in history
+                ):
                     return (
                         f"row {row_id} of '{table}' is in none of the states {first} to {seq} "
                         f"({self._search(table, row_id, row)})"

@@ -8,12 +8,41 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import nn
 
+import cpr_ext
+from cpr_ext.state.precision import round_rows
+
 TABLES = {"big": (48, 8), "small": (6, 4)}
 _LOOKUPS = 5
+_precisions = ["float32"]  # of partial snapshots, the last one
+
+
+def use_precision(name: str) -> None:
+    """Let partial snapshots keep rows in a precision, from here on, in this process."""
+    _precisions.append(name)
+
+
+def precision() -> cpr_ext.Precision:
+    """The precision of the scenario's snapshots."""
+    return cpr_ext.Precision(partial=_precisions[-1])
+
+
+def slot_bytes() -> int:
+    """Of one chunk, with room for its exact rows where rows are rounded."""
+    return (3 if _precisions[-1] == "float32" else 6) * 4096
+
+
+@lru_cache(maxsize=1 << 16)
+def as_recovered(table: str, row: bytes) -> bytes:
+    """A row of a :class:`State` after a partial snapshot and a recovery."""
+    dim = TABLES[table][1]
+    weight, state = torch.frombuffer(bytearray(row), dtype=torch.float32).split(dim)
+    rounded = round_rows(weight[None], _precisions[-1])[0]
+    return _bytes(rounded) + _bytes(state)
 
 
 class Model(nn.Module):

@@ -10,6 +10,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,12 +20,12 @@ from cpr_ext.maintenance import compact
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.storage.retention import Retention
 from python_tests.faults.journal import NOTHING, Journal
-from python_tests.faults.model import State, build, train_step, wreck_shard
+from python_tests.faults.model import State, build, precision, slot_bytes, train_step, wreck_shard
 from python_tests.helpers import die
 
 # A slot holds one chunk; enough of them that none is waited for, so that a capture over steps takes
 # a chunk at each.
-staging = cpr_ext.StagingOptions(slot_bytes=3 * 4096, num_slots=8, num_threads=1)
+staging = cpr_ext.StagingOptions(num_slots=8, num_threads=1)
 
 T = TypeVar("T")
 
@@ -90,9 +91,10 @@ class Life:
                 num_shards=STORES[store],
                 extra_state=self._extra_state,
                 when_busy="wait",
-                staging=staging,
+                staging=replace(staging, slot_bytes=slot_bytes()),
                 rebase_after=None,
                 save_at_close=False,
+                precision=precision(),
                 **options,
             )
         )

@@ -45,6 +45,20 @@ def test_a_sample_of_faults_and_power_cuts_leaves_what_was_promised(library):
     assert "all " in done.stdout
 
 
+def test_a_sample_of_faults_with_rounded_rows_leaves_what_was_promised(library):
+    arguments = ["-m", "python_tests.faults.crash_test", "--jobs", "1", "--reorderings", "1"]
+    done = run_preloaded(library, *arguments, "--sample", "10", "--precision", "int8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all " in done.stdout
+
+
+@pytest.mark.long
+def test_more_faults_with_rounded_rows_leave_what_was_promised(library):
+    arguments = ["-m", "python_tests.faults.crash_test", "--jobs", "2"]
+    done = run_preloaded(library, *arguments, "--sample", "1000", "--precision", "int8")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_is_taken_out_of_the_code_is_missed(library):
     arguments = ["-m", "python_tests.faults.teeth", "--jobs", "1", "--enough", "1"]
     done = run_preloaded(library, *arguments, "--tries", "60", "--seed", str(_SEED))

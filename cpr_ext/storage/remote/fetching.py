@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,29 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cpr_ext._native import native
 from cpr_ext.errors import CprError, DamageError, StoreError
 from cpr_ext.storage.checksummed_json import write_checksummed
 from cpr_ext.storage.file_names import MANIFEST_FILE, STORE_FILE, TEMPORARY_SUFFIX
-from cpr_ext.storage.filesystem import (
-    create_anew,
-    make_directory,
-    storage_error,
-    sync_directory,
-)
+from cpr_ext.storage.filesystem import make_directory, storage_error, sync_directory
 from cpr_ext.storage.manifest import FORMAT_VERSION, SegmentRecord
-from cpr_ext.storage.remote.objects import (
-    Objects,
-    RemoteError,
-    RemoteOptions,
-    brief,
-    is_address,
-    open_objects,
+from cpr_ext.storage.remote.objects import Objects, RemoteOptions, is_address, open_objects
+from cpr_ext.storage.remote.range_reading import WantedFile, read_objects
+from cpr_ext.storage.remote.remote_state import (
+    RemoteDirectory,
+    RemoteState,
+    newest_state,
+    object_key,
 )
-from cpr_ext.storage.remote.remote_state import RemoteState, newest_state, object_key
 
-RANGE_BYTES = 8 << 20
-PARALLEL = 8
 _TRIES = 5
 
 
@@ -110,55 +100,76 @@ def _fetch(
     headers_only: bool,
 ) -> None:
     make_directory(target)
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        for key, (name, record) in state.view.records().items():
-            if shards is None or name in shards:
-                (target / name).mkdir(exist_ok=True)
-                path = target / name / record.file
-                checksum = None if headers_only else state.checksums[key]
-                _fetch_object(objects, pool, key, record, path, checksum)
-    for name, remote in state.view.directories.items():
+    wanted = []
+    for key, (name, record) in state.view.records().items():
+        if shards is None or name in shards:
+            (target / name).mkdir(exist_ok=True)
+            checksum = None if headers_only else state.checksums[key]
+            wanted.append(_wanted(key, record, target / name / record.file, checksum))
+    for name in state.view.directories:
         (target / name).mkdir(exist_ok=True)
-        content = {
-            "directory": name,
-            "generation": remote.generation,
-            "seen": dict(remote.seen),
-            "segments": [vars(record) for record in remote.segments],
-        }
-        write_checksummed(
-            target / name / MANIFEST_FILE, "cpr_ext.manifest", content, FORMAT_VERSION
-        )
+    with ThreadPoolExecutor(1) as pool:  # the disk does this while the network is waited for
+        manifests = pool.submit(_write_manifests, target, state)
+        read_objects(objects, wanted)
+        manifests.result()
+    for name in state.view.directories:
+        sync_directory(target / name)  # the names of segments that came after its manifest
+
+
+def _write_manifests(target: Path, state: RemoteState) -> None:
+    for name, remote in state.view.directories.items():
+        _write_manifest(target / name, name, remote)
     write_checksummed(target / STORE_FILE, "cpr_ext.store", dict(state.view.model))
 
 
-def _fetch_object(
-    objects: Objects,
-    pool: ThreadPoolExecutor,
-    key: str,
-    record: SegmentRecord,
-    path: Path,
-    checksum: int | None,
-) -> None:
-    """Read one object in parallel ranges; ``checksum`` None: its header alone."""
-    end = record.file_bytes if checksum is not None else record.header_bytes
-    begins = range(0, end, RANGE_BYTES)
-    crc = 0
-    with os.fdopen(create_anew(path), "wb") as file:
-        # So many at a time as there are threads: that bounds the memory.
-        for first in range(0, len(begins), PARALLEL):
-            group = begins[first : first + PARALLEL]
-            read = [
-                pool.submit(_read, objects, key, at, min(at + RANGE_BYTES, end)) for at in group
-            ]
-            for future in read:
-                data = future.result()
-                crc = native.crc32c(data, crc)
-                file.write(data)
-        file.truncate(record.file_bytes)
-        file.flush()
-        os.fsync(file.fileno())
-    if checksum is not None and crc != checksum:
-        raise DamageError(f"{key}: checksum {crc:08x}, the remote state recorded {checksum:08x}")
+def _write_manifest(directory: Path, name: str, remote: RemoteDirectory) -> None:
+    content = {
+        "directory": name,
+        "generation": remote.generation,
+        "seen": dict(remote.seen),
+        "segments": [vars(record) for record in remote.segments],
+    }
+    write_checksummed(directory / MANIFEST_FILE, "cpr_ext.manifest", content, FORMAT_VERSION)
+
+
+def fetch_directory(objects: Objects, state: RemoteState, name: str, store: Path) -> None:
+    """Read one directory of a state into a store that lacks it; it appears as a whole.
+
+    Raises:
+        DamageError: an object is not as written, or was removed.
+        RemoteError: a request failed.
+        StorageError: the directory could not be written.
+    """
+    target = store / (name + ".fetching")
+    try:
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        remote = state.view.directories[name]
+        keys = {object_key(name, record): record for record in remote.segments}
+        read_objects(
+            objects,
+            [
+                _wanted(key, record, target / record.file, state.checksums[key])
+                for key, record in keys.items()
+            ],
+        )
+        _write_manifest(target, name, remote)
+        target.rename(store / name)
+        sync_directory(store)
+    except FileNotFoundError as error:
+        raise DamageError(f"the remote store lacks an object: {error}") from error
+    except OSError as error:
+        if isinstance(error, CprError):
+            raise
+        raise storage_error("read the remote store into", store / name, error) from error
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _wanted(key: str, record: SegmentRecord, path: Path, checksum: int | None) -> WantedFile:
+    """Return a segment's file; ``checksum`` None: only its header is read."""
+    end = record.header_bytes if checksum is None else record.file_bytes
+    return WantedFile(key, path, end, record.file_bytes, checksum)
 
 
 def fetch_segment(
@@ -176,30 +187,12 @@ def fetch_segment(
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     temporary.unlink(missing_ok=True)
     try:
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            _fetch_object(objects, pool, key, record, temporary, checksum)
+        read_objects(objects, [_wanted(key, record, temporary, checksum)])
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
     return True
-
-
-def _read(objects: Objects, key: str, begin: int, end: int) -> bytes:
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            data = objects.read(key, begin, end)
-        except FileNotFoundError:
-            raise
-        except Exception as error:
-            if not tries_left:
-                raise RemoteError(f"{key}: it could not be read: {brief(error)}") from error
-            continue
-        if len(data) == end - begin:
-            return data
-        if not tries_left:
-            raise DamageError(f"{key}: {len(data)} bytes came of [{begin}, {end})")
-    raise AssertionError("the last try returns or raises")
 
 
 @contextmanager

@@ -15,7 +15,10 @@ from typing import Any, Protocol
 from cpr_ext.errors import CprError, UsageError
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://", re.ASCII)
+_QUERY = re.compile(r"\?[^\s\"']*")
+_SAID = re.compile(r"<(?:Code|Message)>([^<]*)<")  # in the XML of S3 and Azure
 PART_BYTES = 16 << 20  # of a multipart upload
+PARALLEL_PARTS = 4  # in memory at a time
 
 
 class RemoteError(CprError):
@@ -52,6 +55,8 @@ class RemoteOptions:
         wait_at_close_seconds: how long ``close()`` waits for the newest state to be copied.
         config: options of the service, as ``obstore.store.from_url(config=...)`` takes them.
         client_options: of its HTTP client, such as ``{"allow_http": True}``.
+        retry_config: how often and for how long it repeats a request. By default it pauses longer
+            each time, for 3 minutes in all.
     """
 
     address: str
@@ -59,6 +64,7 @@ class RemoteOptions:
     wait_at_close_seconds: float = 60.0
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     client_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    retry_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not is_address(self.address):
@@ -94,6 +100,7 @@ def open_objects(options: RemoteOptions) -> Objects:
     elif not options.address.startswith("memory:"):
         more["config"] = dict(options.config) or None
         more["client_options"] = dict(options.client_options) or None
+        more["retry_config"] = dict(options.retry_config) or None
     try:
         return StoredObjects(from_url(options.address, **more))
     except Exception as error:
@@ -101,9 +108,16 @@ def open_objects(options: RemoteOptions) -> Objects:
 
 
 def brief(error: BaseException) -> str:
-    """Return the first line of an error, which names no request headers."""
-    first = str(error).strip().split("\n", 1)[0]
-    return f"{type(error).__name__}: {first:.200}"
+    """Return an error in one line: its first, with what a service answered, without secrets.
+
+    Queries of URLs may hold signatures.
+    """
+    first = _QUERY.sub("?...", str(error).strip().split("\n\n", 1)[0])
+    if isinstance(error, CprError):
+        return f"{type(error).__name__}: {first.splitlines()[0] if first else '':.600}"
+    said = [match[1].strip() for match in _SAID.finditer(first)]
+    line = " ".join(first.split("<", 1)[0].split())
+    return f"{type(error).__name__}: {line:.300}" + (f" ({'; '.join(said):.200})" if said else "")
 
 
 class StoredObjects:
@@ -129,7 +143,14 @@ class StoredObjects:
     def write(self, key: str, chunks: Iterable[bytes]) -> None:
         """See :class:`Objects`."""
         with _named("write", key):
-            self._api.put(self._store, key, iter(chunks), use_multipart=True, chunk_size=PART_BYTES)
+            self._api.put(
+                self._store,
+                key,
+                iter(chunks),
+                use_multipart=True,
+                chunk_size=PART_BYTES,
+                max_concurrency=PARALLEL_PARTS,
+            )
 
     def read(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
         """See :class:`Objects`."""
@@ -157,5 +178,7 @@ def _named(request: str, key: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, CprError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise  # all but a bug in obstore, which training must survive
         raise RemoteError(f"the remote store did not {request} '{key}': {brief(error)}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Mapping
@@ -10,14 +11,22 @@ from typing import Any
 
 from cpr_ext.errors import DamageError
 from cpr_ext.storage.checksummed_json import read_checksummed, write_checksummed
-from cpr_ext.storage.file_names import REMOTE_FILE
+from cpr_ext.storage.file_names import (
+    DENSE_DIRECTORY,
+    REMOTE_FILE,
+    STORE_FILE,
+    parse_shard_name,
+)
 from cpr_ext.storage.reading import list_directory
-from cpr_ext.storage.remote.fetching import fetch_store
+from cpr_ext.storage.remote.fetching import fetch_directory, fetch_store
 from cpr_ext.storage.remote.objects import RemoteOptions, open_objects
 from cpr_ext.storage.remote.remote_copy import RemoteCopy
 from cpr_ext.storage.remote.remote_state import RemoteDirectory, StoreView, newest_state
 from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from cpr_ext.storage.store import Store
+from cpr_ext.storage.store_reader import read_identity
+
+logger = logging.getLogger("cpr_ext")
 
 FORMAT_NAME = "cpr_ext.remote_identity"
 
@@ -27,7 +36,10 @@ class RemoteStore:
 
     Args:
         directory: of the local store. If it is empty or missing, and the remote store holds a
-            state, that is read into it.
+            state, that is read into it. So are shards whose directories are missing.
+
+    Attributes:
+        was_read: the local store was read from the remote one.
 
     Raises:
         UsageError: there is no obstore, or the address is of no service.
@@ -39,8 +51,34 @@ class RemoteStore:
         self._options = options
         self._directory = Path(directory).absolute()
         self._objects = open_objects(options)
+        self.was_read = False
         if not list_directory(self._directory) and newest_state(self._objects) is not None:
+            self.was_read = True
             fetch_store(self._objects, self._directory, finish=_identify)
+        elif (identity := read_checksummed(self._directory / REMOTE_FILE, FORMAT_NAME)) is not None:
+            self._restore_directories(str(identity.get("writer")))
+
+    def _restore_directories(self, writer: str) -> None:
+        """Read shards whose directories are gone, if the newest state is of this store."""
+        held = {path.name for path in list_directory(self._directory)}
+        if STORE_FILE not in held:
+            return
+        try:
+            num_shards, _ = read_identity(self._directory)
+        except DamageError:
+            return  # opening the store names it
+        num_held = sum(parse_shard_name(name) is not None for name in held)
+        if num_held >= num_shards and DENSE_DIRECTORY in held:
+            return
+        state = newest_state(self._objects)
+        if state is None or state.writer != writer:
+            return
+        for name in state.view.directories:
+            if name not in held:
+                fetch_directory(self._objects, state, name, self._directory)
+                logger.warning(
+                    "'%s' was missing; it was read from the remote store", self._directory / name
+                )
 
     def start(self, store: Store, model: Mapping[str, Any]) -> RemoteCopy:
         """Begin to copy a store that was opened for writing.

@@ -70,6 +70,7 @@ class RemoteCopy:
         self._copying: StoreView | None = None
         self._is_stopped = False
         self._bytes_sent = 0
+        self._free_at = 0.0  # when the bandwidth allows the next bytes
         self._failures = 0
         self._error = ""
         self._is_fenced = False
@@ -181,8 +182,10 @@ class RemoteCopy:
     def _spend(self, count: int) -> None:
         with self._changed:
             self._bytes_sent += count
-            if self._rate is not None:
-                self._changed.wait_for(lambda: self._is_stopped, count / self._rate)
+            if self._rate is not None:  # of all objects that are sent at a time
+                now = time.monotonic()
+                self._free_at = max(self._free_at, now) + count / self._rate
+                self._changed.wait_for(lambda: self._is_stopped, self._free_at - now)
             if self._is_stopped:
                 raise SnapshotError("copying was stopped")
 

@@ -10,7 +10,6 @@ was faster, the creation fails, and the loser stops.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,17 +19,17 @@ from cpr_ext.state.position import is_count
 from cpr_ext.storage.checksummed_json import parse_document, serialize_document
 from cpr_ext.storage.file_names import DENSE_DIRECTORY, parse_shard_name
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.remote.objects import Objects, RemoteError
+from cpr_ext.storage.remote.numbered import document_key, document_numbers, newest_document
+from cpr_ext.storage.remote.objects import Objects
 
 STATES = "states/"
 OBJECTS = "objects/"
 FORMAT_NAME = "cpr_ext.remote"
-_STATE_KEY = re.compile(r"states/(\d{12})\.json", re.ASCII)
 
 
 def state_key(number: int) -> str:
     """Return the name of a state's object."""
-    return f"{STATES}{number:012d}.json"
+    return document_key(STATES, number)
 
 
 def object_key(directory: str, record: SegmentRecord) -> str:
@@ -138,30 +137,15 @@ def _directory(name: str, value: Any) -> RemoteDirectory:
 
 def state_numbers(objects: Objects) -> list[int]:
     """Return the numbers of all states, ascending."""
-    found = [_STATE_KEY.fullmatch(key) for key in objects.list(STATES)]
-    return sorted(int(match[1]) for match in found if match is not None)
+    return document_numbers(objects, STATES)
 
 
 def newest_state(objects: Objects) -> RemoteState | None:
     """Read the newest state; None: there is none.
 
-    A listing that lags is no harm: later numbers are tried one by one.
-
     Raises:
         DamageError: it is not as written.
         RemoteError: it was removed by others.
     """
-    numbers = state_numbers(objects)
-    number, found = (numbers[-1] if numbers else 0), None
-    if number:
-        try:
-            found = objects.read(state_key(number))
-        except FileNotFoundError as error:
-            raise RemoteError(f"{state_key(number)} was removed while it was read") from error
-    while True:
-        try:
-            found = objects.read(state_key(number + 1))
-        except FileNotFoundError:
-            break
-        number += 1
-    return None if found is None else RemoteState.from_bytes(found, state_key(number))
+    found = newest_document(objects, STATES)
+    return None if found is None else RemoteState.from_bytes(found[1], state_key(found[0]))

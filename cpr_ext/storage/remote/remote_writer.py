@@ -6,8 +6,8 @@ Objects first, the state that names them last. What is not known to be there cou
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from cpr_ext.errors import StoreError
 from cpr_ext.storage.filesystem import open_regular
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.remote.fetching import fetch_segment
+from cpr_ext.storage.remote.numbered import require_create_only
 from cpr_ext.storage.remote.objects import Objects, RemoteError
 from cpr_ext.storage.remote.remote_state import (
     OBJECTS,
@@ -28,9 +29,9 @@ from cpr_ext.storage.remote.remote_state import (
     state_numbers,
 )
 
-PROBES = "probes/"
 STATES_KEPT = 16  # old states: small, and a reader may be at one of the last
-_CHUNK_BYTES = 1 << 20
+PARALLEL_SENDS = 3
+_CHUNK_BYTES = 4 << 20
 
 Spend = Callable[[int], None]
 
@@ -77,7 +78,7 @@ class RemoteWriter:
             StoreError: there is the copy of another store.
             RemoteError: the service makes an object that exists already.
         """
-        self._require_create_only()
+        require_create_only(self._objects)
         # Before the newest state is read: whoever takes over later adds a state first.
         self._listed = set(self._objects.list(OBJECTS))
         newest = newest_state(self._objects)
@@ -91,19 +92,6 @@ class RemoteWriter:
                 f"({what}). Choose another address; or, to resume from it, an empty directory"
             )
         self.newest = newest
-
-    def _require_create_only(self) -> None:
-        probe = f"{PROBES}{uuid.uuid4().hex}"
-        try:
-            self._objects.create(probe, b"1")  # False if the request was sent twice
-            overwrites = self._objects.create(probe, b"2")
-        finally:
-            self._objects.delete(probe)
-        if overwrites:
-            raise RemoteError(
-                "the remote service ignores conditional writes (If-None-Match), so two writers "
-                "could overwrite each other. Use a service that has them"
-            )
 
     def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
         """Replace a file of the local store by its copy; False if there is none."""
@@ -126,7 +114,9 @@ class RemoteWriter:
             FileNotFoundError: the local store has moved on; take a newer view.
             Exception: a request failed, and its outcome is unknown; it may be tried again.
         """
-        known = self._known()
+        # What others have removed is sent again.
+        there = set(self._objects.list(OBJECTS))
+        known = {key: crc for key, crc in self._known().items() if key in there}
         checksums: dict[str, int] = {}
         with ExitStack() as opened:
             sources = {}
@@ -137,8 +127,16 @@ class RemoteWriter:
                 # Opened now: a file that the store removes later can still be read.
                 path = self._directory / directory / record.file
                 sources[key] = opened.enter_context(os.fdopen(open_regular(path), "rb")), record
-            for key, (file, record) in sources.items():
-                checksums[key] = self._send(key, file, record.file_bytes)
+            with ThreadPoolExecutor(PARALLEL_SENDS, thread_name_prefix="cpr_ext-send") as pool:
+                sent = {
+                    key: pool.submit(self._send, key, file, record.file_bytes)
+                    for key, (file, record) in sources.items()
+                }
+                try:
+                    checksums |= {key: crc.result() for key, crc in sent.items()}
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
         number = 1 if self.newest is None else self.newest.number + 1
         state = RemoteState(number, self._writer, view, checksums)
         self.spend(0)  # raises if it was stopped meanwhile

@@ -1,50 +1,30 @@
 """A copy in S3: a real HTTP server that behaves like it, in this process."""
 
+from dataclasses import replace
+
 import pytest
+import torch
+from torch import nn
 
 import cpr_ext
+from cpr_ext.publishing import Subscriber, publish
 from cpr_ext.storage.remote import RemoteError, RemoteOptions, fetch_store, open_objects
 from cpr_ext.storage.remote.objects import PART_BYTES
 from cpr_ext.storage.remote.remote_state import newest_state
 from python_tests.helpers import assert_same
+from python_tests.storage.remote.servers import SECRET, empty_bucket, s3_service
 from python_tests.storage.remote.test_remote_copy import begin, close_and_lose, train_and_save
-
-pytest.importorskip("obstore")
-moto = pytest.importorskip("moto.server")
 
 
 @pytest.fixture(scope="module")
 def service():
-    server = moto.ThreadedMotoServer(port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield {
-        "config": {
-            "aws_endpoint": f"http://{host}:{port}",
-            "aws_region": "us-east-1",
-            "aws_access_key_id": "someone",
-            "aws_secret_access_key": "hush",
-        },
-        "client_options": {"allow_http": True},
-    }
-    server.stop()
+    with s3_service() as found:
+        yield found
 
 
 @pytest.fixture
 def options(service):
-    import boto3
-
-    client = boto3.client(
-        "s3",
-        endpoint_url=service["config"]["aws_endpoint"],
-        region_name="us-east-1",
-        aws_access_key_id="someone",
-        aws_secret_access_key="hush",
-    )
-    client.create_bucket(Bucket="bucket")
-    for entry in client.list_objects_v2(Bucket="bucket").get("Contents", []):
-        client.delete_object(Bucket="bucket", Key=entry["Key"])
-    return RemoteOptions("s3://bucket/job", **service)
+    return empty_bucket(service)
 
 
 def test_objects_are_created_once_and_sent_in_parts(options):
@@ -76,7 +56,22 @@ def test_a_new_machine_recovers_from_s3(options, tmp_path, caplog):
     assert newest_state(open_objects(options)).view.step == 4
     with pytest.raises(cpr_ext.StoreError, match="another store"):
         begin_elsewhere(tmp_path / "d", options)
-    assert "hush" not in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_a_subscriber_follows_through_s3(options, tmp_path):
+    trained = begin(tmp_path / "a")
+    place = replace(options, address="s3://bucket/rows")
+    bags = {"tables.big": nn.EmbeddingBag(60, 4)}
+    subscriber = Subscriber(place, bags)
+    for number in (1, 2):
+        train_and_save(trained)
+        assert publish(tmp_path / "a", place).number == number
+        assert subscriber.poll().number == number
+    assert SECRET not in open_objects(place).read("index/000000000002.json").decode()
+    trained.checkpointer.recover()
+    assert torch.equal(bags["tables.big"].weight, trained.model.tables["big"].weight)
+    trained.checkpointer.close()
 
 
 def begin_elsewhere(directory, options):
@@ -89,5 +84,5 @@ def test_a_bucket_that_does_not_exist_is_named_without_secrets(options, service,
     missing = RemoteOptions("s3://nowhere/job", **service)
     with pytest.raises(RemoteError, match="list") as raised:
         begin(tmp_path / "a", remote=missing)
-    assert "hush" not in str(raised.value)
+    assert SECRET not in str(raised.value)
     begin(tmp_path / "a", remote=options).checkpointer.close()

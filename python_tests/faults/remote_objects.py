@@ -1,0 +1,153 @@
+"""Object storage in which one request meets a fault, and which is looked at after each request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cpr_ext._native import native
+from cpr_ext.storage.remote.objects import Objects, RemoteError
+from cpr_ext.storage.remote.remote_state import RemoteState, StoreView, newest_state
+
+# What happens at a request: "fails": nothing; "times out": nothing, after the body was sent;
+# "answer lost": it takes effect; "twice": it takes effect two times, and the second answer counts;
+# "late": it takes effect after the next request; "killed before", "killed after": the process ends.
+FAULTS = ("fails", "times out", "answer lost", "twice", "late", "killed before", "killed after")
+KILLS = ("killed before", "killed after")
+
+
+class Killed(BaseException):
+    """The process ended in a request."""
+
+
+class WatchedObjects:
+    """Passes requests on, until request number ``at``, counted from 0, meets ``fault``.
+
+    Attributes:
+        count: requests so far.
+        is_dead: the process has ended; it makes no more requests until :meth:`restart`.
+        acknowledged: the number of the state that was promised last; and its step.
+        views: all committed states of the local store, as they were handed over to be copied; None:
+            not known.
+        violations: what was found wrong.
+    """
+
+    def __init__(self, objects: Objects, fault: str = "", at: int = -1) -> None:
+        self.objects = objects
+        self.count = 0
+        self.is_dead = False
+        self.acknowledged = 0
+        self.acknowledged_step = -1
+        self.views: list[StoreView] | None = []
+        self.violations: list[str] = []
+        self._fault = fault
+        self._at = at
+        self._lock = threading.RLock()
+        self._late: Callable[[], object] | None = None
+        self._sound: dict[str, int] = {}  # checksums of objects that were not touched since
+
+    def acknowledge(self, number: int, step: int) -> None:
+        """Take note of what the job was promised."""
+        self.acknowledged, self.acknowledged_step = number, step
+
+    def _end(self) -> None:
+        self.is_dead = True
+        raise Killed
+
+    def restart(self) -> None:
+        """A new process begins."""
+        self.is_dead = False
+
+    @property
+    def was_met(self) -> bool:
+        """Whether the fault has happened."""
+        return self.count > self._at >= 0
+
+    def create(self, key: str, data: bytes) -> bool:
+        return bool(self._request("create", key, data))
+
+    def write(self, key: str, chunks: Iterable[bytes]) -> None:
+        self._request("write", key, chunks)
+
+    def read(self, key: str, begin: int = 0, end: int | None = None) -> bytes:
+        return bytes(self._request("read", key, begin, end))
+
+    def list(self, prefix: str) -> list[str]:
+        return list(self._request("list", prefix))
+
+    def delete(self, key: str) -> None:
+        self._request("delete", key)
+
+    def _request(self, name: str, key: str, *arguments: Any) -> Any:
+        with self._lock:
+            if self.is_dead:
+                raise Killed
+            number, self.count = self.count, self.count + 1
+            late, self._late = self._late, None
+            try:
+                return self._do(number == self._at, name, key, *arguments)
+            finally:
+                if late is not None:
+                    late()
+                if name != "read":
+                    self._sound.pop(key, None)
+                self._look()
+
+    def _do(self, is_met: bool, name: str, key: str, *arguments: Any) -> Any:
+        call = getattr(self.objects, name)
+        fault = self._fault if is_met else ""
+        if fault == "fails":
+            raise RemoteError("503 Slow Down")
+        if fault == "killed before":
+            self._end()
+        if fault and name == "write":
+            arguments = (list(arguments[0]),)
+        if fault == "times out":
+            raise RemoteError("timed out")
+        if fault == "late":
+            if name in ("create", "write"):
+                self._late = lambda: call(key, *arguments)
+            raise RemoteError("timed out")
+        answer = call(key, *arguments)
+        if fault == "answer lost":
+            raise RemoteError("timed out")
+        if fault == "twice":
+            return call(key, *arguments)
+        if fault == "killed after":
+            self._end()
+        return answer
+
+    def _look(self) -> None:
+        """Look whether the newest state is a committed one, whole, and not older than promised."""
+        try:
+            state = newest_state(self.objects)
+        except Exception as error:
+            self._blame(f"{type(error).__name__}: {error}")
+            return
+        if state is None:
+            if self.acknowledged:
+                self._blame("no state is left")
+            return
+        if state.number < self.acknowledged:
+            self._blame(f"state {state.number}; {self.acknowledged} was promised")
+        if self.views is not None and state.view not in self.views:
+            self._blame(f"state {state.number} was never committed")
+        self._look_at_objects(state)
+
+    def _look_at_objects(self, state: RemoteState) -> None:
+        for key, (_, record) in state.view.records().items():
+            if key not in self._sound:
+                try:
+                    data = self.objects.read(key)
+                except FileNotFoundError:
+                    self._blame(f"state {state.number} lacks {key}")
+                    continue
+                if len(data) != record.file_bytes:
+                    self._blame(f"{key} has {len(data)} bytes of {record.file_bytes}")
+                self._sound[key] = native.crc32c(data)
+            if self._sound[key] != state.checksums[key]:
+                self._blame(f"{key} is not as written")
+
+    def _blame(self, text: str) -> None:
+        self.violations.append(f"after request {self.count - 1}: {text}")

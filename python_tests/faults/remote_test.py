@@ -1,0 +1,135 @@
+"""Every fault at every request of a run whose store is copied to object storage.
+
+python -m python_tests.faults.remote_test                        all of them
+python -m python_tests.faults.remote_test --sample 100 --seed 3
+python -m python_tests.faults.remote_test --only late            one fault at every request
+python -m python_tests.faults.remote_test --store s3 --sample 20 a real server: file, s3 or azure
+python -m python_tests.faults.remote_test --replay "answer lost" 17
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from cpr_ext.storage.remote import RemoteOptions, open_objects
+from cpr_ext.storage.remote.objects import Objects
+from python_tests.faults.remote_objects import FAULTS, WatchedObjects
+from python_tests.faults.remote_scenario import run
+from python_tests.storage.remote.faulty_objects import MemoryObjects
+from python_tests.storage.remote.servers import azure_service, empty_bucket, s3_service
+
+STORES = ("memory", "file", "s3", "azure")
+
+Try = tuple[str, int]
+MakeObjects = Callable[[], Objects]
+
+
+def try_fault(fault: str, at: int, make: MakeObjects = MemoryObjects) -> tuple[list[str], bool]:
+    """Return what was found wrong with this fault at request ``at``, and whether that was made.
+
+    States that follow each other quickly are copied as one, so the last requests may be missing.
+    """
+    objects = WatchedObjects(make(), fault, at)
+    with tempfile.TemporaryDirectory(prefix="cpr-remote-") as folder:
+        found = run(objects, Path(folder) / "run")
+    return found, objects.was_met
+
+
+def count_requests() -> int:
+    """Return how many requests a run without a fault makes; raises if it finds anything."""
+    objects = WatchedObjects(MemoryObjects())
+    with tempfile.TemporaryDirectory(prefix="cpr-remote-") as folder:
+        found = run(objects, Path(folder) / "run")
+    assert not found, found
+    return objects.count
+
+
+@contextmanager
+def objects_of(store: str) -> Iterator[MakeObjects]:
+    """Yield what makes empty object storage of a kind."""
+    numbers = itertools.count()
+
+    def at(options: RemoteOptions) -> Objects:
+        return open_objects(replace(options, address=f"{options.address}{next(numbers)}"))
+
+    if store == "memory":
+        yield MemoryObjects
+    elif store == "file":
+        with tempfile.TemporaryDirectory(prefix="cpr-remote-") as folder:
+            yield lambda: at(RemoteOptions(f"file://{folder}/store"))
+    elif store == "s3":
+        with s3_service() as service:
+            options = empty_bucket(service)
+            yield lambda: at(options)
+    else:
+        with azure_service() as options:
+            yield lambda: at(options)
+
+
+def all_tries(num_requests: int) -> Iterator[Try]:
+    """Every fault at every request."""
+    for fault in FAULTS:
+        for at in range(num_requests):
+            yield fault, at
+
+
+def draw(num_requests: int, count: int, seed: int) -> list[Try]:
+    """Return ``count`` of them, of each fault about as many."""
+    chance = random.Random(seed)
+    return [(FAULTS[n % len(FAULTS)], chance.randrange(num_requests)) for n in range(count)]
+
+
+def main() -> int:
+    """0 if nothing was found wrong, else 1."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--sample", type=int, help="so many tries, drawn, instead of all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=FAULTS)
+    parser.add_argument("--store", choices=STORES, default="memory")
+    parser.add_argument("--replay", nargs=2, metavar=("FAULT", "REQUEST"), help="one try")
+    options = parser.parse_args()
+    started = time.monotonic()
+    num_requests = count_requests()
+    if options.replay:
+        tries = [(options.replay[0], int(options.replay[1]))]
+    elif options.sample:
+        tries = draw(num_requests, options.sample, options.seed)
+    else:
+        tries = [each for each in all_tries(num_requests) if options.only in (None, each[0])]
+    total: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    missed: Counter[str] = Counter()
+    with objects_of(options.store) as make:
+        for fault, at in tqdm(tries, unit=" tries", smoothing=0, disable=None):
+            total[fault] += 1
+            found, was_met = try_fault(fault, at, make)
+            missed[fault] += not was_met
+            if found:
+                failed[fault] += 1
+                tqdm.write("\n    ".join([f"VIOLATION '{fault}' {at}", *found]), file=sys.stdout)
+    print(f"\n{num_requests} requests in the scenario")
+    print(f"{'fault':14} {'tries':>6} {'not met':>8} {'violations':>11}")
+    for fault, count in total.items():
+        print(f"{fault:14} {count:6} {missed[fault]:8} {failed[fault]:11}")
+    seconds = time.monotonic() - started
+    sums = f"{total.total():6} {missed.total():8} {failed.total():11}"
+    print(f"{'all':14} {sums}   in {seconds:.0f} s")
+    return 1 if failed.total() or missed.total() == total.total() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""A drawn sample of faults at the requests of a copy, and whether it would see violations."""
+
+import subprocess
+import sys
+from unittest.mock import patch
+
+import pytest
+
+from cpr_ext.storage.remote.remote_writer import RemoteWriter
+from python_tests.faults.remote_objects import FAULTS, WatchedObjects
+from python_tests.faults.remote_scenario import run
+from python_tests.faults.remote_test import draw, objects_of, try_fault
+from python_tests.storage.remote.faulty_objects import MemoryObjects
+
+_NUM_REQUESTS = 200  # a run makes some more
+
+
+@pytest.mark.parametrize(("fault", "at"), draw(_NUM_REQUESTS, len(FAULTS), seed=2))
+def test_a_fault_at_a_request_leaves_the_newest_acknowledged_state(fault, at):
+    assert try_fault(fault, at) == ([], True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("store", ["file", "s3", "azure"])
+def test_faults_at_requests_to_a_service(store):
+    pytest.importorskip("obstore")
+    with objects_of(store) as make:
+        tried = [try_fault(fault, at, make) for fault, at in draw(150, 2 * len(FAULTS), seed=7)]
+    assert [found for found, _ in tried if found] == []
+    assert sum(was_met for _, was_met in tried) > len(FAULTS)
+
+
+@pytest.mark.long
+def test_another_machine_goes_on_after_a_process_was_killed_in_a_request():
+    pytest.importorskip("obstore")
+    command = [sys.executable, "-m", "python_tests.faults.remote_kill", "--sample", "12"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "12 kills, 0 violations" in done.stdout
+
+
+def _lose_an_object(send):
+    def broken(self, key, file, file_bytes):
+        crc = send(self, key, file, file_bytes)
+        if "00000002" in key:
+            self._objects.delete(key)
+        return crc
+
+    return "_send", broken, "lacks"
+
+
+def _promise_too_early(add):
+    def broken(self, state):
+        return state if state.number == 4 else add(self, state)
+
+    return "_add", broken, "was promised"
+
+
+def _remove_too_much(tidy):
+    def broken(self, before, state):
+        for key in list(state.checksums)[:1]:
+            self._objects.delete(key)
+
+    return "_tidy", broken, "lacks"
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [("_send", _lose_an_object), ("_add", _promise_too_early), ("_tidy", _remove_too_much)],
+)
+def test_what_is_broken_in_the_writer_is_found(name, make, tmp_path):
+    objects = WatchedObjects(MemoryObjects())
+    found = make(getattr(RemoteWriter, name))
+    with patch.object(RemoteWriter, name, found[1]):
+        try:
+            problems = run(objects, tmp_path / "run")
+        except Exception:  # a recovery may fail of it
+            problems = objects.violations
+    assert any(found[2] in text for text in problems), problems
