@@ -4,8 +4,8 @@
     cpr publish runs/a --to runs/rows --every 2                # writes the rows that changed
     python examples/serving.py runs/rows                       # serves
 
-It prints how old each state was when it became visible, and how many bytes that took, beside the
-bytes of all tables.
+The argument may also be an address, such as s3://bucket/rows. It prints how old each state was when
+it became visible, and how many bytes that took, beside the bytes of all tables.
 """
 
 import argparse
@@ -42,8 +42,8 @@ def main(arguments=None):
         print(
             f"step {applied.step}: {applied.rows} rows, {applied.file_bytes} bytes "
             f"({applied.file_bytes / whole:.1%} of all tables), applied in "
-            f"{time.perf_counter() - started:.3f} s, visible {applied.age_seconds:.1f} s after "
-            "it was published"
+            f"{time.perf_counter() - started:.3f} s, visible {applied.saved_age_seconds:.1f} s "
+            f"after training saved it, {applied.age_seconds:.1f} s after it was published"
         )
     return tables
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -10,12 +12,24 @@ import click
 from cpr_ext.cli.output import count, echo, json_option, print_json, size, store_argument
 
 if TYPE_CHECKING:
-    from cpr_ext.publishing import PublishReport
+    from cpr_ext.publishing import PublishReport, StorePosition
 
 
 @click.command()
 @store_argument
-@click.option("--to", required=True, type=click.Path(file_okay=False), help="The publication.")
+@click.option(
+    "--to",
+    required=True,
+    type=click.Path(file_okay=False),
+    help="The publication: a directory, or an address such as s3://bucket/rows.",
+)
+@click.option(
+    "--since",
+    "since_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Begin a publication without all rows, after the position in this file (or in a report of "
+    "--json).",
+)
 @click.option(
     "--format",
     "file_format",
@@ -37,6 +51,7 @@ def publish(
     store: str,
     to: str,
     file_format: Literal["safetensors", "parquet"],
+    since_file: Path | None,
     states: bool,
     whole: bool,
     every_seconds: float | None,
@@ -48,13 +63,27 @@ def publish(
     """
     from cpr_ext import publishing
 
+    since = None if since_file is None else _position_in(since_file)
     while True:
-        report = publishing.publish(store, to, file_format=file_format, states=states, whole=whole)
+        report = publishing.publish(
+            store, to, file_format=file_format, states=states, since=since, whole=whole
+        )
         print_json(report) if as_json else _show(report)
         if every_seconds is None:
             return
-        whole = False
+        whole, since = False, None
         time.sleep(every_seconds)
+
+
+def _position_in(path: Path) -> StorePosition:
+    from cpr_ext.errors import DamageError
+    from cpr_ext.publishing import StorePosition
+
+    try:
+        content = json.loads(path.read_bytes())
+        return StorePosition.from_json(content.get("position", content))
+    except (ValueError, AttributeError, DamageError) as error:
+        raise click.BadParameter(f"{path} holds no position in a store: {error}") from error
 
 
 def _show(report: PublishReport) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from cpr_ext.errors import DamageError, StoreError, UsageError
@@ -29,6 +31,10 @@ from cpr_ext.storage.store_reader import StoredTable, StoreReader, read_committe
 
 OnGap = Literal["raise", "copy"]
 WINDOW_ROWS = 1 << 26  # a byte of memory each
+
+# Of which rows of a window the newest state was found. numpy: torch would split such short work.
+Found = npt.NDArray[np.bool_]
+Wanted = torch.Tensor | slice | None  # positions in a chunk; None: of none of its rows
 
 
 @dataclass(frozen=True)
@@ -84,14 +90,24 @@ class ChangedRows:
         """The tables of the store, by name."""
         return self._reader.tables
 
+    @property
+    def saved_unix_seconds(self) -> float | None:
+        """When the state ``until`` was written to the store; None: its file is gone."""
+        try:
+            return self._reader.dense.path_of(self._newest()).stat().st_mtime
+        except OSError:
+            return None
+
+    def _newest(self) -> SegmentRecord:
+        return next(r for r in self._reader.dense.segments if r.snapshot == self.until.snapshot)
+
     def dense_tensors(self) -> dict[str, torch.Tensor]:
         """Read the model's parameters and buffers that are no table, at ``until``.
 
         Raises:
             DamageError: the dense part is damaged.
         """
-        newest = next(r for r in self._reader.dense.segments if r.snapshot == self.until.snapshot)
-        model = read_dense(self._reader.dense, newest).tree()["model"]
+        model = read_dense(self._reader.dense, self._newest()).tree()["model"]
         return {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
 
     def __iter__(self) -> Iterator[RowBatch]:
@@ -110,7 +126,7 @@ class ChangedRows:
         begin, end = self._reader.row_range(table, shard.number)
         for first in range(begin, end, WINDOW_ROWS):
             last = min(first + WINDOW_ROWS, end)
-            is_found = torch.zeros(last - first, dtype=torch.bool)
+            is_found = np.zeros(last - first, dtype=np.bool_)
             for segment in reversed(rows.segments):
                 for chunk in segment.chunks_of(table):
                     held = None
@@ -119,7 +135,7 @@ class ChangedRows:
                         wanted = _find_rows(held.row_ids, first, last, is_found)
                     else:
                         wanted = _find_chunk(segment, chunk, first, last, is_found)
-                    if len(wanted) == 0:
+                    if wanted is None:
                         continue
                     if skip > 0:
                         skip -= 1
@@ -127,19 +143,20 @@ class ChangedRows:
                         continue
                     yield self._taken(rows, held or segment.rows(chunk), wanted)
 
-    def _taken(self, rows: ShardRows, chunk: ChunkRows, wanted: torch.Tensor) -> ChunkRows:
-        """Return the rows of a chunk at positions ``wanted`` (n,) int64."""
+    def _taken(self, rows: ShardRows, chunk: ChunkRows, wanted: torch.Tensor | slice) -> ChunkRows:
+        """Return the rows of a chunk at positions ``wanted``."""
+        row_ids = _chosen(chunk.row_ids, wanted)
         arrays = {}
         for array in rows.arrays:
             if array.name == WEIGHT or self._states:
                 held = chunk.arrays.get(array.name)
                 arrays[array.name] = (
                     # An optimizer's state that was made after this segment is zero in it.
-                    torch.zeros((len(wanted), *array.row_shape), dtype=array.dtype)
+                    torch.zeros((len(row_ids), *array.row_shape), dtype=array.dtype)
                     if held is None
                     else _chosen(held, wanted)
                 )
-        return ChunkRows(chunk.step, _chosen(chunk.row_ids, wanted), arrays)
+        return ChunkRows(chunk.step, row_ids, arrays)
 
     def _open(self, table: str, shard: _Shard) -> ShardRows:
         reader = self._reader
@@ -164,34 +181,38 @@ class ChangedRows:
         return rows
 
 
-def _find_chunk(
-    segment: SegmentRows, chunk: int, first: int, last: int, is_found: torch.Tensor
-) -> torch.Tensor:
-    """Return positions (n,) int64 of rows of a chunk in [first, last) not found yet; find them."""
+def _find_chunk(segment: SegmentRows, chunk: int, first: int, last: int, is_found: Found) -> Wanted:
+    """Return positions of the rows of a chunk in [first, last) not found yet; find them."""
     low, high = segment.span(chunk)
     if high <= first or low >= last:
-        return torch.empty(0, dtype=torch.int64)
+        return None
     if not segment.is_run(chunk):
         return _find_rows(segment.row_ids(chunk), first, last, is_found)
     begin, end = max(low, first), min(high, last)
     found = is_found[begin - first : end - first]
-    wanted = (~found).nonzero().reshape(-1) + (begin - low)
-    found.fill_(True)
+    wanted: Wanted = slice(begin - low, end - low)
+    if found.any():
+        positions = np.flatnonzero(~found) + (begin - low)
+        wanted = torch.from_numpy(positions) if len(positions) else None
+    found[:] = True
     return wanted
 
 
-def _find_rows(
-    row_ids: torch.Tensor, first: int, last: int, is_found: torch.Tensor
-) -> torch.Tensor:
-    inside = ((row_ids >= first) & (row_ids < last)).nonzero().reshape(-1)
-    at = row_ids[inside] - first
-    wanted = inside[~is_found[at]]
+def _find_rows(row_ids: torch.Tensor, first: int, last: int, is_found: Found) -> Wanted:
+    """Return the same of row ids, which ascend."""
+    ids = row_ids.numpy()
+    begin, end = (int(at) for at in np.searchsorted(ids, (first, last)))
+    at = ids[begin:end] - first
+    is_new = ~is_found[at]
     is_found[at] = True
-    return wanted
+    if is_new.all():
+        return slice(begin, end) if begin < end else None
+    positions = np.flatnonzero(is_new) + begin
+    return torch.from_numpy(positions) if len(positions) else None
 
 
-def _chosen(values: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    return values if len(wanted) == len(values) else values.index_select(0, wanted)
+def _chosen(values: torch.Tensor, wanted: torch.Tensor | slice) -> torch.Tensor:
+    return values[wanted] if isinstance(wanted, slice) else values.index_select(0, wanted)
 
 
 def changed_rows(

@@ -1,16 +1,14 @@
 """The index of a publication: which files a consumer applies, in which order.
 
-A publication is a directory. Its index is replaced as a whole by one rename, after all files that
-it names are durable. So a consumer that polls it sees one complete publication or the next.
+It is replaced as a whole, after all files that it names are durable. So a consumer that polls it
+sees one complete publication or the next.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +17,6 @@ from cpr_ext.errors import DamageError
 from cpr_ext.publishing.store_position import StorePosition
 from cpr_ext.state.dtypes import DTYPE_NAMES, DTYPES
 from cpr_ext.state.position import is_count
-from cpr_ext.storage.checksummed_json import read_checksummed, write_checksummed
 
 INDEX_FILE = "PUBLICATION.json"
 FORMAT_NAME = "cpr_ext.publication"
@@ -66,6 +63,7 @@ class PublishedUpdate:
         is_whole: from any state. Else from that of ``number - 1``.
         step, num_samples: of the state.
         unix_seconds: when it was published, by the publisher's clock.
+        saved_unix_seconds: when the store got it, by the time of its file; None: not recorded.
     """
 
     number: int
@@ -74,6 +72,7 @@ class PublishedUpdate:
     num_samples: int
     unix_seconds: float
     files: tuple[PublishedFile, ...]
+    saved_unix_seconds: float | None = None
 
     @property
     def file_bytes(self) -> int:
@@ -89,12 +88,14 @@ class Publication:
         identity: another one means that numbers count from 1 again.
         position: of the store, at the newest state.
         updates: oldest first.
+        begins_at: the position of the store before the first update; None: that has all rows.
     """
 
     identity: str
     tables: Mapping[str, PublishedTable]
     position: StorePosition
     updates: tuple[PublishedUpdate, ...]
+    begins_at: StorePosition | None = None
 
     @property
     def number(self) -> int:
@@ -112,13 +113,9 @@ class Publication:
         wanted = range(number + 1, self.number + 1)
         return tuple(changed[n] for n in wanted) if all(n in changed for n in wanted) else None
 
-    def write(self, directory: Path) -> None:
-        """Replace the index.
-
-        Raises:
-            StorageError: the operating system refused.
-        """
-        content = {
+    def to_content(self) -> dict[str, Any]:
+        """Return the content of an index."""
+        return {
             "identity": self.identity,
             "tables": {
                 name: asdict(table) | {"dtype": DTYPE_NAMES[table.dtype]}
@@ -126,31 +123,27 @@ class Publication:
             },
             "position": self.position.to_json(),
             "updates": [asdict(update) for update in self.updates],
+            "begins_at": None if self.begins_at is None else self.begins_at.to_json(),
         }
-        write_checksummed(directory / INDEX_FILE, FORMAT_NAME, content)
 
+    @classmethod
+    def from_content(cls, content: Mapping[str, Any], place: str) -> Publication:
+        """Invert :meth:`to_content`; ``place`` is where it was read.
 
-def read_publication(directory: str | os.PathLike[str]) -> Publication | None:
-    """Read the index of a publication; None: there is none.
-
-    Raises:
-        DamageError: it is not as written.
-        StoreError: it has a version not known here.
-        StorageError: it could not be read.
-    """
-    path = Path(directory) / INDEX_FILE
-    content = read_checksummed(path, FORMAT_NAME)
-    if content is None:
-        return None
-    try:
-        return Publication(
-            str(content["identity"]),
-            {str(name): _table(value) for name, value in content["tables"].items()},
-            StorePosition.from_json(content["position"]),
-            tuple(_update(value) for value in content["updates"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamageError(f"{path}: {error!r:.200}") from error
+        Raises:
+            DamageError: it is not as written.
+        """
+        try:
+            begins_at = content.get("begins_at")
+            return cls(
+                str(content["identity"]),
+                {str(name): _table(value) for name, value in content["tables"].items()},
+                StorePosition.from_json(content["position"]),
+                tuple(_update(value) for value in content["updates"]),
+                None if begins_at is None else StorePosition.from_json(begins_at),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamageError(f"{place}: {error!r:.200}") from error
 
 
 def _table(value: Any) -> PublishedTable:
@@ -162,7 +155,8 @@ def _table(value: Any) -> PublishedTable:
 def _update(value: Any) -> PublishedUpdate:
     update = PublishedUpdate(**(value | {"files": tuple(map(_file, value["files"]))}))
     _require_counts(update.number, update.step, update.num_samples)
-    if type(update.is_whole) is not bool or not isinstance(update.unix_seconds, float | int):
+    times = (update.unix_seconds, update.saved_unix_seconds or 0.0)
+    if type(update.is_whole) is not bool or not all(isinstance(t, float | int) for t in times):
         raise ValueError("a field of an update has another type")
     return update
 

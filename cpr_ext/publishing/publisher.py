@@ -6,13 +6,13 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cpr_ext.errors import CprError, DamageError, StorageError, StoreError, UsageError
+from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
 from cpr_ext.publishing.changed_rows import ChangedRows, changed_rows
 from cpr_ext.publishing.part_file import FileFormat, checksum_of, write_batches, write_tensors
+from cpr_ext.publishing.places import Place, PublicationPlace, open_place
 from cpr_ext.publishing.publication import (
     DENSE,
     Publication,
@@ -20,15 +20,10 @@ from cpr_ext.publishing.publication import (
     PublishedTable,
     PublishedUpdate,
     file_name,
-    is_file_name,
-    read_publication,
 )
 from cpr_ext.publishing.row_batch import RowBatch
-from cpr_ext.publishing.store_position import PositionError
-from cpr_ext.storage.filesystem import make_directory, storage_error, sync_directory
+from cpr_ext.publishing.store_position import PositionError, StorePosition
 from cpr_ext.storage.leases import reader_lease
-from cpr_ext.storage.locks import DirectoryLock
-from cpr_ext.storage.reading import list_directory
 
 PART_BYTES = 64 << 20
 _TRIES = 5
@@ -45,6 +40,7 @@ class PublishReport:
         file_bytes: size of the files written.
         copied_shards: shards of which all rows were written.
         wrote_whole: an update that needs no state before it was written.
+        position: of the store, at the newest state.
     """
 
     directory: str
@@ -55,26 +51,32 @@ class PublishReport:
     file_bytes: int
     copied_shards: tuple[int, ...]
     wrote_whole: bool
+    position: StorePosition
 
 
 def publish(
     store: str | os.PathLike[str],
-    to: str | os.PathLike[str],
+    to: PublicationPlace,
     *,
     file_format: FileFormat = "safetensors",
     states: bool = False,
+    since: StorePosition | None = None,
     whole: bool = False,
     renew_after: float = 1.0,
     part_bytes: int = PART_BYTES,
 ) -> PublishReport:
-    """Write what was committed to ``store`` since the last call with the directory ``to``.
+    """Write what was committed to ``store`` since the last call with the same ``to``.
 
     The first call writes all rows. Where the store does not show what changed, all rows of a shard
     are written. Memory is that of one file and one chunk of the store.
 
     Args:
+        to: a directory, an address such as ``s3://bucket/rows``, or
+            :class:`~cpr_ext.storage.remote.RemoteOptions`.
         file_format: of rows. Parquet needs pyarrow.
         states: write per-row optimizer states, too.
+        since: begin a publication without all rows, for consumers that hold this state of the store
+            (``Subscriber(position=...)``).
         whole: write all rows for new consumers in any case; for a store of another model, begin the
             publication again.
         renew_after: write all rows again once updates exceed this many times the bytes of the last
@@ -82,21 +84,23 @@ def publish(
         part_bytes: about how large a file gets.
 
     Raises:
-        UsageError: no such format.
-        StoreError: ``to`` is in use, no publication, or that of a store of other tables; or
-            ``store`` is no store, or holds no snapshot.
+        UsageError: no such format; or ``since`` for a publication that has begun.
+        StoreError: ``to`` is in use, no publication, or that of a store of other tables; another
+            process published to it; or ``store`` is no store, or holds no snapshot.
         DamageError: the store or the index is damaged; the publication is as before.
         StorageError: the operating system refused; the publication is as before.
+        RemoteError: a request failed. The publication is as before; or it has the new state, if
+            the answer was lost.
     """
     if file_format not in ("safetensors", "parquet"):
         raise UsageError(f"file_format is {file_format!r}; allowed: safetensors, parquet")
-    directory = Path(to).absolute()
+    place = open_place(to)
     for tries_left in reversed(range(_TRIES)):
         try:
             # The lease of all reading: a commit removes no file that is still to be read.
-            with _locked(directory), reader_lease(Path(store)):
-                writer = _Writer(directory, file_format, states, part_bytes)
-                return writer.publish(store, whole=whole, renew_after=renew_after)
+            with place.opened() as directory, reader_lease(Path(store)):
+                writer = _Writer(place, directory, file_format, states, part_bytes)
+                return writer.publish(store, since, whole=whole, renew_after=renew_after)
         except _StoreMovedError:
             if not tries_left:
                 raise
@@ -107,61 +111,59 @@ class _StoreMovedError(StoreError):
     """The store committed more while all rows were to be written, or removed files."""
 
 
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    try:
-        make_directory(directory)
-        lock = DirectoryLock(directory)
-        try:
-            yield
-        finally:
-            lock.close()
-    except OSError as error:
-        if isinstance(error, CprError):
-            raise
-        raise storage_error("publish to", directory, error) from error
-
-
 class _Writer:
     def __init__(
-        self, directory: Path, file_format: FileFormat, states: bool, part_bytes: int
+        self,
+        place: Place,
+        directory: Path,
+        file_format: FileFormat,
+        states: bool,
+        part_bytes: int,
     ) -> None:
+        self._place = place
         self._directory = directory
         self._format: FileFormat = file_format
         self._states = states
         self._part_bytes = part_bytes
 
     def publish(
-        self, store: str | os.PathLike[str], *, whole: bool, renew_after: float
+        self,
+        store: str | os.PathLike[str],
+        begins_at: StorePosition | None,
+        *,
+        whole: bool,
+        renew_after: float,
     ) -> PublishReport:
-        known = read_publication(self._directory)
-        if known is None:
-            self._refuse_strangers()
-        self._remove_unlisted(known)
+        known = self._place.read_index()
+        if known is not None and begins_at is not None:
+            raise UsageError(
+                f"'{self._place.name}' holds a publication, which has a position of its own; leave "
+                "out since"
+            )
+        self._place.begin(known)
         before = known
         try:
-            since = None if known is None else known.position
+            since = begins_at if known is None else known.position
             changes = changed_rows(store, since, states=self._states, on_gap="copy")
         except PositionError as error:
             if not whole:
                 raise PositionError(
-                    f"'{self._directory}' is a publication of a store of other tables or shards; "
-                    "choose another directory, or begin it again with whole=True (--whole)"
+                    f"'{self._place.name}' is a publication of a store of other tables or shards; "
+                    "choose another place, or begin it again with whole=True (--whole)"
                 ) from error
             before = None
             changes = changed_rows(store, states=self._states)
         if before is None:
-            before = Publication(uuid.uuid4().hex, _tables(changes), changes.until, ())
+            identity = uuid.uuid4().hex
+            before = Publication(identity, _tables(changes), changes.until, (), changes.since)
         elif before.position == changes.until and not whole:
             return self._report(before, [], changes)
         # Numbers go on after those of another store: names of files are not used again.
         number = 1 + (0 if known is None else known.number)
         written = self._updates(store, before, changes, number, whole=whole, after=renew_after)
         index = _joined(before, changes, written)
-        sync_directory(self._directory)
-        index.write(self._directory)
         # Files of the index before stay until the next call: a consumer may be reading them.
-        self._remove_unlisted(known, index)
+        self._place.add_index(known, index)
         return self._report(index, written, changes)
 
     def _updates(
@@ -175,10 +177,9 @@ class _Writer:
         after: float,
     ) -> list[PublishedUpdate]:
         last = before.newest_whole
-        if last is None:
+        if last is None and before.begins_at is None:
             return [self._write(changes, number, is_whole=True)]
-        since_bytes = sum(u.file_bytes for u in before.updates if u.number > last.number)
-        if not whole and since_bytes <= after * last.file_bytes:
+        if not whole and (last is None or _bytes_after(before, last) <= after * last.file_bytes):
             return [self._write(changes, number, is_whole=False)]
         try:
             every = changed_rows(store, states=self._states, until=changes.until)
@@ -192,11 +193,15 @@ class _Writer:
     def _write(self, changes: ChangedRows, number: int, *, is_whole: bool) -> PublishedUpdate:
         files: list[PublishedFile] = []
 
+        def take(name: str, table: str, rows: int) -> None:
+            files.append(self._described(name, table, rows))
+            self._place.add_file(files[-1])
+
         def add(batches: list[RowBatch]) -> None:
             name = file_name(number, is_whole=is_whole, part=len(files), suffix=self._format)
             write_batches(self._directory / name, batches, self._format)
             rows = sum(len(batch.row_ids) for batch in batches)
-            files.append(self._described(name, batches[0].table, rows))
+            take(name, batches[0].table, rows)
 
         try:
             for batches in self._parts(changes):
@@ -208,7 +213,7 @@ class _Writer:
             raise
         dense = file_name(number, is_whole=is_whole, part=len(files), suffix="safetensors")
         write_tensors(self._directory / dense, tensors)
-        files.append(self._described(dense, DENSE, 0))
+        take(dense, DENSE, 0)
         return PublishedUpdate(
             number,
             is_whole,
@@ -216,6 +221,7 @@ class _Writer:
             changes.until.num_samples,
             time.time(),
             tuple(files),
+            changes.saved_unix_seconds,
         )
 
     def _parts(self, changes: ChangedRows) -> Iterator[list[RowBatch]]:
@@ -236,27 +242,6 @@ class _Writer:
         size_bytes = path.stat().st_size
         return PublishedFile(name, table, rows, size_bytes, checksum_of(path, size_bytes))
 
-    def _refuse_strangers(self) -> None:
-        names = [path.name for path in list_directory(self._directory)]
-        strangers = [
-            name
-            for name in names
-            if not is_file_name(name) and name not in ("LOCK", "PUBLICATION.json.tmp")
-        ]
-        if strangers:
-            raise StoreError(
-                f"'{self._directory}' is no publication but holds {strangers[0]!r}; choose an "
-                "empty or a new directory"
-            )
-
-    def _remove_unlisted(self, *named_by: Publication | None) -> None:
-        updates = [update for index in named_by if index is not None for update in index.updates]
-        named = {file.file for update in updates for file in update.files}
-        for path in list_directory(self._directory):
-            if is_file_name(path.name) and path.name not in named:
-                with suppress(OSError):  # it costs space; the next call tries again
-                    path.unlink()
-
     def _report(
         self,
         index: Publication,
@@ -264,7 +249,7 @@ class _Writer:
         changes: ChangedRows,
     ) -> PublishReport:
         return PublishReport(
-            directory=str(self._directory),
+            directory=self._place.name,
             number=index.number,
             step=changes.until.step,
             num_samples=changes.until.num_samples,
@@ -272,7 +257,12 @@ class _Writer:
             file_bytes=sum(update.file_bytes for update in written),
             copied_shards=changes.copied_shards if written else (),
             wrote_whole=any(update.is_whole for update in written),
+            position=changes.until,
         )
+
+
+def _bytes_after(index: Publication, whole: PublishedUpdate) -> int:
+    return sum(update.file_bytes for update in index.updates if update.number > whole.number)
 
 
 def _joined(
@@ -283,7 +273,7 @@ def _joined(
     last = before.newest_whole
     if last is not None and any(update.is_whole for update in written):
         kept = tuple(update for update in kept if update.number > last.number)
-    return Publication(before.identity, before.tables, changes.until, (*kept, *written))
+    return replace(before, position=changes.until, updates=(*kept, *written))
 
 
 def _tables(changes: ChangedRows) -> dict[str, PublishedTable]:

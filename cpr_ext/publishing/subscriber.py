@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,14 +13,15 @@ from torch import nn
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.publishing.part_file import ROW_ID, checksum_of, read_tensors
+from cpr_ext.publishing.places import PublicationPlace, open_place
 from cpr_ext.publishing.publication import (
     DENSE,
     Publication,
     PublishedFile,
     PublishedTable,
     PublishedUpdate,
-    read_publication,
 )
+from cpr_ext.publishing.store_position import PositionError, StorePosition
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.storage.filesystem import read_whole
 
@@ -44,6 +44,7 @@ class Applied:
         file_bytes: bytes read.
         was_whole: all rows were written.
         age_seconds: since the state was published, by the clocks of both machines.
+        saved_age_seconds: since the store got it; None: the publisher did not record that.
         dense: the model's tensors that are no table, for ``load_state_dict(strict=False)``.
     """
 
@@ -54,6 +55,7 @@ class Applied:
     file_bytes: int
     was_whole: bool
     age_seconds: float
+    saved_age_seconds: float | None
     dense: dict[str, torch.Tensor] = field(repr=False)
 
 
@@ -61,9 +63,10 @@ class Subscriber:
     """Applies a publication to tables.
 
     Args:
-        directory: the publication; it may not exist yet.
+        publication: its directory or address; it may not exist yet.
         tables: modules with a ``weight``, or tensors, by the names that the tables have in the
             store. Others are left out. A publication of another shape or dtype is refused.
+        position: the state of the store that the tables hold already; None: any.
 
     Attributes:
         number: of the state that the tables have; 0: none yet, or an update was interrupted.
@@ -71,35 +74,40 @@ class Subscriber:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        publication: PublicationPlace,
         tables: Mapping[str, nn.Module | torch.Tensor],
+        *,
+        position: StorePosition | None = None,
     ) -> None:
-        self._directory = Path(directory)
+        self._place = open_place(publication)
         self._tables = {name: _weight(name, given) for name, given in tables.items()}
         self._identity = ""
+        self._position = position
         self.number = 0
 
     def poll(self) -> Applied | None:
         """Apply what was published since the last call; None: nothing was.
 
-        Every file of all updates is read and checked before the first row changes. While rows are
-        written, lookups see some of the new rows and some of the old ones.
+        Every file of these tables is read and checked before the first row changes. While rows
+        are written, lookups see some of the new rows and some of the old ones.
 
         Raises:
+            PositionError: the publication has only changes to a state that the tables do not hold.
             UsageError: a table is not in the publication, or has another shape or dtype there.
             DamageError: a file is damaged; no row was changed.
             StorageError: the index could not be read; no row was changed.
+            RemoteError: a request failed; no row was changed.
             OSError: a file could not be read.
         """
         for tries_left in reversed(range(_TRIES)):
-            index = read_publication(self._directory)
+            index = self._place.read_index()
             if index is None:
                 return None
             try:
                 return self._follow(index)
             except (FileNotFoundError, DamageError) as error:
                 # The publisher may have replaced what this index names.
-                if read_publication(self._directory) == index or not tries_left:
+                if self._place.read_index() == index or not tries_left:
                     if isinstance(error, FileNotFoundError):
                         raise DamageError(f"{error.filename}: it is missing") from error
                     raise
@@ -110,41 +118,51 @@ class Subscriber:
         if number == index.number and number > 0:
             return None
         self._require_fit(index)
-        way = index.way_from(number) if number > 0 else None
+        begins_here = self._position is not None and index.begins_at == self._position
+        way = index.way_from(number) if number > 0 or begins_here else None
         was_whole = way is None
         if way is None:
             whole = index.newest_whole
+            if whole is None and index.begins_at is not None:
+                raise PositionError(
+                    f"'{self._place.name}' holds only what changed since step "
+                    f"{index.begins_at.step}; publish all rows with whole=True (--whole)"
+                )
             if whole is None:
                 return None
             way = (whole, *(index.way_from(whole.number) or ()))
-        for update in way:
-            for file in update.files:
-                self._require_sound(file)
-        self.number = 0  # until all of it is applied
-        self._identity = index.identity
-        dense: dict[str, torch.Tensor] = {}
-        rows = 0
-        for update in way:
-            rows += self._apply(update, index.tables)
-        dense = self._read(next(f for f in way[-1].files if f.table == DENSE))
+        wanted = {DENSE, *self._tables}
+        files = [file for update in way for file in update.files if file.table in wanted]
+        with self._place.files(files) as directory:
+            for file in files:
+                if checksum_of(directory / file.file, file.file_bytes) != file.crc32c:
+                    raise DamageError(f"{directory / file.file}: its checksum differs")
+            self.number, self._position = 0, None  # until all of it is applied
+            self._identity = index.identity
+            rows = sum(self._apply(update, index.tables, directory) for update in way)
+            dense = _read(directory, next(f for f in way[-1].files if f.table == DENSE))
         newest = way[-1]
         self.number = newest.number
+        now, saved = time.time(), newest.saved_unix_seconds
         return Applied(
             newest.number,
             newest.step,
             newest.num_samples,
             rows,
-            sum(update.file_bytes for update in way),
+            sum(file.file_bytes for file in files),
             was_whole,
-            time.time() - newest.unix_seconds,
+            now - newest.unix_seconds,
+            None if saved is None else now - saved,
             dense,
         )
 
-    def _apply(self, update: PublishedUpdate, tables: Mapping[str, PublishedTable]) -> int:
+    def _apply(
+        self, update: PublishedUpdate, tables: Mapping[str, PublishedTable], directory: Path
+    ) -> int:
         rows = 0
         for file in update.files:
             if file.table in self._tables and file.table != DENSE:
-                tensors = self._read(file)
+                tensors = _read(directory, file)
                 row_ids, values = tensors[ROW_ID], tensors[WEIGHT]
                 table = tables[file.table]
                 inside = len(row_ids) == 0 or (
@@ -157,21 +175,11 @@ class Subscriber:
                 rows += len(row_ids)
         return rows
 
-    def _require_sound(self, file: PublishedFile) -> None:
-        if checksum_of(self._directory / file.file, file.file_bytes) != file.crc32c:
-            raise DamageError(f"{self._directory / file.file}: its checksum differs")
-
-    def _read(self, file: PublishedFile) -> dict[str, torch.Tensor]:
-        data = read_whole(self._directory / file.file, file.file_bytes)
-        if native.crc32c(data) != file.crc32c:
-            raise DamageError(f"{self._directory / file.file}: its checksum differs")
-        return read_tensors(data, file.file)
-
     def _require_fit(self, index: Publication) -> None:
         for name, weight in self._tables.items():
             if (table := index.tables.get(name)) is None:
                 raise UsageError(
-                    f"'{self._directory}' has no table '{name}'; it has: "
+                    f"'{self._place.name}' has no table '{name}'; it has: "
                     f"{', '.join(sorted(index.tables))}"
                 )
             shape = (table.num_embeddings, table.embedding_dim)
@@ -180,6 +188,13 @@ class Subscriber:
                     f"table '{name}' is {weight.dtype} of shape {tuple(weight.shape)}; published "
                     f"is {table.dtype} of shape {shape}"
                 )
+
+
+def _read(directory: Path, file: PublishedFile) -> dict[str, torch.Tensor]:
+    data = read_whole(directory / file.file, file.file_bytes)
+    if native.crc32c(data) != file.crc32c:
+        raise DamageError(f"{directory / file.file}: its checksum differs")
+    return read_tensors(data, file.file)
 
 
 def put_rows(weight: torch.Tensor, row_ids: torch.Tensor, values: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ import cpr_ext
 from cpr_ext import maintenance
 from cpr_ext.publishing import PositionError, RowBatch, changed_rows
 from cpr_ext.storage import segment_history
+from python_tests.faults.memory_meter import MemoryMeter
 from python_tests.helpers import Trained, assert_same, same_bits, train_step
 from python_tests.maintenance.stores import TABLES, recovered, trained_store
 from python_tests.publishing.consumers import Consumer
@@ -208,6 +209,31 @@ def test_arrow_keeps_every_bit(dtype):
     assert record.column("step").to_pylist() == [12, 12]
     flat = torch.from_numpy(record.column("weight").flatten().to_numpy(zero_copy_only=False).copy())
     assert same_bits(flat.view(dtype).reshape(2, 2), weight)
+
+
+def test_memory_is_that_of_a_few_slots(tmp_path):
+    trained = Trained(
+        tmp_path / "store",
+        {"big": (250_000, 31)},
+        staging=cpr_ext.StagingOptions(slot_bytes=1 << 20),
+    )
+    trained.checkpointer.recover()
+    trained.train(1)
+    trained.checkpointer.wait()
+    train_rows(trained, list(range(0, 200_000, 7)))
+    save(trained)
+    num_rows = sum(len(batch.row_ids) for batch in changed_rows(tmp_path / "store", states=True))
+    assert num_rows == 250_000
+    memory, largest = MemoryMeter(), 0
+    for batch in changed_rows(tmp_path / "store", states=True):
+        largest = max(largest, sum(values.nbytes for values in batch.arrays.values()))
+    assert largest <= 1 << 20
+    assert memory.grown_bytes() < 10 << 20
+    memory.begin()
+    # All of it, twice: what was freed before is used first, and the meter does not see that.
+    held = [list(changed_rows(tmp_path / "store", states=True)) for _ in range(2)]
+    assert memory.grown_bytes() > 25 << 20, len(held)
+    trained.die()
 
 
 def _reopen(directory, priority):

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.publishing import Subscriber, publish, publisher
-from cpr_ext.publishing.publication import INDEX_FILE, read_publication
+from cpr_ext.publishing import PositionError, Subscriber, publish, publisher, read_publication
+from cpr_ext.publishing.publication import INDEX_FILE
 from cpr_ext.publishing.subscriber import put_rows
 from cpr_ext.state.dtypes import DTYPE_NAMES
 from python_tests.helpers import SmallModel, Trained, assert_same, flip, same_bits
@@ -78,6 +78,38 @@ def test_dense_tensors_come_with_each_state(trained, store, tmp_path):
     model = SmallModel(TABLES, seed=5)
     model.load_state_dict(subscriber.poll().dense, strict=False)
     assert_same(dict(model.linear.state_dict()), dict(trained.model.linear.state_dict()))
+
+
+def test_a_publication_begins_at_a_position(trained, store, tmp_path, monkeypatch):
+    from cpr_ext.cli.app import run
+
+    tables = served()
+    Subscriber(tmp_path / "p", tables).poll()
+    report = publish(store, tmp_path / "p")
+    assert Subscriber(tmp_path / "p", tables).poll().was_whole
+    (tmp_path / "since.json").write_text(json.dumps({"position": report.position.to_json()}))
+    for number in (1, 2):
+        train_and_save(trained)
+        arguments = [] if number > 1 else ["--since", str(tmp_path / "since.json")]
+        arguments = ["cpr", "publish", str(store), "--to", str(tmp_path / "q"), *arguments]
+        monkeypatch.setattr("sys.argv", arguments)
+        with pytest.raises(SystemExit) as ended:
+            run()
+        assert not ended.value.code
+    first = read_publication(tmp_path / "q").updates[0]
+    assert not first.is_whole
+    assert sum(file.rows for file in first.files) < report.rows / 2
+    with pytest.raises(PositionError, match="--whole"):
+        Subscriber(tmp_path / "q", served()).poll()
+    with pytest.raises(cpr_ext.UsageError, match="since"):
+        publish(store, tmp_path / "q", since=report.position)
+    applied = Subscriber(tmp_path / "q", tables, position=report.position).poll()
+    assert (applied.number, applied.was_whole) == (2, False)
+    assert_serves_what_recovery_restores(tables, trained)
+    assert publish(store, tmp_path / "q", whole=True).wrote_whole
+    fresh = served()
+    assert Subscriber(tmp_path / "q", fresh).poll().was_whole
+    assert_serves_what_recovery_restores(fresh, trained)
 
 
 def test_a_new_subscriber_needs_no_past(trained, store, tmp_path):
