@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cpr_ext.saving.snapshot_handle import SnapshotHandle
     from cpr_ext.schedules.intervals import Continuous, EverySeconds, EverySteps, Schedule
     from cpr_ext.schedules.target_pls import TargetPLS
+    from cpr_ext.state.precision import Precision
     from cpr_ext.state.table import Table
     from cpr_ext.storage.retention import Retention
 
@@ -56,6 +57,7 @@ __all__ = [
     "LargestChange",
     "MostFrequentlyUsed",
     "NanError",
+    "Precision",
     "Priority",
     "RecoveryReport",
     "Retention",
@@ -90,6 +92,7 @@ _MODULES = {
     "LargestChange": "saving.priorities",
     "MostFrequentlyUsed": "saving.priorities",
     "NanError": "errors",
+    "Precision": "state.precision",
     "Priority": "saving.priorities",
     "RecoveryReport": "recovery.report",
     "Retention": "storage.retention",

@@ -36,6 +36,7 @@ from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.schedules.intervals import EverySeconds, Schedule
 from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.precision import Precision
 from cpr_ext.state.stateful import Stateful, as_stateful
 from cpr_ext.state.table import Table
 from cpr_ext.storage.reading import OnReadError, falling_back
@@ -104,6 +105,7 @@ class Checkpointer:
         remote: object storage to which committed states are copied in the background, such as
             ``"s3://bucket/job"``, or ``cpr_ext.storage.remote.RemoteOptions``. If ``directory`` is
             empty, the state there is read into it first. See ``docs/remote.md``.
+        precision: how many bits snapshots keep of each row: :class:`cpr_ext.Precision`. None: all.
 
     Raises:
         UsageError: the model has no tables or is under FSDP, or an option is out of range.
@@ -135,6 +137,7 @@ class Checkpointer:
         count_row_updates: bool = False,
         scalar_writer: ScalarWriter | None = None,
         remote: str | RemoteOptions | None = None,
+        precision: Precision | None = None,
         **old: Unpack[OldKeywords],
     ) -> None:
         require_callable_or_none("extra_state", extra_state)
@@ -154,6 +157,7 @@ class Checkpointer:
             count_row_updates=count_row_updates,
             scalar_writer=scalar_writer,
             remote=RemoteOptions(remote) if isinstance(remote, str) else remote,
+            precision=Precision() if precision is None else precision,
         )
         refuse_sharded_models(model)
         self.model = model

@@ -13,12 +13,15 @@ from pathlib import Path
 from cpr_ext.errors import CprError, DamageError
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.restore import read_dense
+from cpr_ext.recovery.verify import Expected, check_dense, check_rows
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.remote.remote_copy import RemoteCopy
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import open_segment
 
 logger = logging.getLogger("cpr_ext")
+
+_CHECKSUMS_ONLY = Expected(None, {})
 
 
 class Healing:
@@ -45,6 +48,22 @@ class Healing:
                 except DamageError:
                     damaged.append(manifest.path_of(record))
         self._heal(damaged)
+
+    def heal_all(self) -> bool:
+        """Read every byte of the store, and heal what is damaged; True: something was."""
+        if self._remote is None:
+            return False
+        damaged = []
+        for manifest in (self._store.dense, *self._store.shards):
+            for record in manifest.segments:
+                try:
+                    if record.kind == "dense":
+                        check_dense(manifest, record)
+                    else:
+                        check_rows(manifest, record, _CHECKSUMS_ONLY)
+                except DamageError:
+                    damaged.append(manifest.path_of(record))
+        return self._heal(damaged)
 
     def heal_rows(self, findings: Findings) -> bool:
         """Heal files in which a recovery found damaged rows; True: recover again."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.healing import Healing
 from cpr_ext.checkpointer.parts import Parts
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
@@ -75,7 +75,7 @@ class RecoveryCalls:
             self._saver.quiesce()
             self._healing.heal_headers()
             if lost is not None:
-                findings = self._recover_shards(lost, on_damage)
+                findings = self._healed(partial(self._recover_shards, lost, on_damage), on_damage)
             elif from_store is not None and self._store.is_empty:
                 findings = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
             else:
@@ -87,7 +87,7 @@ class RecoveryCalls:
                     up_to_step=up_to_step,
                     at_step=at_step,
                 )
-                findings = recover_all()
+                findings = self._healed(recover_all, on_damage)
                 if self._healing.heal_rows(findings):
                     findings = recover_all()
                 self._note_all(findings, is_own_store=True)
@@ -97,6 +97,15 @@ class RecoveryCalls:
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
+
+    def _healed(self, recover: Callable[[], Findings], on_damage: OnDamage) -> Findings:
+        """Recover; if damage was refused, which changed nothing, heal it and recover again."""
+        try:
+            return recover()
+        except DamageError:
+            if on_damage != "raise" or not self._healing.heal_all():
+                raise
+        return recover()
 
     def load_replicated_state(self, part: DensePart, *, generators: bool, samples_lost: int) -> Any:
         """Resume from the state of another worker of the same job."""

@@ -13,9 +13,14 @@ from cpr_ext.tracking.change_listener import ChangeListener
 
 
 class Rewinding:
-    """Copies what is not a table row, and goes back to such a copy; rows are the caller's."""
+    """Copies what is not a table row, and goes back to such a copy; rows are the caller's.
+
+    Attributes:
+        devices: GPUs that have tables.
+    """
 
     def __init__(self, parts: Parts, guard: CallGuard, tables: Sequence[Table]) -> None:
+        self.devices = parts.devices
         self._account = parts.account
         self._base_rule = parts.base_rule
         self._dense = parts.dense
@@ -45,8 +50,8 @@ class Rewinding:
     ) -> Any:
         """Resume from the step of ``part``, to which ``restore_rows`` puts the rows back.
 
-        A step in progress is aborted. After an earlier step than the model's, snapshots of later
-        steps are dropped, and the next snapshot is a base snapshot.
+        A step in progress is aborted. Snapshots of later steps are dropped. If there were any, or
+        ``part`` is another worker's, the next snapshot is a base snapshot.
 
         Args:
             part: a :meth:`whole_part`.
@@ -66,7 +71,7 @@ class Rewinding:
             if self._guard.may_train and own is None and position.step == self._account.step:
                 self._saver.pause()
             else:
-                self._forget_later_snapshots(position.step)
+                self._forget_later_snapshots(position.step, is_replaced=own is not None)
             restore_rows()
             self._dense.restore_whole(part, own)
             self._recorder.forget()
@@ -75,13 +80,16 @@ class Rewinding:
             self._account.resume_at(position.step, position.num_samples)
         return position.extra_state
 
-    def _forget_later_snapshots(self, step: int) -> None:
+    def _forget_later_snapshots(self, step: int, *, is_replaced: bool) -> None:
         self._store.require_in_place()
-        self._saver.quiesce()
-        kept = [r.snapshot for r in self._store.dense.segments if r.last_step <= step]
-        self._store.roll_back(max(kept, default=0))
-        self._saver.forget_saved_rows()
-        self._base_rule.forget_base()
+        is_kept = not is_replaced and self._saver.keep_up_to(step)
+        # Then rows count as unsaved that changed since the newest snapshot, and undone ones.
+        if not is_kept or any(r.last_step > step for r in self._store.dense.segments):
+            self._saver.quiesce()
+            kept = [r.snapshot for r in self._store.dense.segments if r.last_step <= step]
+            self._store.roll_back(max(kept, default=0))
+            self._saver.forget_saved_rows()
+            self._base_rule.forget_base()
         self._guard.may_train = True
 
     def listen_to_changes(self, listener: ChangeListener | None) -> None:
@@ -93,6 +101,15 @@ class Rewinding:
         if listener is not None:
             for source in self._sources:
                 self._handles += source.watch_changes(listener.before_change)
+
+    def hold_snapshots(self, may_begin: Callable[[bool], bool]) -> None:
+        """Ask before each snapshot begins.
+
+        Args:
+            may_begin: returns whether it may. Called with True for one that does not wait for a
+                later step: then returns when it may.
+        """
+        self._saver.may_begin = may_begin
 
     def publish_metrics(self) -> None:
         """Write the metrics to the user's writer, if there is one."""

@@ -111,6 +111,8 @@ class SaveCalls:
 
     def take_requested(self) -> SnapshotHandle | None:
         """Take the snapshot that was requested in the middle of a step, if one was."""
+        if self._requested is not None and not self._saver.may_begin(False):
+            return None  # rows are being rebuilt, and some others have changed in this step
         request, self._requested = self._requested, None
         return None if request is None else self._take(request)
 

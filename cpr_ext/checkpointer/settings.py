@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
@@ -12,6 +12,7 @@ from cpr_ext.saving.background_capture import OverlapChoice
 from cpr_ext.saving.priorities import LargestChange, Priority
 from cpr_ext.saving.saver import Consistency, WhenBusy
 from cpr_ext.schedules.intervals import Schedule
+from cpr_ext.state.precision import Precision
 from cpr_ext.storage.remote.objects import RemoteOptions
 from cpr_ext.storage.retention import Retention
 from cpr_ext.validation import (
@@ -46,6 +47,7 @@ class Settings:
     count_row_updates: bool
     scalar_writer: ScalarWriter | None
     remote: RemoteOptions | None = None
+    precision: Precision = field(default_factory=Precision)
 
     def __post_init__(self) -> None:
         require_one_of("consistency", self.consistency, ("row", "step"))
@@ -58,6 +60,7 @@ class Settings:
         require_kind("schedule", self.schedule, Schedule, "EverySteps(500)")
         require_kind("staging", self.staging, StagingOptions, "StagingOptions(num_slots=3)")
         require_kind("compaction", self.compaction, CompactionOptions, "CompactionOptions()")
+        require_kind("precision", self.precision, Precision, 'Precision(partial="int8")')
         if isinstance(self.priority, LargestChange) and self.on_nan == "save":
             raise UsageError('LargestChange cannot rank NaN rows; use on_nan="raise" with it')
 

@@ -16,6 +16,7 @@ from cpr_ext.errors import UsageError
 if TYPE_CHECKING:
     from cpr_ext.emulation.campaign import Campaign
     from cpr_ext.emulation.scenario import Scenario
+    from cpr_ext.emulation.strategies import EmulatedRounding
 
 _EPILOG = """\b
 Examples:
@@ -93,6 +94,17 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--load-minutes", type=click.FloatRange(min=0), help="Loading all shards.")
 @click.option("--load-shard-minutes", type=click.FloatRange(min=0), help="Loading lost shards.")
 @click.option("--reschedule-minutes", type=click.FloatRange(min=0), help="Replacing a node.")
+@click.option(
+    "--precision",
+    type=click.Choice(["float16", "bfloat16", "int8", "int4"]),
+    help="Round the rows that CPR-SCAR, -MFU and -SSU save. Their saves are charged by their "
+    "bytes.  [default: float32]",
+)
+@click.option(
+    "--spend-bytes",
+    is_flag=True,
+    help="With --precision: save as often as the bytes per hour of float32 allow.",
+)
 @cost_options
 @click.option(
     "--costs",
@@ -133,7 +145,9 @@ def emulate(**given: Any) -> None:
     from cpr_ext.emulation.summary import to_json
 
     data = given["data"]
-    out = given["out"] or Path("runs") / f"{given['preset']}-{data.partition(':')[0]}"
+    rounded = f"-{given['precision']}" if given["precision"] else ""
+    default = f"{given['preset']}-{data.partition(':')[0]}{rounded}"
+    out = given["out"] or Path("runs") / default
     asked = given["strategies"] or [name for name in STRATEGIES if name != "parity"]
     with_parity = ["parity"] if given["parity_group_size"] is not None else []
     asked = ("no-failure", *asked, *with_parity)
@@ -188,6 +202,7 @@ def _scenario(given: dict[str, Any]) -> Scenario:
     minutes_given = _given(given, costs).items()
     new_costs = replace(scenario.costs, **{name: value / 60 for name, value in minutes_given})
     changes["parity"], _ = parity_costs(given, new_job, new_costs)
+    changes["rounding"] = _rounding(given, changes.get("fraction", scenario.fraction))
     return replace(
         scenario,
         job=new_job,
@@ -199,6 +214,21 @@ def _scenario(given: dict[str, Any]) -> Scenario:
         ),
         **changes,
     )
+
+
+def _rounding(given: dict[str, Any], fraction: float) -> EmulatedRounding | None:
+    """Return the rounding asked for, with the bytes of the model that is trained."""
+    from cpr_ext.dlrm.presets import find_preset
+    from cpr_ext.emulation.strategies import EmulatedRounding
+    from cpr_ext.policy import RowSizes, bytes_share
+
+    if given["precision"] is None:
+        if given["spend_bytes"]:
+            raise UsageError("--spend-bytes is of use only with --precision")
+        return None
+    rows = [RowSizes(1, find_preset(given["model"]).embedding_dim)]
+    share = bytes_share(rows, given["precision"], fraction)
+    return EmulatedRounding(given["precision"], share, given["spend_bytes"])
 
 
 def _given(given: dict[str, Any], options: dict[str, str]) -> dict[str, Any]:

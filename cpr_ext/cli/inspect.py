@@ -20,6 +20,7 @@ from cpr_ext.cli.output import (
 
 if TYPE_CHECKING:
     from cpr_ext.maintenance import JobSummary, StoreSummary, TableDetails, WorkerSummary
+    from cpr_ext.maintenance.inspection import Point
 
 
 @click.command()
@@ -74,7 +75,7 @@ def _show(summary: StoreSummary) -> None:
                 point.step,
                 point.num_samples,
                 "newest" if point is summary.points[-1] else "",
-                "full-recovery point" if point.is_full_recovery_point else "",
+                _kind_of(point),
             )
             for point in summary.points
         ]
@@ -110,6 +111,22 @@ def _show(summary: StoreSummary) -> None:
             for table in summary.tables
         ],
     )
+    if any(each.kept_as not in ("exact", "row ids") for each in summary.precisions):
+        click.echo()
+        print_table(
+            ("rows kept as", "size"),
+            [(each.kept_as, size(each.file_bytes)) for each in summary.precisions],
+        )
+
+
+def _kind_of(point: Point) -> str:
+    kind = "full-recovery point" if point.is_full_recovery_point else ""
+    if point.rounding_error == 0:
+        return kind
+    rounded = "a header is damaged"
+    if point.rounding_error is not None:
+        rounded = f"rounded by at most {point.rounding_error:.2g}"
+    return f"{kind}, {rounded}" if kind else rounded
 
 
 def _show_job(job: JobSummary) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import click
 
 from cpr_ext.cli.output import json_option, to_json
 from cpr_ext.cli.parity_inputs import add_parity, cost_options, size_options
+from cpr_ext.cli.precision_inputs import precision_options
 from cpr_ext.cli.required import require_packages
 from cpr_ext.errors import UsageError
 
@@ -89,6 +91,7 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
 )
 @cost_options
 @size_options
+@precision_options
 @json_option
 @click.option(
     "--plot",
@@ -105,6 +108,7 @@ def plan(**given: Any) -> None:
     peers' memory is among them.
     """
     from cpr_ext.cli.plan_inputs import gather
+    from cpr_ext.cli.precision_inputs import add_precision, compare, format_precisions
     from cpr_ext.report.plan_table import describe_plan, format_plan
 
     plot_file: Path | None = given["plot_file"]
@@ -114,6 +118,7 @@ def plan(**given: Any) -> None:
         require_packages("cpr plan --plot", "matplotlib")
     inputs = gather(given)
     add_parity(inputs, given)
+    add_precision(inputs, given)
     planner = _planner(inputs, inputs.failures, given)
     made = planner.plan(inputs.target_pls)
     notes = [*inputs.notes, *_uncertainty(inputs, given)]
@@ -125,12 +130,15 @@ def plan(**given: Any) -> None:
         sources = [vars(source) for source in inputs.sources]
         document = {"inputs": sources, **describe_plan(made)}
         document["notes"] = [*document["notes"], *notes]
+        document["precisions"] = [asdict(figures) for figures in compare(planner, inputs)]
         click.echo(to_json(document))
         return
     width = max(len(source.what) for source in inputs.sources)
     for source in inputs.sources:
         click.echo(f"{source.what:<{width}}  {source.value}  [{source.origin}]")
     click.echo(f"\n{format_plan(made)}\n")
+    if inputs.precision is not None:
+        click.echo(f"{format_precisions(planner, inputs)}\n")
     click.echo(_wrapped(made.reason) + "\n")
     for note in (*made.notes, *notes):
         click.echo(_wrapped(note, "- "))
@@ -148,6 +156,7 @@ def _planner(inputs: PlanInputs, failures: FailureModel, given: dict[str, Any]) 
         fraction=given["fraction"],
         state_bytes=inputs.state_bytes,
         parity=inputs.parity,
+        row_share=inputs.row_share,
         clock=given["clock"],
     )
 

@@ -17,9 +17,11 @@ from cpr_ext.policy import (
     ParityCosts,
     StateBytes,
 )
+from cpr_ext.policy.precision import PrecisionName, RowSizes
 
 if TYPE_CHECKING:
     from cpr_ext.maintenance import StoreSummary
+    from cpr_ext.maintenance.inspection import TableSummary
     from cpr_ext.policy.fitting import FailureFit
 
 # Option -> what it is, for the message that names all that is missing.
@@ -48,6 +50,9 @@ class PlanInputs:
     Attributes:
         fit: how the failure model was fitted, if it was.
         parity: what parity costs; None: it is not considered.
+        row_sizes: of the large tables, from the store; empty: not known.
+        precision: of partial snapshots; None: not asked for.
+        row_share: what a row takes there, as a share of float32.
     """
 
     job: JobSize
@@ -59,6 +64,9 @@ class PlanInputs:
     sources: list[InputSource] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     parity: ParityCosts | None = None
+    row_sizes: tuple[RowSizes, ...] = ()
+    precision: PrecisionName | None = None
+    row_share: float = 1.0
 
 
 class _Figures:
@@ -113,9 +121,10 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
     failures_origin = "given"
     if given["preset"] is not None:
         failures, failures_origin = _take_preset(figures, given["preset"], notes)
-    state_bytes = None
+    state_bytes: StateBytes | None = None
+    row_sizes: tuple[RowSizes, ...] = ()
     if given["store"] is not None:
-        state_bytes = _take_store(figures, given, notes)
+        state_bytes, row_sizes = _take_store(figures, given, notes)
     if figures.is_given("load_minutes"):
         figures.forget("load_shard_minutes")  # it was of another load: as all, unless given too
     fit = None
@@ -148,7 +157,9 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
             InputSource("bytes of a save", f"{text}large tables", "the store's manifests")
         )
     target_pls = figures.number("target_pls", 0.1)
-    return PlanInputs(job, costs, failures, target_pls, state_bytes, fit, sources, notes)
+    return PlanInputs(
+        job, costs, failures, target_pls, state_bytes, fit, sources, notes, row_sizes=row_sizes
+    )
 
 
 def _take_preset(figures: _Figures, name: str, notes: list[str]) -> tuple[FailureModel, str]:
@@ -171,12 +182,14 @@ def _take_preset(figures: _Figures, name: str, notes: list[str]) -> tuple[Failur
     return preset.failures, origin
 
 
-def _take_store(figures: _Figures, given: Mapping[str, Any], notes: list[str]) -> StateBytes:
+def _take_store(
+    figures: _Figures, given: Mapping[str, Any], notes: list[str]
+) -> tuple[StateBytes, tuple[RowSizes, ...]]:
     from cpr_ext import maintenance
     from cpr_ext.maintenance.disk_probe import probe_disk
 
     summary = maintenance.inspect(given["store"])
-    state = _state_bytes(summary)
+    state, row_sizes = _state_bytes(summary)
     write, read = given["write_mb_per_second"], given["read_mb_per_second"]
     origin = "the store's bytes at the disk speed given"
     if write is None or read is None:
@@ -204,10 +217,10 @@ def _take_store(figures: _Figures, given: Mapping[str, Any], notes: list[str]) -
         "a save is written. cpr_ext writes in the background, so this is an upper bound; the stall "
         "of your own run is what TargetPLS measures and plans with."
     )
-    return state
+    return state, row_sizes
 
 
-def _state_bytes(summary: StoreSummary) -> StateBytes:
+def _state_bytes(summary: StoreSummary) -> tuple[StateBytes, tuple[RowSizes, ...]]:
     from cpr_ext.state.table import PRIORITIZED_SHARE
 
     if not summary.points:
@@ -217,13 +230,23 @@ def _state_bytes(summary: StoreSummary) -> StateBytes:
         )
     total_rows = sum(table.num_embeddings for table in summary.tables)
     rows = prioritized = other = 0
+    sizes = []
     for table in sorted(summary.tables, key=lambda table: -table.num_embeddings):
         if rows < PRIORITIZED_SHARE * total_rows:
             prioritized += table.num_embeddings * table.row_bytes
+            sizes.append(_row_sizes(table))
         else:
             other += table.num_embeddings * table.row_bytes
         rows += table.num_embeddings
-    return StateBytes(prioritized, other + summary.points[-1].dense_bytes)
+    return StateBytes(prioritized, other + summary.points[-1].dense_bytes), tuple(sizes)
+
+
+def _row_sizes(table: TableSummary) -> RowSizes:
+    """Return the row of a table; of another dtype than float32, nothing is rounded."""
+    if table.dtype != "float32":
+        return RowSizes(table.num_embeddings, 0, table.row_bytes)
+    dim = table.embedding_dim
+    return RowSizes(table.num_embeddings, dim, table.row_bytes - 4 * dim)
 
 
 def _fit(given: Mapping[str, Any]) -> FailureFit:

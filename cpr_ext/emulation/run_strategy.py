@@ -118,6 +118,7 @@ def play(
         recovery="partial" if strategy.recovery == "exact" else strategy.recovery,
         num_shards=scenario.job.num_shards,
         seed=seed,
+        precision=strategy.precision,
         rebase_after=None,  # each save is charged as `fraction` of all rows, and is that
     )
     try:
@@ -224,6 +225,7 @@ def summarize_run(
         "interval_hours": strategy.interval_hours if result.snapshot_log else None,
         "save_every_hours": strategy.save_every_hours if result.snapshot_log else None,
         "fraction": strategy.fraction,
+        "precision": strategy.precision.partial,
         "saves": [clock.hours(samples) for samples in saves],
         "failures": [failure.to_plain() for failure in failures],
         "job_hours": clock.job_hours,

@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from cpr_ext.emulation.strategies import PRIORITIZED, EmulatedStrategy, EmulatedStrategyName
+from cpr_ext.emulation.strategies import (
+    PRIORITIZED,
+    EmulatedRounding,
+    EmulatedStrategy,
+    EmulatedStrategyName,
+)
 from cpr_ext.errors import UsageError
 from cpr_ext.policy import (
     FailureModel,
@@ -50,6 +55,7 @@ class Scenario:
         tracking_share: what noting accesses or changes adds to training time, as a share of it, for
             strategies that recover partially.
         parity: what parity in peers' memory costs; None: no strategy has it.
+        rounding: of the rows that CPR-SCAR, -MFU and -SSU save; None: they are exact.
 
     Raises:
         UsageError: a number out of its range.
@@ -65,6 +71,7 @@ class Scenario:
     fraction: float = 0.125
     tracking_share: float = 0.0
     parity: ParityCosts | None = None
+    rounding: EmulatedRounding | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("pls_target", self.pls_target), ("fraction", self.fraction)):
@@ -134,8 +141,12 @@ class Scenario:
             return EmulatedStrategy(name, self.full_interval_hours)
         if name == "parity":
             return EmulatedStrategy(name, self.parity_interval_hours)
-        fraction = self.fraction if name in PRIORITIZED else 1.0
-        return EmulatedStrategy(name, self.cpr_interval_hours, fraction)
+        interval = self.cpr_interval_hours
+        if name not in PRIORITIZED:
+            return EmulatedStrategy(name, interval)
+        if self.rounding is not None and self.rounding.spends_bytes:
+            interval *= self.rounding.row_share
+        return EmulatedStrategy(name, interval, self.fraction, self.rounding)
 
     def to_plain(self) -> dict[str, Any]:
         """Return JSON values, for a person and for comparing; there is no way back."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from cpr_ext.errors import DamageError
 from cpr_ext.maintenance.row_reading import shard_rows
 from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.storage.manifest import SegmentRecord
@@ -16,13 +17,32 @@ from cpr_ext.storage.store_reader import StoreReader, read_committed
 
 @dataclass(frozen=True)
 class Point:
-    """A state one can go back to: the newest snapshot, or a full-recovery point."""
+    """A state one can go back to: the newest snapshot, or a full-recovery point.
+
+    Attributes:
+        rounding_error: no value of a row differs by more from the one that was captured; 0: rows
+            are kept bit for bit. None: not known, a header is damaged.
+    """
 
     snapshot: int
     step: int
     num_samples: int
     is_full_recovery_point: bool
     dense_bytes: int
+    rounding_error: float | None = 0.0
+
+
+@dataclass(frozen=True)
+class PrecisionSummary:
+    """What the newest snapshot's segments keep in one precision.
+
+    Attributes:
+        kept_as: "exact", a precision such as "int8", or "row ids".
+        file_bytes: without padding.
+    """
+
+    kept_as: str
+    file_bytes: int
 
 
 @dataclass(frozen=True)
@@ -56,6 +76,7 @@ class StoreSummary:
     Attributes:
         points: recovery points, newest last; empty: no snapshot was committed as a whole.
         file_bytes: of all live segments, dense parts included.
+        precisions: what the newest snapshot's rows take, by precision.
     """
 
     store: str
@@ -64,6 +85,7 @@ class StoreSummary:
     shards: tuple[ShardSummary, ...]
     tables: tuple[TableSummary, ...]
     file_bytes: int
+    precisions: tuple[PrecisionSummary, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +116,10 @@ def inspect(store: str | os.PathLike[str]) -> StoreSummary:
 
 def _inspect(reader: StoreReader) -> StoreSummary:
     points = tuple(
-        Point(r.snapshot, r.last_step, r.num_samples, r.is_complete, r.file_bytes)
+        Point(
+            *(r.snapshot, r.last_step, r.num_samples, r.is_complete, r.file_bytes),
+            _rounding_error(reader, r.snapshot),
+        )
         for r in reader.dense.segments
     )
     shards = tuple(
@@ -107,7 +132,30 @@ def _inspect(reader: StoreReader) -> StoreSummary:
         shards=shards,
         tables=tuple(_summarise_table(reader, name) for name in reader.tables),
         file_bytes=sum(s.file_bytes for s in shards) + sum(p.dense_bytes for p in points),
+        precisions=_summarise_precisions(reader),
     )
+
+
+def _rounding_error(reader: StoreReader, snapshot: int) -> float | None:
+    try:
+        opened = [s for n in range(reader.num_shards) for s in reader.open_live(n, snapshot)]
+    except DamageError:
+        return None
+    return max((segment.rounded.largest_error for segment in opened), default=0.0)
+
+
+def _summarise_precisions(reader: StoreReader) -> tuple[PrecisionSummary, ...]:
+    """Add up what is kept in each precision; shards with a damaged header are left out."""
+    sizes: dict[str, int] = {}
+    for shard in range(reader.num_shards if reader.dense.segments else 0):
+        try:
+            opened = reader.open_live(shard, reader.newest().snapshot)
+        except DamageError:
+            continue
+        for segment in opened:
+            for kept_as, file_bytes in segment.layout.bytes_by_precision().items():
+                sizes[kept_as] = sizes.get(kept_as, 0) + file_bytes
+    return tuple(PrecisionSummary(*item) for item in sorted(sizes.items()))
 
 
 def inspect_table(store: str | os.PathLike[str], table: str) -> TableDetails:

@@ -13,6 +13,7 @@ from cpr_ext.storage.file_names import Kind, segment_name
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.merge import MergeLimits, copy_table
 from cpr_ext.storage.newest_rows import ShardRows
+from cpr_ext.storage.rounded_chunks import RoundedRows
 from cpr_ext.storage.segment_format import TableSpec
 from cpr_ext.storage.segment_reader import RowRanges
 from cpr_ext.storage.segment_writer import Pace, SegmentStream
@@ -168,7 +169,11 @@ def write_salvaged(
         snapshot=rewrite.snapshot,
         kind=rewrite.kind,
         tables=specs,
-        metadata={"shard": shard, "salvaged_from": [record.file for record in records]},
+        metadata={
+            "shard": shard,
+            "salvaged_from": [record.file for record in records],
+            **RoundedRows.together([rows.segment.rounded for rows in opened]).to_note(),
+        },
         chunk_bytes=limits.chunk_bytes,
         pace=Pace(),
     ) as stream:

@@ -6,9 +6,12 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
+import torch
+
 from cpr_ext.errors import UsageError
 from cpr_ext.schedules.intervals import RunCosts
-from cpr_ext.state.table import Table
+from cpr_ext.state.precision import Precision, precision_of_row, stored_row_bytes
+from cpr_ext.state.table import WEIGHT, Table
 
 # Steps after which the speed of training is told: the first ones are slower.
 _STEPS_FOR_SPEED = 20
@@ -20,6 +23,7 @@ class CostMeter:
     Args:
         prioritized: names of the tables of which a partial snapshot saves a share.
         fraction: that share.
+        precision: in which snapshots keep rows.
     """
 
     def __init__(
@@ -28,7 +32,9 @@ class CostMeter:
         prioritized: Collection[str],
         fraction: float,
         num_shards: int,
+        precision: Precision | None = None,
     ) -> None:
+        self._precision = precision or Precision()
         self._tables = tables
         self._prioritized = prioritized
         self._fraction = fraction
@@ -68,14 +74,17 @@ class CostMeter:
 
     def note_snapshot(self, file_bytes: int, *, is_base: bool) -> None:
         """Record a committed snapshot."""
+        exact_bytes = file_bytes
+        with suppress(UsageError):  # a table that cannot be saved any more
+            exact_bytes = self._in_float32(file_bytes, "base" if is_base else "partial")
         if self._snapshot_seconds:
             self._save_seconds += self._snapshot_seconds
-            self._saved_bytes += file_bytes
+            self._saved_bytes += exact_bytes
         self._snapshot_seconds = 0.0
         if is_base:
-            self._base_bytes = file_bytes
-            with suppress(UsageError):  # a table that cannot be saved any more
-                self._prioritized_bytes = self._measure_prioritized()
+            self._base_bytes = exact_bytes
+            with suppress(UsageError):
+                self._prioritized_bytes = self._measure(self._prioritized)
 
     def note_failed_snapshot(self) -> None:
         """Record a failed snapshot: its time has no relation to its bytes."""
@@ -98,6 +107,9 @@ class CostMeter:
         save_seconds = (
             self._save_seconds * self._base_bytes / self._saved_bytes if self._saved_bytes else None
         )
+        row_share = 1.0
+        with suppress(UsageError):
+            row_share = self._row_share("partial", self._prioritized)
         return RunCosts(
             num_shards=self._num_shards,
             fraction=self._fraction,
@@ -107,15 +119,48 @@ class CostMeter:
             save_hours=_hours(save_seconds),
             load_hours=_hours(self._load_seconds),
             load_shard_hours=_hours(self._load_shard_seconds),
+            row_share=row_share,
         )
 
-    def _measure_prioritized(self) -> int:
+    def _in_float32(self, file_bytes: int, kind: str) -> int:
+        """Return the bytes of a snapshot without rounding: its rows are copied all the same."""
+        share = self._row_share(kind, [table.name for table in self._tables])
+        if share == 1:
+            return file_bytes
+        all_rows = self._measure([table.name for table in self._tables])
+        if kind == "base":
+            return file_bytes + round((1 - share) * all_rows)
+        other = max(0, self._base_bytes - all_rows)
+        return other + round(max(0, file_bytes - other) / share)
+
+    def _row_share(self, kind: str, names: Collection[str]) -> float:
+        """Return the bytes of the rows of these tables in a snapshot, as a share of float32's."""
+        if self._precision.is_exact:
+            return 1.0
+        of_weights, of_state = self._precision.of_weights(kind), self._precision.state
+        stored = sum(
+            _stored_bytes(array, of_weights if name == WEIGHT else of_state)
+            for table in self._tables
+            if table.name in names
+            for name, array in table.arrays().items()
+        )
+        return stored / (self._measure(names) or 1) or 1.0
+
+    def _measure(self, names: Collection[str]) -> int:
         return sum(
             array.nbytes
             for table in self._tables
-            if table.name in self._prioritized
+            if table.name in names
             for array in table.arrays().values()
         )
+
+
+def _stored_bytes(array: torch.Tensor, precision: str) -> int:
+    """Return the bytes of all rows of an array in a snapshot, if all of them can be rounded."""
+    if array.dtype != torch.float32 or not len(array):
+        return array.nbytes
+    elements = array.numel() // len(array)
+    return len(array) * stored_row_bytes(elements, precision_of_row(elements, precision))
 
 
 def _hours(seconds: float | None) -> float | None:

@@ -33,6 +33,13 @@ from cpr_ext.policy.pls import (
     interval_for_pls,
     portion_of_lost_samples,
 )
+from cpr_ext.policy.precision import (
+    RowSizes,
+    bytes_share,
+    expected_restores,
+    precision_for_restores,
+)
+from cpr_ext.policy.precision_comparison import PrecisionFigures, compare_precisions
 from cpr_ext.policy.strategy import Plan, Strategy
 
 __all__ = [
@@ -48,19 +55,25 @@ __all__ = [
     "ParityCosts",
     "Plan",
     "Planner",
+    "PrecisionFigures",
+    "RowSizes",
     "RunningPLS",
     "SavePattern",
     "StateBytes",
     "Strategy",
+    "bytes_share",
+    "compare_precisions",
     "draw_failure_times",
     "exact_expected_pls",
     "expected_pls",
+    "expected_restores",
     "expected_share_lost_once",
     "fit_failures",
     "full_recovery",
     "interval_for_pls",
     "partial_recovery",
     "portion_of_lost_samples",
+    "precision_for_restores",
     "read_failure_log",
     "times_to_failure",
     "young_interval_hours",

@@ -7,6 +7,8 @@ or parity in peers' memory, where that is. Each is judged by its own expected co
 
 from __future__ import annotations
 
+from typing import Literal
+
 from cpr_ext.policy.checks import require_share
 from cpr_ext.policy.costs import ALL_ROWS, JobCosts, JobSize, SavePattern, StateBytes
 from cpr_ext.policy.expectation import (
@@ -51,6 +53,10 @@ class Planner:
         fraction: share of the large tables' rows that a priority saves at a time.
         state_bytes: what one save of everything writes, if known.
         parity: what parity in peers' memory costs; None: it is not considered.
+        row_share: bytes of a row in a save of a priority, as a share of those in float32, see
+            :func:`cpr_ext.policy.precision.bytes_share`. Saves of all rows are exact.
+        charges: what the time of a save grows with, its ``bytes`` or its ``rows``; they differ
+            where ``row_share`` is below 1.
         clock: when failures strike, see :mod:`cpr_ext.policy.expectation`.
         histories, seed: of the simulation, where it is needed; a job of very many failures is
             played fewer times.
@@ -68,6 +74,8 @@ class Planner:
         fraction: float = 0.125,
         state_bytes: StateBytes | None = None,
         parity: ParityCosts | None = None,
+        row_share: float = 1.0,
+        charges: Literal["bytes", "rows"] = "bytes",
         clock: FailureClock = "training",
         histories: int = DEFAULT_HISTORIES,
         seed: int = 0,
@@ -84,9 +92,23 @@ class Planner:
         enough = int(_ENOUGH_FAILURES * failures.mean_hours / job.total_hours)
         self.histories = min(histories, max(enough, _LEAST_HISTORIES))
         self.seed = seed
-        cost_share = state_bytes.share_saved(fraction) if state_bytes else fraction
-        self.pattern = SavePattern(fraction, cost_share)
+        self.charges: Literal["bytes", "rows"] = charges
+        self.pattern = self.pattern_of(fraction, row_share)
         self.why_simulated = _why_formulas_do_not_hold(job, failures, clock)
+
+    def pattern_of(self, fraction: float, row_share: float) -> SavePattern:
+        """Return how a priority saves this share of the rows, in this share of their bytes."""
+        charged = row_share if self.charges == "bytes" else 1.0
+        if self.state_bytes is None:
+            return SavePattern(fraction, fraction * charged, row_share)
+        return SavePattern(fraction, self.state_bytes.share_saved(fraction, charged), row_share)
+
+    def written_share(self, pattern: SavePattern) -> float:
+        """Return the bytes of a save, as a share of those of the same save in float32."""
+        if self.state_bytes is None:
+            return pattern.row_share
+        exact = self.state_bytes.share_saved(pattern.fraction)
+        return self.state_bytes.share_saved(pattern.fraction, pattern.row_share) / exact
 
     def plan(self, target_pls: float) -> Plan:
         """Return all strategies, and the one to take.
@@ -248,7 +270,7 @@ class Planner:
         """Return the bytes written per hour of training; None if sizes are not known."""
         if self.state_bytes is None:
             return None
-        share = self.state_bytes.share_saved(pattern.fraction)
+        share = self.state_bytes.share_saved(pattern.fraction, pattern.row_share)
         return share * self.state_bytes.total_bytes / pattern.save_every_hours(interval_hours)
 
     def _notes(self, cpr_interval_hours: float) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from cpr_ext.errors import DamageError
 from cpr_ext.recovery.report import DamagedSegment, OlderRows, RecoveryReport
 from cpr_ext.storage.reading import UnreadableError
+from cpr_ext.storage.rounded_chunks import RoundedRows
+from cpr_ext.storage.segment_format import Segment
 
 
 @dataclass
@@ -28,6 +31,8 @@ class Findings:
     missing_rows: dict[str, torch.Tensor] = field(default_factory=dict)
     samples_lost: int = 0
     row_updates_lost: int | None = 0
+    rows_rounded: int = 0
+    largest_rounding_error: float = 0.0
     segments_read: int = 0
     bytes_read: int = 0
     damaged_segments: list[DamagedSegment] = field(default_factory=list)
@@ -46,6 +51,15 @@ class Findings:
         """Record that a segment, or ``num_rows`` rows of it, is unusable."""
         is_unreadable = isinstance(error, UnreadableError)
         self.damaged_segments.append(DamagedSegment(path, str(error), num_rows, is_unreadable))
+
+    def add_rounded(self, segments: Sequence[Segment]) -> None:
+        """Count the rounded rows of segments that rows were restored from, as far as they may be.
+
+        A row that is in several of them counts in each, but never more rows than were restored.
+        """
+        rounded = RoundedRows.together([segment.rounded for segment in segments])
+        self.rows_rounded = min(self.rows_rounded + rounded.num_rows, self.rows_restored)
+        self.largest_rounding_error = max(self.largest_rounding_error, rounded.largest_error)
 
     def add_stale(self, count: int) -> None:
         """Count further stale rows, unless the number is unknown."""

@@ -125,6 +125,7 @@ def import_rows(
             rows = ShardRows(name, segments, on_damage=partial(shard.note_damage, findings))
             _copy(rows, copies[name], begin, end, findings)
         account(shard, wanted, findings)
+        findings.add_rounded([rows.segment for rows in segments])
         findings.segments_read += len(segments)
         findings.bytes_read += sum(segment.bytes_read for segment in segments)
 

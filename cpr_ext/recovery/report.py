@@ -69,6 +69,9 @@ class RecoveryReport:
         row_updates_lost: updates of these shards' rows that were not saved. None: not counted, see
             ``Checkpointer(count_row_updates=True)``; after a process death it is 0 or None. It does
             not include updates that damage removed from older rows.
+        rows_rounded: at most so many of ``rows_restored`` have rounded values, see
+            :class:`cpr_ext.Precision`. 0: every value is exact.
+        largest_rounding_error: no value of them differs by more from the one that was captured.
         segments_read, bytes_read: segments and bytes that the recovery read.
         damaged_segments: the segments that were unusable, as a whole or in part.
         seconds: its duration.
@@ -87,6 +90,8 @@ class RecoveryReport:
     missing_rows: dict[str, torch.Tensor] = field(default_factory=dict)
     samples_lost: int = 0
     row_updates_lost: int | None = 0
+    rows_rounded: int = 0
+    largest_rounding_error: float = 0.0
     segments_read: int = 0
     bytes_read: int = 0
     damaged_segments: list[DamagedSegment] = field(default_factory=list)

@@ -7,10 +7,11 @@ snapshot are copied there in one step, and go to the host while training continu
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from cpr_ext._native import native
 from cpr_ext.saving.segment_capture import Source, selection_source
 from cpr_ext.saving.selection import Selection
 
@@ -56,9 +57,25 @@ def _gathered(selection: Selection) -> Source:
             for name, array in of_table.arrays.items()
         }
         return Source(of_table.spec, copies, first_row_id=selection.begin)
-    device = selection.table.weight.device
-    row_ids = torch.from_numpy(of_table.row_ids).to(device, non_blocking=True)
-    copies = {
-        name: array.detach().index_select(0, row_ids) for name, array in of_table.arrays.items()
-    }
+    arrays = {name: array.detach() for name, array in of_table.arrays.items()}
+    if selection.chosen is not None:
+        copies = _copies_of_chosen(arrays, selection)
+    else:
+        device = selection.table.weight.device
+        row_ids = torch.from_numpy(of_table.row_ids).to(device, non_blocking=True)
+        copies = {name: array.index_select(0, row_ids) for name, array in arrays.items()}
     return Source(of_table.spec, copies, of_table.row_ids, is_packed=True)
+
+
+def _copies_of_chosen(
+    arrays: Mapping[str, torch.Tensor], selection: Selection
+) -> dict[str, torch.Tensor]:
+    """Copy rows whose ids the GPU still has: nothing is uploaded, in one launch per table."""
+    copies = {
+        name: array.new_empty((selection.num_rows, *array.shape[1:]))
+        for name, array in arrays.items()
+    }
+    native.gather_chosen(
+        tables=list(arrays.values()), chosen=selection.chosen, outs=list(copies.values())
+    )
+    return copies

@@ -68,6 +68,7 @@ class Saver:
 
     Attributes:
         in_flight: the snapshot in progress, if any.
+        may_begin: asked before a snapshot begins; called with True, it returns when one may.
         unreported: the error of a failed snapshot that no exception reported, none being committed
             since.
     """
@@ -91,6 +92,7 @@ class Saver:
     ) -> None:
         self._clean = CleanSample(tables, trackers)
         self.in_flight: Snapshot | None = None
+        self.may_begin: Callable[[bool], bool] = lambda waits: True
         self.unreported: Exception | None = None
         self._watch = watch
         self._store = store
@@ -124,13 +126,15 @@ class Saver:
             if self._options.when_busy == "delay" or not self._is_due():
                 return None
             self.finish()
-        if not (self._base_rule.is_due_at_once or self._is_due()):
+        if not (self._base_rule.is_due_at_once or self._is_due()) or not self.may_begin(False):
             return None
         return self.begin(self._base_rule.next_kind())
 
     def take(self, kind: SnapshotKind) -> Snapshot:
         """Capture all of a snapshot now; partial ones only where there is a base to them."""
         self.finish()
+        if not self.may_begin(True):
+            raise SnapshotError("rows of this worker are being rebuilt, and a peer was lost")
         needed = self._base_rule.next_kind()
         snapshot = self.begin("base" if needed == "base" else kind, at_once=True)
         self.advance()
@@ -322,11 +326,12 @@ class Saver:
         if snapshot is None or not snapshot.is_done:
             return
         self.in_flight = None
-        trim_memory(self._options.devices)
         if snapshot.error is None:
             self._note_committed(snapshot)
+            trim_memory(self._options.devices)  # what trackers gave is free now
             return
         snapshot.put_back()
+        trim_memory(self._options.devices)
         if self._store.retention.release_when_full and _is_disk_full(snapshot.error):
             # Waited for: the next snapshot reserves its space as soon as it begins.
             history = Retention(full_recovery_points=0)
@@ -364,6 +369,19 @@ class Saver:
             metrics.failed_compactions += 1
             text = f"compaction failed; training continues and no snapshot is affected: {error}"
             warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
+
+    def keep_up_to(self, step: int) -> bool:
+        """Abort the snapshot in flight if it still captures; no other thread uses tables then.
+
+        Returns:
+            Whether no snapshot of later than ``step`` is in flight. One of then or before may be
+            committed in the background.
+        """
+        if self._overlap is not None:
+            self._overlap.forget()
+        if self.in_flight is not None and self.in_flight.state == "capturing":
+            self._end_snapshot()
+        return self.in_flight is None or self.in_flight.last_step <= step
 
     def quiesce(self) -> None:
         """End the snapshot in flight: give it up if it is still capturing, else let it commit.

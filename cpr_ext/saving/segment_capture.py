@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
-from cpr_ext.saving.selection import RowIds, Selection
+from cpr_ext.saving.selection import RowIds, Selection, SnapshotKind
 from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.precision import EXACT, Precision
+from cpr_ext.state.table import WEIGHT
 from cpr_ext.storage.file_names import Kind, segment_name
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
+from cpr_ext.storage.rounded_chunks import Rounding
 from cpr_ext.storage.segment_format import (
     Chunk,
     Committed,
@@ -54,12 +57,18 @@ class WriteOptions:
         refuse_nan: give a segment up rather than save NaN over good values.
         max_chunk_bytes: rows are captured in chunks of about this size; 0: as a slot holds.
         copy_on_write: rows may be given to ``copy_before_change``.
+        precision: of the rows of tables.
     """
 
     direct_io: bool = True
     refuse_nan: bool = True
     max_chunk_bytes: int = 0
     copy_on_write: bool = False
+    precision: Precision = field(default_factory=Precision)
+
+    def precision_of(self, kind: SnapshotKind, array: str) -> str:
+        """Return the precision of an array of a table in a snapshot of a kind."""
+        return self.precision.of_weights(kind) if array == WEIGHT else self.precision.state
 
 
 def dense_sources(part: DensePart) -> list[Source]:
@@ -72,13 +81,18 @@ def dense_sources(part: DensePart) -> list[Source]:
     return sources
 
 
-def selection_source(selection: Selection) -> Source:
-    """Return the rows of a selection, with every per-row state of their table."""
+def selection_source(
+    selection: Selection, precision_of: Callable[[str], str] = lambda array: EXACT
+) -> Source:
+    """Return the rows of a selection, with every per-row state of their table.
+
+    Args:
+        precision_of: of an array of the table, by its name.
+    """
     arrays = selection.table.arrays()
     begin = selection.begin if selection.row_ids is None else None
-    spec = TableSpec(
-        selection.table.name, selection.num_rows, begin, array_specs(selection.table.name, arrays)
-    )
+    specs = array_specs(selection.table.name, arrays, precision_of)
+    spec = TableSpec(selection.table.name, selection.num_rows, begin, specs)
     return Source(spec, arrays, selection.row_ids, selection.table.arrays)
 
 
@@ -120,7 +134,11 @@ class SegmentCapture:
             for index, source in enumerate(sources)
         ]
         self._layout.place(
-            [table.rows_per_chunk(pipeline.slot_bytes, options.max_chunk_bytes) for table in tables]
+            [
+                table.rows_per_chunk(pipeline.slot_bytes, options.max_chunk_bytes)
+                for table in tables
+            ],
+            [source.row_ids for source in sources],
         )
         for index, table in enumerate(tables):
             place_native(self._layout, index, table)
@@ -200,6 +218,14 @@ class SegmentCapture:
         self._job.wait("written")
         committed = Committed(min(self._steps), max(self._steps), num_samples, is_complete)
         chunks = [Chunk(*chunk) for chunk in self._job.chunks()]
+        if self._layout.is_rounded:
+            self._layout.note_rounding(
+                chunks,
+                {
+                    (table, first): Rounding(num_exact, error)
+                    for table, first, num_exact, error in self._job.rounding()
+                },
+            )
         header = self._layout.header(chunks, committed)
         self._job.finish(header)
         return SegmentRecord(

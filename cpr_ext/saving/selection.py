@@ -16,15 +16,20 @@ SnapshotKind = Literal["base", "partial"]  # of all rows, or of selected ones
 RowIds = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Selection:
-    """The rows of a table to save: ascending ``row_ids`` (n,), or all of the range [begin, end)."""
+    """The rows of a table to save: ascending ``row_ids`` (n,), or all of the range [begin, end).
+
+    Attributes:
+        chosen: the native ``PendingRows`` that still has ``row_ids`` on a GPU; None: nothing has.
+    """
 
     table: Table
     tracker: Any
     begin: int
     end: int
     row_ids: RowIds | None = None
+    chosen: Any = None
 
     @property
     def num_rows(self) -> int:
@@ -39,8 +44,10 @@ class Selection:
         if self.row_ids is None:
             begin = self.begin + first
             return self.tracker.take_range(begin, begin + count, weight=self.table.weight)
-        row_ids = self.row_ids[first : first + count]
-        return self.tracker.take(row_ids, weight=self.table.weight)
+        row_ids, weight = self.row_ids[first : first + count], self.table.weight
+        if self.chosen is not None:
+            return self.tracker.take_chosen(row_ids, chosen=self.chosen, first=first, weight=weight)
+        return self.tracker.take(row_ids, weight=weight)
 
 
 class Selector:
@@ -98,7 +105,8 @@ class Selector:
         if pending is None:
             return self._partial(chosen, shard)
         begin, end = self._range(chosen, shard)
-        return Selection(chosen, self._trackers[chosen.name], begin, end, pending.read())
+        tracker = self._trackers[chosen.name]
+        return Selection(chosen, tracker, begin, end, pending.read(), pending)
 
     def begin_partial(self, table: int, shard: int) -> Any:
         """Let a GPU choose the rows during training.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from cpr_ext.errors import UsageError
+from cpr_ext.state.precision import Precision, stored_row_bytes
 from cpr_ext.state.table import Table
 
 DEFAULT_SLOT_BYTES = 8 << 20
@@ -15,29 +16,41 @@ _BLOCK_BYTES = 4096  # files are written in blocks, see csrc/pipeline/segment_pl
 _ROW_ID_BYTES = 8
 
 
-def choose_slot_bytes(wanted: int | None, tables: Sequence[Table]) -> int:
+def choose_slot_bytes(
+    wanted: int | None, tables: Sequence[Table], precision: Precision | None = None
+) -> int:
     """Return ``wanted``, or with None the default, or more if the tables' rows need it.
+
+    Args:
+        precision: in which snapshots keep the rows; None: exactly.
 
     Raises:
         UsageError: ``wanted`` does not hold the fewest rows of a table that can be written at once.
     """
-    needed = max((_needed_bytes(table) for table in tables), default=0)
+    precision = precision or Precision()
+    needed = max((_needed_bytes(table, precision) for table in tables), default=0)
     if wanted is None:
         return max(DEFAULT_SLOT_BYTES, math.ceil(needed / _BLOCK_BYTES) * _BLOCK_BYTES)
     for table in tables:
-        if _needed_bytes(table) > wanted:
+        if _needed_bytes(table, precision) > wanted:
             raise UsageError(
                 f"table {table.name!r}: rows of {table.embedding_dim} columns, and their optimizer "
                 f"state, do not fit into staging slots of {wanted} bytes; leave slot_bytes out, or "
-                f"make it at least {_needed_bytes(table)}"
+                f"make it at least {_needed_bytes(table, precision)}"
             )
     return wanted
 
 
-def _needed_bytes(table: Table) -> int:
-    """Bytes of the fewest rows of which every array fills whole blocks, or of the whole table."""
+def _needed_bytes(table: Table, precision: Precision) -> int:
+    """Bytes of the fewest rows of which every array fills whole blocks, or of the whole table.
+
+    Of rows that may be rounded: those in the file, and as they are, for those that stay exact.
+    """
     row_bytes = table.embedding_dim * table.weight.element_size()
     arrays = [row_bytes] * _num_arrays(table)
+    if not precision.is_exact and table.weight.dtype == torch.float32:
+        names = {precision.base, precision.partial, precision.state}
+        arrays += [stored_row_bytes(table.embedding_dim, name) for name in names] + [4]
     unit = max(_BLOCK_BYTES // math.gcd(_BLOCK_BYTES, size) for size in [*arrays, _ROW_ID_BYTES])
     rows = min(unit, table.num_embeddings)
     pieces = [rows * size for size in [*arrays, _ROW_ID_BYTES]]

@@ -182,12 +182,16 @@ class Snapshot:
                 manifest,
                 snapshot=self.number,
                 kind=self.kind,
-                sources=part.sources or [selection_source(each) for each in part.selections],
+                sources=part.sources
+                or [selection_source(each, self._precision_of) for each in part.selections],
                 metadata={"shard": part.shard},
                 options=self._options,
             )
             part.sources = None
         return part.capture
+
+    def _precision_of(self, array: str) -> str:
+        return self._options.precision_of(self.kind, array)
 
     @property
     def has_rows_left(self) -> bool:
@@ -427,9 +431,11 @@ class Snapshot:
         self.forget_taken()
 
     def forget_taken(self) -> None:
-        """Free what trackers gave for captured rows: some of it is in a GPU's memory."""
+        """Free what trackers gave for captured rows, and their ids: both may be on a GPU."""
         for part in self._parts:
             part.taken.clear()
+            for selection in part.selections:
+                selection.chosen = None
 
     @property
     def state(self) -> State:

@@ -58,6 +58,8 @@ class TargetPLS(Schedule):
         reschedule_hours: to replace failed nodes; counts in the comparison with full recovery.
         parity: what parity in peers' memory costs, if the workers hold it. Then snapshots serve
             only failures that parity does not make good, and are as rare as those allow.
+        spend_bytes: with rounded partial snapshots, save more often, until they write as many bytes
+            per hour as float32 rows would at the target. PLS is then expected below it.
 
     Attributes:
         interval_hours: between two snapshots; None until the checkpointer has begun.
@@ -79,6 +81,7 @@ class TargetPLS(Schedule):
         reschedule_hours: float = 0.0,
         num_shards: int | None = None,
         parity: ParityCosts | None = None,
+        spend_bytes: bool = False,
     ) -> None:
         if not 0 < target_pls <= 1:
             raise UsageError(f"target_pls is {target_pls}; it is a share: above 0, at most 1")
@@ -104,12 +107,14 @@ class TargetPLS(Schedule):
         self.reschedule_hours = reschedule_hours
         self.num_shards = num_shards
         self.parity = parity
+        self.spend_bytes = spend_bytes
         self.interval_hours: float | None = None
         self.plan: Plan | None = None
         self._planned_with: tuple[float, ...] | None = None
         self._fraction: float | None = None
         self._said: tuple[float, str] | None = None
         self._with_parity: Strategy | None = None
+        self._own: Strategy | None = None  # where the plan has another interval
 
     def __repr__(self) -> str:
         return f"TargetPLS({self.target_pls}, failures={self.failures})"
@@ -136,20 +141,24 @@ class TargetPLS(Schedule):
             costs.load_hours or 0.0,
             costs.load_shard_hours or 0.0,
             (costs.prioritized_bytes or 0.0) + costs.other_bytes,
+            costs.row_share,
         )
         if self._planned_with is not None and all(map(_about_same, known, self._planned_with)):
             return
         self._planned_with, self._fraction = known, costs.fraction
         planner = self._planner(job, costs)
-        turn_hours = planner.interval_for_pls(self.target_pls, planner.pattern)
-        self._with_parity = None
+        spent = planner.written_share(planner.pattern) if self.spend_bytes else 1.0
+        turn_hours = spent * planner.interval_for_pls(self.target_pls, planner.pattern)
+        self._with_parity = self._own = None
         if costs.save_hours and (with_parity := planner.parity_strategies()) is not None:
-            turn_hours = with_parity.interval_hours(self.target_pls)
+            turn_hours = spent * with_parity.interval_hours(self.target_pls)
             self._with_parity = with_parity.saving_every(
                 "parity", "all", turn_hours, planner.pattern
             )
         self.interval_hours = planner.pattern.save_every_hours(turn_hours)
         self.plan = planner.plan(self.target_pls) if costs.save_hours else None
+        if self.plan is not None and spent != 1:
+            self._own = planner.partial_recovery("CPR-MFU", "mfu", turn_hours)
         if self._with_parity is not None:
             pls = self._with_parity.expected.pls
         else:
@@ -181,6 +190,8 @@ class TargetPLS(Schedule):
             fraction=costs.fraction,
             state_bytes=state_bytes,
             parity=self.parity,
+            row_share=costs.row_share,
+            charges="rows",  # a save blocks training for as long as its rows are copied
             histories=_HISTORIES,
         )
 
@@ -221,6 +232,8 @@ class TargetPLS(Schedule):
         assert self._fraction is not None
         if self._with_parity is not None:
             return self._with_parity
+        if self._own is not None:
+            return self._own
         return next(s for s in plan.strategies[2:] if s.fraction == self._fraction)
 
 

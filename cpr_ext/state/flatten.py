@@ -6,6 +6,7 @@ This is what keeps pickle out: a tree that is not made of the types below is ref
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
 
 _ALLOWED = "None, bool, int, float, str, list, tuple, dict, numpy scalars and arrays, torch.Tensor"
+# Types of values that a skeleton holds as they are; a float may be none of JSON.
+_PLAIN = frozenset((type(None), bool, int, str))
 
 
 def pack(tree: Any, name: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
@@ -58,6 +61,8 @@ def unpack(skeleton: Any, tensors: dict[str, torch.Tensor]) -> Any:
 def tensor_names(skeleton: Any) -> list[str]:
     """Return the names of the tensors that a skeleton of :func:`pack` refers to."""
     if isinstance(skeleton, list):
+        if _PLAIN.issuperset(map(type, skeleton)):
+            return []
         return [name for item in skeleton for name in tensor_names(item)]
     if not isinstance(skeleton, dict):
         return []
@@ -80,6 +85,12 @@ def _add(tensors: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> s
         unique = f"{name}#{copies}"
     tensors[unique] = tensor
     return unique
+
+
+def _pack_items(items: Sequence[Any], name: str, tensors: dict[str, torch.Tensor]) -> list[Any]:
+    if _PLAIN.issuperset(map(type, items)):  # such as the 625 numbers of Python's generator
+        return list(items)
+    return [_pack(item, f"{name}.{i}", tensors) for i, item in enumerate(items)]
 
 
 def _pack(tree: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -105,9 +116,9 @@ def _pack(tree: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     if isinstance(tree, list):
-        return [_pack(item, f"{name}.{i}", tensors) for i, item in enumerate(tree)]
+        return _pack_items(tree, name, tensors)
     if isinstance(tree, tuple):
-        return {"$tuple": [_pack(item, f"{name}.{i}", tensors) for i, item in enumerate(tree)]}
+        return {"$tuple": _pack_items(tree, name, tensors)}
     if isinstance(tree, dict):
         plain = all(isinstance(key, str) and not key.startswith("$") for key in tree)
         items = [(key, _pack(value, f"{name}.{key}", tensors)) for key, value in tree.items()]

@@ -16,11 +16,13 @@ import torch
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.merge_plan import Merge
 from cpr_ext.storage.newest_rows import ShardRows
+from cpr_ext.storage.rounded_chunks import RoundedRows
 from cpr_ext.storage.segment_format import TableSpec
 from cpr_ext.storage.segment_history import merged_history
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.segment_writer import Pace, SegmentStream, rows_per_chunk
 from cpr_ext.storage.store_reader import open_segment, require_all_rows
+from cpr_ext.storage.stored_rows import StoredBlock, merged_arrays, newest_stored
 
 CHUNK_BYTES = 4 << 20
 BLOCK_BYTES = 64 << 20
@@ -81,7 +83,7 @@ def write_merged(
             name,
             end - begin if (held := ids[name]) is None else len(held),
             begin if held is None else None,
-            rows.arrays,
+            merged_arrays(name, rows.arrays, rows.segments, has_base=merge.kind == "base"),
         )
         for name, rows in tables.items()
         for begin, end in [row_ranges[name]]
@@ -100,9 +102,11 @@ def write_merged(
             **merged_history(
                 list(zip(merge.read, opened, strict=True)), has_base=merge.kind == "base"
             ),
+            **RoundedRows.together([segment.rounded for segment in opened]).to_note(),
         },
         chunk_bytes=limits.chunk_bytes,
         pace=pace,
+        row_ids=[ids[spec.name] for spec in specs],
     ) as stream:
         for index, spec in enumerate(specs):
             copy_table(tables[spec.name], index, spec, ids[spec.name], stream, limits, pace)
@@ -133,9 +137,10 @@ def copy_table(
         before = sum(segment.bytes_read for segment in rows.segments)
         if row_ids is None:
             assert spec.range_begin is not None
-            block = rows.range(spec.range_begin + start, spec.range_begin + stop)
+            ids = torch.arange(spec.range_begin + start, spec.range_begin + stop)
         else:
-            block = rows.chosen(row_ids[start:stop])
+            ids = row_ids[start:stop]
+        block = _read_block(rows, spec, ids)
         pace.spend(sum(segment.bytes_read for segment in rows.segments) - before)
         assert bool((block.steps >= 0).all()), "a row to merge is in no segment"
         for first in range(0, stop - start, chunk_rows):
@@ -146,7 +151,17 @@ def copy_table(
                 int(block.steps[part].max()),
                 block.row_ids[part],
                 {name: values[part] for name, values in block.arrays.items()},
+                block.exact_in(part.start, part.stop),
+                block.largest_error,
             )
+
+
+def _read_block(rows: ShardRows, spec: TableSpec, row_ids: torch.Tensor) -> StoredBlock:
+    """Read rows as a segment is to have them: decoded, unless it has rounded rows itself."""
+    if spec.exact_row_bytes:
+        return newest_stored(spec.name, rows.segments, spec.arrays, row_ids)
+    block = rows.chosen(row_ids)
+    return StoredBlock(block.row_ids, block.arrays, block.steps)
 
 
 def commit_merged(manifest: Manifest, merged: Merged) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from cpr_ext.errors import DamageError
-from cpr_ext.storage.segment_format import ArraySpec
+from cpr_ext.storage.segment_format import ArraySpec, in_memory
 from cpr_ext.storage.segment_reader import SegmentRows
 
 
@@ -57,7 +57,7 @@ class ShardRows:
             spec = segment.table(table)
             assert spec is not None
             for array in spec.arrays:
-                if found.setdefault(array.name, array) != array:
+                if not found.setdefault(array.name, in_memory(array)).is_like(array):
                     raise DamageError(
                         f"{segment.segment.path}: '{table}/{array.name}' is {array.dtype} with "
                         f"rows of shape {array.row_shape}, in an older segment it is not"
@@ -103,7 +103,7 @@ class ShardRows:
                 if not missing.any():
                     break
                 try:
-                    at = self._positions(segment, chunk, row_ids)
+                    at = segment.positions(chunk, row_ids)
                     if at is None:
                         continue
                     rows = segment.rows(chunk)
@@ -121,18 +121,3 @@ class ShardRows:
                 steps[where] = rows.step
                 missing[where] = False
         return Rows(row_ids, arrays, steps)
-
-    def _positions(
-        self, segment: SegmentRows, chunk: int, row_ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return positions in ``row_ids`` inside the chunk's span, and which of them it holds."""
-        begin, end = segment.span(chunk)
-        bounds = torch.searchsorted(row_ids, torch.tensor([begin, end]))
-        low, high = int(bounds[0]), int(bounds[1])
-        if low == high:
-            return None
-        held = segment.row_ids(chunk)
-        where = torch.arange(low, high)
-        found = torch.searchsorted(held, row_ids[low:high])
-        hit = held[found] == row_ids[low:high]
-        return (where, hit) if bool(hit.any()) else None

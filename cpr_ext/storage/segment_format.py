@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +21,18 @@ from cpr_ext._native import native
 from cpr_ext.cuda import stager_of
 from cpr_ext.errors import UsageError
 from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
+from cpr_ext.state.precision import EXACT, LEVELS, precision_of_row, stored_row_bytes
+from cpr_ext.storage.rounded_chunks import (
+    WIDEST_ERROR,
+    IdRun,
+    RoundedRows,
+    Rounding,
+    id_runs_of,
+)
 
 ALIGNMENT: int = native.ALIGNMENT
 FORMAT_VERSION = 1
+ROUNDED_VERSION = 3  # of a segment with rounded rows; docs/snapshot_format.md counts the format
 MAX_HEADER_BYTES = 64 << 20
 ROW_IDS = "row_ids"
 
@@ -60,11 +69,30 @@ def align_up(size_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of a table in a segment: its name, dtype, and the shape of a single row."""
+    """One array of a table in a segment.
+
+    Attributes:
+        dtype: in memory.
+        row_shape: shape of a single row.
+        precision: of float32 rows in the file, see :mod:`cpr_ext.state.precision`.
+    """
 
     name: str
     dtype: torch.dtype
     row_shape: tuple[int, ...]
+    precision: str = EXACT
+
+    @property
+    def is_rounded(self) -> bool:
+        """Return whether the file has fewer bits than memory."""
+        return self.precision != EXACT
+
+    def is_like(self, other: ArraySpec) -> bool:
+        """Return whether both are the same in memory."""
+        return (self.name, self.dtype, self.row_shape) == (
+            *(other.name, other.dtype),
+            other.row_shape,
+        )
 
     @property
     def row_bytes(self) -> int:
@@ -74,7 +102,21 @@ class ArraySpec:
     @property
     def file_row_bytes(self) -> int:
         """Bytes of one row in the file."""
-        return self.row_bytes
+        if not self.is_rounded:
+            return self.row_bytes
+        return stored_row_bytes(math.prod(self.row_shape), self.precision)
+
+    def in_file(self) -> tuple[str, tuple[int, ...]]:
+        """Return the dtype and the shape of a row, as safetensors has them."""
+        if self.precision in LEVELS:
+            return "U8", (self.file_row_bytes,)
+        dtype = self.dtype if self.precision == EXACT else getattr(torch, self.precision)
+        return DTYPE_NAMES[dtype], self.row_shape
+
+
+def in_memory(array: ArraySpec) -> ArraySpec:
+    """Return the array without rounding."""
+    return replace(array, precision=EXACT)
 
 
 @dataclass(frozen=True)
@@ -93,6 +135,12 @@ class TableSpec:
     range_begin: int | None
     arrays: tuple[ArraySpec, ...]
     shape: tuple[int, ...] | None = None
+
+    @property
+    def exact_row_bytes(self) -> int:
+        """Bytes of a row that stays float32; 0: no row is rounded."""
+        rounded = sum(array.row_bytes for array in self.arrays if array.is_rounded)
+        return rounded + torch.int32.itemsize if rounded else 0
 
 
 @dataclass(frozen=True)
@@ -113,6 +161,9 @@ class SegmentLayout:
         offsets: file offset in bytes of each stored array, by (table index, array name).
         header_bytes: size of the header block, a multiple of ``ALIGNMENT``.
         file_bytes: size of the whole file, a multiple of ``ALIGNMENT``.
+        id_runs: of a table whose row ids are packed, those of each chunk, by table index.
+        rounding: of each chunk of rounded rows, by table index and first row.
+        exact_offsets: where its exact rows are in the file, by the same.
     """
 
     tables: tuple[TableSpec, ...]
@@ -120,23 +171,63 @@ class SegmentLayout:
     header_bytes: int = 0
     file_bytes: int = 0
     offsets: dict[tuple[int, str], int] = field(default_factory=dict)
+    id_runs: dict[int, list[IdRun]] = field(default_factory=dict)
+    rounding: dict[tuple[int, int], Rounding] = field(default_factory=dict)
+    exact_offsets: dict[tuple[int, int], int] = field(default_factory=dict)
+    _id_places: dict[int, dict[int, tuple[int, int, int]]] = field(default_factory=dict, repr=False)
 
-    def place(self, rows_per_chunk: list[int]) -> None:
-        """Fix every offset, for tables captured ``rows_per_chunk`` rows at a time."""
+    @property
+    def is_rounded(self) -> bool:
+        """Return whether an array is in fewer bits than in memory."""
+        return any(table.exact_row_bytes for table in self.tables)
+
+    def place(
+        self,
+        rows_per_chunk: list[int],
+        row_ids: Sequence[np.ndarray[Any, np.dtype[np.int64]] | None] = (),
+    ) -> None:
+        """Fix every offset, for tables captured ``rows_per_chunk`` rows at a time.
+
+        Args:
+            row_ids: of each table, for a segment of rounded rows: it packs them.
+        """
         widest: list[Chunk] = [
             Chunk(index, first, min(step, table.num_rows - first), _WIDEST_STEP, widest_checksums)
             for index, (table, step) in enumerate(zip(self.tables, rows_per_chunk, strict=True))
-            for widest_checksums in [[_WIDEST_CHECKSUM] * len(self.stored(table))]
+            for widest_checksums in [[_WIDEST_CHECKSUM] * (len(self.stored(table)) + 1)]
             for first in range(0, table.num_rows, step)
         ]
+        if self.is_rounded:
+            for index, (ids, step) in enumerate(zip(row_ids, rows_per_chunk, strict=True)):
+                if ids is not None and self.tables[index].range_begin is None:
+                    self.id_runs[index] = id_runs_of(ids, step)
         self.place_at(start=0)
+        every_row = {
+            chunk[:2]: Rounding(chunk.num_rows, WIDEST_ERROR)
+            for chunk in widest
+            if self.tables[chunk.table].exact_row_bytes
+        }
+        self.note_rounding(widest, every_row)
         self.header_bytes = align_up(8 + len(self._header_json(widest, Committed())))
         if self.header_bytes > MAX_HEADER_BYTES:
             raise UsageError(
                 f"the segment's header would take {self.header_bytes} bytes of {MAX_HEADER_BYTES}; "
                 "make slot_bytes larger, or give large extra state as tensors"
             )
+        self.rounding, self.exact_offsets = {}, {}
         self.place_at(start=self.header_bytes)
+
+    def note_rounding(
+        self, chunks: Sequence[Chunk], rounding: Mapping[tuple[int, int], Rounding]
+    ) -> None:
+        """Fix the places of exact rows, which follow all else in the order of the chunks."""
+        self.rounding = dict(rounding)
+        self.exact_offsets = {}
+        for table, first, *_ in chunks:
+            if not (of_chunk := rounding.get((table, first))) or not of_chunk.num_exact:
+                continue
+            self.exact_offsets[table, first] = self.file_bytes
+            self.file_bytes += align_up(of_chunk.num_exact * self.tables[table].exact_row_bytes)
 
     def place_at(self, start: int) -> None:
         """Fix every offset, the first array at ``start``."""
@@ -144,8 +235,13 @@ class SegmentLayout:
         for index, table in enumerate(self.tables):
             for array in self.stored(table):
                 self.offsets[index, array.name] = offset
-                offset += align_up(table.num_rows * array.file_row_bytes)
+                offset += align_up(self._array_bytes(index, array))
         self.file_bytes = offset
+
+    def _array_bytes(self, index: int, array: ArraySpec) -> int:
+        if array.name == ROW_IDS and index in self.id_runs:
+            return sum(align_up(run.packed_bytes) for run in self.id_runs[index])
+        return self.tables[index].num_rows * array.file_row_bytes
 
     @staticmethod
     def stored(table: TableSpec) -> tuple[ArraySpec, ...]:
@@ -154,11 +250,60 @@ class SegmentLayout:
             return table.arrays
         return (ArraySpec(ROW_IDS, torch.int64, ()), *table.arrays)
 
+    def row_ids_offset(self, index: int, first: int) -> int:
+        """Return file offset of the row ids of the chunk at row ``first``."""
+        offset = self.offset(index, ROW_IDS)
+        if index not in self.id_runs:
+            return offset + first * torch.int64.itemsize
+        return offset + self._id_chunks(index)[first][0]
+
+    def id_bounds(self, index: int, first: int) -> tuple[int, int]:
+        """Return the smallest and the largest id of the chunk at row ``first``, if packed."""
+        return self._id_chunks(index)[first][1:]
+
+    def _id_chunks(self, index: int) -> dict[int, tuple[int, int, int]]:
+        """Return offset, smallest and largest id of each chunk of packed ids, by first row."""
+        if index not in self._id_places:
+            first = offset = 0
+            places = self._id_places[index] = {}
+            for run in self.id_runs[index]:
+                places[first] = offset, run.first, run.last
+                first += run.num_ids
+                offset += align_up(run.packed_bytes)
+        return self._id_places[index]
+
     def rows_bytes(self, index: int, count: int) -> int:
-        """Return the file bytes of ``count`` rows of table ``index``, captured as one chunk."""
+        """Return the file bytes of ``count`` rows of table ``index``, captured as one chunk.
+
+        Packed row ids take less; exact rows are not counted.
+        """
         return sum(
             align_up(count * array.file_row_bytes) for array in self.stored(self.tables[index])
         )
+
+    def most_chunk_bytes(self, chunk: Chunk) -> int:
+        """Return the bytes that a chunk takes in memory, as it is in the file, at most."""
+        rounding = self.rounding.get(chunk[:2])
+        exact_rows = rounding.num_exact if rounding is not None else 0
+        exact_bytes = exact_rows * self.tables[chunk.table].exact_row_bytes
+        return self.rows_bytes(chunk.table, chunk.num_rows) + align_up(exact_bytes)
+
+    def bytes_by_precision(self) -> dict[str, int]:
+        """Return what rows take, without padding, by precision: "exact", "int8", ..., "row ids"."""
+        sizes: dict[str, int] = {}
+        for index, table in enumerate(self.tables):
+            for array in self.stored(table):
+                kept_as = array.precision if array.is_rounded else "exact"
+                size_bytes = table.num_rows * array.file_row_bytes
+                if array.name == ROW_IDS:
+                    kept_as = "row ids"
+                    if index in self.id_runs:
+                        size_bytes = sum(run.packed_bytes for run in self.id_runs[index])
+                sizes[kept_as] = sizes.get(kept_as, 0) + size_bytes
+        for (index, _), rounding in self.rounding.items():
+            num_bytes = rounding.num_exact * self.tables[index].exact_row_bytes
+            sizes["exact"] = sizes.get("exact", 0) + num_bytes
+        return sizes
 
     def offset(self, index: int, array: str) -> int:
         """Return file offset of an array of table ``index``; 0 while nothing is placed."""
@@ -179,11 +324,14 @@ class SegmentLayout:
         for index, table in enumerate(self.tables):
             for array in self.stored(table):
                 begin = self.offsets[index, array.name] - start
-                end = begin + table.num_rows * array.file_row_bytes
+                end = begin + self._array_bytes(index, array)
                 name = f"{table.name}/{array.name}" if array.name else table.name
-                shape = (table.num_rows, *array.row_shape) if table.shape is None else table.shape
+                dtype, row_shape = array.in_file()
+                shape = (table.num_rows, *row_shape) if table.shape is None else table.shape
+                if array.name == ROW_IDS and index in self.id_runs:
+                    dtype, shape = "U8", (end - begin,)
                 entries[name] = {
-                    "dtype": DTYPE_NAMES[array.dtype],
+                    "dtype": dtype,
                     "shape": shape,
                     "data_offsets": [begin, end],
                 }
@@ -195,27 +343,27 @@ class SegmentLayout:
                         "data_offsets": [end, end + pad],
                     }
                     pads += 1
+        if self.exact_offsets:
+            begin, end = min(self.exact_offsets.values()) - start, self.file_bytes - start
+            entries["__exact"] = {
+                "dtype": "U8",
+                "shape": [end - begin],
+                "data_offsets": [begin, end],
+            }
         own = {
             **self.metadata,
-            "tables": [
-                {
-                    "name": table.name,
-                    "num_rows": table.num_rows,
-                    "range_begin": table.range_begin,
-                    "shape": table.shape,
-                    "arrays": [
-                        [array.name, DTYPE_NAMES[array.dtype], list(array.row_shape)]
-                        for array in table.arrays
-                    ],
-                }
-                for table in self.tables
-            ],
+            "tables": [self._described(index) for index in range(len(self.tables))],
             "chunks": [[*chunk[:4], [f"{crc:08x}" for crc in chunk.checksums]] for chunk in chunks],
         }
+        if self.is_rounded:
+            own["rounding"] = [
+                [*at, rounding.num_exact, rounding.largest_error]
+                for at, rounding in self.rounding.items()
+            ]
         header = {
             "__metadata__": {
                 "format": "cpr_ext.segment",
-                "format_version": str(FORMAT_VERSION),
+                "format_version": str(ROUNDED_VERSION if self.is_rounded else FORMAT_VERSION),
                 "header_crc32c": NO_CHECKSUM,
                 "committed": json.dumps(asdict(committed), separators=(",", ":")),
                 "cpr_ext": json.dumps(own, separators=(",", ":")),
@@ -223,6 +371,25 @@ class SegmentLayout:
             **entries,
         }
         return json.dumps(header, separators=(",", ":")).encode()
+
+    def _described(self, index: int) -> dict[str, Any]:
+        table = self.tables[index]
+        described: dict[str, Any] = {
+            "name": table.name,
+            "num_rows": table.num_rows,
+            "range_begin": table.range_begin,
+            "shape": table.shape,
+            "arrays": [
+                [
+                    *(array.name, DTYPE_NAMES[array.dtype], list(array.row_shape)),
+                    *([array.precision] if array.is_rounded else []),
+                ]
+                for array in table.arrays
+            ],
+        }
+        if index in self.id_runs:
+            described["row_id_runs"] = self.id_runs[index]
+        return described
 
 
 def with_checksum(header: bytes, checksum: str, *, of: str) -> bytes:
@@ -232,8 +399,15 @@ def with_checksum(header: bytes, checksum: str, *, of: str) -> bytes:
     return header.replace(old, new, 1)
 
 
-def array_specs(table: str, arrays: Mapping[str, torch.Tensor]) -> tuple[ArraySpec, ...]:
+def array_specs(
+    table: str,
+    arrays: Mapping[str, torch.Tensor],
+    precision_of: Callable[[str], str] = lambda name: EXACT,
+) -> tuple[ArraySpec, ...]:
     """Return what a segment notes of a table's tensors (num_rows, ...).
+
+    Args:
+        precision_of: precision of an array of float32 rows, by its name.
 
     Raises:
         UsageError: a dtype that safetensors cannot hold.
@@ -243,7 +417,15 @@ def array_specs(table: str, arrays: Mapping[str, torch.Tensor]) -> tuple[ArraySp
             place = f"{table}/{name}" if name else table
             raise UsageError(f"'{place}' has dtype {tensor.dtype}; can be stored: {list_dtypes()}")
     return tuple(
-        ArraySpec(name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in arrays.items()
+        ArraySpec(
+            name,
+            tensor.dtype,
+            tuple(tensor.shape[1:]),
+            precision_of_row(math.prod(tensor.shape[1:]), precision_of(name))
+            if tensor.dtype == torch.float32
+            else EXACT,
+        )
+        for name, tensor in arrays.items()
     )
 
 
@@ -275,7 +457,16 @@ def native_table(
         tensor = arrays[array.name]
         offset = layout.offset(index, array.name)
         stager = stager_of(tensor)
-        table.add_rows(array.name, tensor, offset, first_row_id=first_row_id, stager=stager)
+        table.add_rows(
+            array.name,
+            tensor,
+            offset,
+            first_row_id=first_row_id,
+            stager=stager,
+            precision=array.precision,
+        )
+    if row_ids is None:  # of a file to read
+        _note_rounded(layout, index, table)
     return table
 
 
@@ -284,6 +475,18 @@ def place_native(layout: SegmentLayout, index: int, table: Any) -> None:
     spec = layout.tables[index]
     ids_offset = -1 if spec.range_begin is not None else layout.offset(index, ROW_IDS)
     table.place(ids_offset, [layout.offset(index, array.name) for array in spec.arrays])
+    _note_rounded(layout, index, table)
+
+
+def _note_rounded(layout: SegmentLayout, index: int, table: Any) -> None:
+    if index in layout.id_runs:
+        table.pack_row_ids(layout.id_runs[index])
+    if exact := [
+        (first, layout.rounding[of_table, first].num_exact, offset)
+        for (of_table, first), offset in layout.exact_offsets.items()
+        if of_table == index
+    ]:
+        table.keep_exact(exact)
 
 
 @dataclass(frozen=True)
@@ -298,3 +501,16 @@ class Segment:
     def metadata(self) -> dict[str, Any]:
         """What the writer noted: kind, snapshot, steps."""
         return self.layout.metadata
+
+    @property
+    def rounded(self) -> RoundedRows:
+        """Return which of its rows were rounded, here or before they were merged."""
+        if (noted := RoundedRows.noted(self.metadata)) is not None:
+            return noted
+        rounding = self.layout.rounding
+        counts = {chunk[:2]: chunk.num_rows for chunk in self.chunks}
+        here = [
+            RoundedRows(counts[at] - of_chunk.num_exact, of_chunk.largest_error)
+            for at, of_chunk in rounding.items()
+        ]
+        return RoundedRows.together(here)

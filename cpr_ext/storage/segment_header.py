@@ -17,15 +17,18 @@ from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.state.dtypes import DTYPES
 from cpr_ext.state.position import is_count
+from cpr_ext.state.precision import EXACT, PRECISIONS
 from cpr_ext.storage.file_names import parse_segment_name
 from cpr_ext.storage.filesystem import open_regular, require_all_bytes
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.reading import retrying, retrying_segment
+from cpr_ext.storage.rounded_chunks import IdRun, Rounding, are_runs
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
     FORMAT_VERSION,
     MAX_HEADER_BYTES,
     NO_CHECKSUM,
+    ROUNDED_VERSION,
     ROW_IDS,
     ArraySpec,
     Chunk,
@@ -133,17 +136,23 @@ def _parse(path: Path, block: bytes, file_bytes: int) -> Segment:
     version = int(metadata["format_version"])
     if metadata["format"] != "cpr_ext.segment":
         raise ValueError(f"format {metadata['format']!r}")
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, ROUNDED_VERSION):
         raise StoreError(
-            f"{path}: segment format version {version}; this release reads {FORMAT_VERSION}. "
-            "Use the release that wrote the store, or a newer one"
+            f"{path}: segment format version {version}; this release reads {FORMAT_VERSION} and "
+            f"{ROUNDED_VERSION}. Use the release that wrote the store, or a newer one"
         )
     own = json.loads(metadata["cpr_ext"])
-    tables = tuple(_table(table) for table in own.pop("tables"))
+    described = own.pop("tables")
+    tables = tuple(_table(table) for table in described)
     _require(len({table.name for table in tables}) == len(tables), "a table appears twice")
     chunks = [_chunk(chunk) for chunk in own.pop("chunks")]
-    layout = SegmentLayout(tables, own, header_bytes=len(block))
+    rounding = _rounding(own.pop("rounding", []))
+    _check_noted(own)
+    layout = SegmentLayout(tables, own, header_bytes=len(block), id_runs=_id_runs(described))
+    _require(layout.is_rounded == (version == ROUNDED_VERSION), "its version is another")
+    _check_rounded(layout, chunks, rounding)
     layout.place_at(start=len(block))
+    layout.note_rounding(chunks, rounding)
     if layout.file_bytes != file_bytes or file_bytes > MAX_SEGMENT_BYTES:
         raise ValueError(f"{file_bytes} bytes; its header describes {layout.file_bytes}")
     _check_chunks(layout, chunks)
@@ -157,10 +166,14 @@ def _table(table: dict[str, Any]) -> TableSpec:
         range_begin=None if table["range_begin"] is None else _count(table["range_begin"]),
         shape=None if table["shape"] is None else _shape(table["shape"]),
         arrays=tuple(
-            ArraySpec(_name(name), DTYPES[dtype], _shape(row_shape))
-            for name, dtype, row_shape in table["arrays"]
+            ArraySpec(_name(name), DTYPES[dtype], _shape(row_shape), *precision)
+            for name, dtype, row_shape, *precision in table["arrays"]
         ),
     )
+    for array in spec.arrays:
+        _require(array.precision in PRECISIONS, f"precision {array.precision!r:.100}")
+        is_float = array.dtype == DTYPES["F32"] and spec.shape is None
+        _require(is_float or array.precision == EXACT, "rounded values that are not float32")
     names = {array.name for array in spec.arrays}
     _require(len(names) == len(spec.arrays) and ROW_IDS not in names, "an array appears twice")
     # Rows without bytes would be as many as one likes in a file of any size.
@@ -183,6 +196,46 @@ def _chunk(chunk: Sequence[Any]) -> Chunk:
     return Chunk(_count(table), _count(first), _count(count), step, numbers)
 
 
+def _id_runs(described: Sequence[dict[str, Any]]) -> dict[int, list[IdRun]]:
+    return {
+        index: [IdRun(*map(_count, run)) for run in table["row_id_runs"]]
+        for index, table in enumerate(described)
+        if "row_id_runs" in table
+    }
+
+
+def _rounding(entries: Sequence[Any]) -> dict[tuple[int, int], Rounding]:
+    found = {}
+    for table, first, num_exact, error in entries:
+        _require(isinstance(error, float) and 0 <= error < math.inf, f"error {error!r:.100}")
+        found[_count(table), _count(first)] = Rounding(_count(num_exact), error)
+    return found
+
+
+def _check_noted(own: dict[str, Any]) -> None:
+    if "rounded" in own:
+        num_rows, error = own["rounded"]
+        _count(num_rows)
+        _require(isinstance(error, float) and 0 <= error < math.inf, f"error {error!r:.100}")
+
+
+def _check_rounded(
+    layout: SegmentLayout, chunks: Sequence[Chunk], rounding: dict[tuple[int, int], Rounding]
+) -> None:
+    """Packed row ids are of the chunks and ascend; each chunk of rounded rows is described."""
+    for index, runs in layout.id_runs.items():
+        counts = [chunk.num_rows for chunk in chunks if chunk.table == index]
+        spec = layout.tables[index]
+        good = spec.range_begin is None and [run.num_ids for run in runs] == counts
+        _require(good and are_runs(runs), f"the row ids of '{spec.name}'")
+    expected = {}
+    if layout.is_rounded:
+        expected = {c[:2]: c.num_rows for c in chunks if layout.tables[c.table].exact_row_bytes}
+    _require(expected.keys() == rounding.keys(), "its rounded chunks")
+    for at, num_rows in expected.items():
+        _require(rounding[at].num_exact <= num_rows, "more exact rows than rows")
+
+
 def _check_chunks(layout: SegmentLayout, chunks: Sequence[Chunk]) -> None:
     """They cover every row once, in order, and each piece starts on a block."""
     next_row = [0] * len(layout.tables)
@@ -190,9 +243,10 @@ def _check_chunks(layout: SegmentLayout, chunks: Sequence[Chunk]) -> None:
         _require(first == next_row[table] and count >= 1, "its chunks do not follow one another")
         next_row[table] += count
         stored = layout.stored(layout.tables[table])
+        placed = layout.tables[table].arrays if table in layout.id_runs else stored
         _require(
-            len(crcs) == len(stored)
-            and not any(first * array.file_row_bytes % ALIGNMENT for array in stored),
+            len(crcs) == len(stored) + ((table, first) in layout.exact_offsets)
+            and not any(first * array.file_row_bytes % ALIGNMENT for array in placed),
             f"a chunk of '{layout.tables[table].name}' is misplaced",
         )
     for spec, rows in zip(layout.tables, next_row, strict=True):

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError
 from cpr_ext.storage.reading import damage_of, native_read_errors
-from cpr_ext.storage.segment_format import ROW_IDS, ArraySpec, Segment, SegmentLayout, TableSpec
+from cpr_ext.storage.segment_format import (
+    ROW_IDS,
+    ArraySpec,
+    Segment,
+    SegmentLayout,
+    TableSpec,
+)
 
 # The rows [begin, end) of each table, by name.
 RowRanges = Mapping[str, tuple[int, int]]
@@ -99,6 +106,10 @@ class SegmentRows:
 
     def span(self, chunk: int) -> tuple[int, int]:
         """Return the range [begin, end) of a chunk's rows; read its row ids, if any, only once."""
+        table, first, count, _, _ = self.segment.chunks[chunk]
+        range_begin = self.segment.layout.tables[table].range_begin
+        if range_begin is not None:
+            return range_begin + first, range_begin + first + count
         if chunk not in self._spans:
             row_ids = self.row_ids(chunk)
             self._spans[chunk] = int(row_ids[0]), int(row_ids[-1]) + 1
@@ -115,8 +126,25 @@ class SegmentRows:
         if spec.range_begin is not None:
             begin = spec.range_begin + first
             return torch.arange(begin, begin + count)
+        if table in self.segment.layout.id_runs:
+            return self._checked(spec, self._packed_row_ids(chunk))
         arrays = self._read(chunk, (_ROW_ID_SPEC,), crcs[:1])
         return self._checked(spec, arrays[ROW_IDS])
+
+    def _packed_row_ids(self, chunk: int) -> torch.Tensor:
+        """Read and unpack the row ids of a chunk; they are not checked."""
+        table, first, count, _, crcs = self.segment.chunks[chunk]
+        layout = self.segment.layout
+        begin, end = layout.id_bounds(table, first)
+        size_bytes = native.packed_row_id_bytes(count, begin, end)
+        packed = self._read_bytes(chunk, layout.row_ids_offset(table, first), size_bytes, crcs[0])
+        row_ids = native.unpack_row_ids(packed, count, begin, end)
+        if row_ids is None:
+            raise DamageError(
+                f"{self.segment.path}: row ids of '{layout.tables[table].name}' are not what its "
+                "header describes"
+            )
+        return torch.from_numpy(row_ids)
 
     def rows(self, chunk: int) -> ChunkRows:
         """Read a chunk and verify every piece of it.
@@ -126,12 +154,64 @@ class SegmentRows:
         """
         table, first, count, step, crcs = self.segment.chunks[chunk]
         spec = self.segment.layout.tables[table]
+        if table in self.segment.layout.id_runs:
+            row_ids = self.row_ids(chunk)
+            return ChunkRows(step, row_ids, self._read(chunk, spec.arrays, crcs[1:]))
         arrays = self._read(chunk, SegmentLayout.stored(spec), crcs)
         if spec.range_begin is None:
             row_ids = self._checked(spec, arrays.pop(ROW_IDS))
         else:
             row_ids = torch.arange(spec.range_begin + first, spec.range_begin + first + count)
         return ChunkRows(step, row_ids, arrays)
+
+    def stored(self, chunk: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Read the rows of a chunk as the file has them, verified.
+
+        Returns:
+            Of each array (count, file_row_bytes) uint8; and the positions (k,) int64 of rows that
+            are kept apart as they are, and are zeros here.
+        """
+        table, first, count, step, crcs = self.segment.chunks[chunk]
+        layout, spec = self.segment.layout, self.segment.layout.tables[table]
+        arrays = {
+            array.name: torch.empty((count, array.file_row_bytes), dtype=torch.uint8)
+            for array in spec.arrays
+        }
+        as_bytes = native.SegmentTable(name=spec.name, num_rows=count)
+        for array in spec.arrays:
+            as_bytes.add_rows(array.name, arrays[array.name], self._offset(table, array, first))
+        begin = 0 if spec.range_begin is not None else 1
+        self._restore(as_bytes, count, step, crcs[begin : begin + len(spec.arrays)])
+        if (offset := layout.exact_offsets.get((table, first))) is None:
+            return arrays, torch.empty(0, dtype=torch.int64)
+        num_exact = layout.rounding[table, first].num_exact
+        piece = self._read_bytes(chunk, offset, num_exact * spec.exact_row_bytes, crcs[-1])
+        return arrays, piece[: 4 * num_exact].view(torch.int32).long()
+
+    def positions(
+        self, chunk: int, row_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return positions in ``row_ids`` inside a chunk's span, and which of them it holds."""
+        begin, end = self.span(chunk)
+        bounds = torch.searchsorted(row_ids, torch.tensor([begin, end]))
+        low, high = int(bounds[0]), int(bounds[1])
+        if low == high:
+            return None
+        held = self.row_ids(chunk)
+        where = torch.arange(low, high)
+        found = torch.searchsorted(held, row_ids[low:high])
+        hit = held[found] == row_ids[low:high]
+        return (where, hit) if bool(hit.any()) else None
+
+    def _read_bytes(self, chunk: int, offset: int, size_bytes: int, crc: int) -> torch.Tensor:
+        """Read a piece of a chunk."""
+        table, _, _, step, _ = self.segment.chunks[chunk]
+        data = torch.empty(size_bytes, dtype=torch.uint8)
+        name = self.segment.layout.tables[table].name
+        piece = native.SegmentTable(name=name, num_rows=size_bytes)
+        piece.add_rows("", data, offset)
+        self._restore(piece, size_bytes, step, [crc])
+        return data
 
     def _checked(self, spec: TableSpec, row_ids: torch.Tensor) -> torch.Tensor:
         begin, end = self._row_ranges[spec.name]
@@ -153,20 +233,28 @@ class SegmentRows:
         one_range = native.SegmentTable(name=self.segment.layout.tables[table].name, num_rows=count)
         for array in stored:
             offset = self._offset(table, array, first)
-            one_range.add_rows(array.name, arrays[array.name], offset)
+            one_range.add_rows(array.name, arrays[array.name], offset, precision=array.precision)
+        layout = self.segment.layout
+        if any(array.is_rounded for array in stored) and (table, first) in layout.exact_offsets:
+            num_exact = layout.rounding[table, first].num_exact
+            one_range.keep_exact([(0, num_exact, layout.exact_offsets[table, first])])
+        self._restore(one_range, count, step, crcs)
+        return arrays
+
+    def _restore(self, table: Any, num_rows: int, step: int, crcs: Sequence[int]) -> None:
+        """Read a native table that is one chunk."""
         result = native.restore_segment(
             path=str(self.segment.path),
-            tables=[one_range],
-            wanted=[(0, count)],
-            chunks=[(0, 0, count, step, crcs)],
-            slots=native.SlotPool(num_slots=1, slot_bytes=one_range.chunk_bytes(count)),
+            tables=[table],
+            wanted=[(0, num_rows)],
+            chunks=[(0, 0, num_rows, step, crcs)],
+            slots=native.SlotPool(num_slots=1, slot_bytes=table.chunk_bytes(num_rows)),
             direct_io=self._direct_io,
             **native_read_errors(self.segment.path),
         )
         self.bytes_read += result["bytes_read"]
         if error := damage_of(self.segment.path, result):
             raise error
-        return arrays
 
     def _offset(self, table: int, array: ArraySpec, first: int) -> int:
         return self.segment.layout.offset(table, array.name) + first * array.file_row_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from math import gcd
@@ -19,9 +19,9 @@ from cpr_ext.errors import SnapshotError
 from cpr_ext.storage.file_names import Kind, segment_name
 from cpr_ext.storage.filesystem import create_anew, remove_opened, storage_error
 from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.rounded_chunks import Rounding
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
-    ROW_IDS,
     Chunk,
     Committed,
     SegmentLayout,
@@ -94,13 +94,18 @@ class SegmentStream:
         metadata: Mapping[str, Any],
         chunk_bytes: int,
         pace: Pace,
+        row_ids: Sequence[torch.Tensor | None] = (),
     ) -> None:
         self.path = directory / segment_name(snapshot, kind)
         self._snapshot = snapshot
         self._kind: Kind = kind
         self._layout = SegmentLayout(tables, {"kind": kind, "snapshot": snapshot, **metadata})
         self.rows_per_chunk = [rows_per_chunk(table, chunk_bytes) for table in tables]
-        self._layout.place(self.rows_per_chunk)
+        self._layout.place(
+            self.rows_per_chunk, [None if ids is None else ids.numpy() for ids in row_ids]
+        )
+        self._rounding: dict[tuple[int, int], Rounding] = {}
+        self._end = self._layout.file_bytes
         self._chunks: list[Chunk] = []
         self._pace = pace
         self._is_finished = False
@@ -121,28 +126,49 @@ class SegmentStream:
         step: int,
         row_ids: torch.Tensor,
         arrays: Mapping[str, torch.Tensor],
+        exact: tuple[torch.Tensor, Mapping[str, torch.Tensor]] | None = None,
+        largest_error: float = 0.0,
     ) -> None:
         """Write one chunk: the rows at position ``first`` of table ``table`` of the layout.
+
+        Args:
+            arrays: of rounded arrays as in the file: (n, file_row_bytes) uint8.
+            exact: of rounded arrays, the positions of rows that are exact, and their values.
+            largest_error: of rounded values.
 
         Raises:
             StorageError: the operating system refused.
         """
-        spec = self._layout.tables[table]
-        stored: list[tuple[str, torch.Tensor, int]] = []
+        spec, layout = self._layout.tables[table], self._layout
+        pieces: list[tuple[torch.Tensor, int]] = []
         if spec.range_begin is None:
-            stored.append((ROW_IDS, row_ids, torch.int64.itemsize))
-        stored += [(array.name, arrays[array.name], array.file_row_bytes) for array in spec.arrays]
+            is_packed = table in layout.id_runs
+            ids = torch.from_numpy(native.pack_row_ids(row_ids)) if is_packed else row_ids
+            pieces.append((ids, layout.row_ids_offset(table, first)))
+        for array in spec.arrays:
+            offset = layout.offset(table, array.name) + first * array.file_row_bytes
+            pieces.append((arrays[array.name], offset))
+        if spec.exact_row_bytes:
+            num_exact = 0 if exact is None else len(exact[0])
+            self._rounding[table, first] = Rounding(num_exact, largest_error)
+            if exact is not None and num_exact:
+                values = [exact[1][array.name] for array in spec.arrays if array.is_rounded]
+                parts = [exact[0].to(torch.int32), *values]
+                data = torch.cat([part.contiguous().flatten().view(torch.uint8) for part in parts])
+                pieces.append((data, self._end))
+                self._end += align_up(len(data))
         checksums = []
-        for name, values, file_row_bytes in stored:
-            piece = _padded_bytes(values)
+        for tensor, offset in pieces:
+            piece = _padded_bytes(tensor)
             checksums.append(int(native.crc32c(piece)))
-            self._write_at(piece, self._layout.offset(table, name) + first * file_row_bytes)
+            self._write_at(piece, offset)
             self._pace.spend(len(piece))
         self._chunks.append(Chunk(table, first, len(row_ids), step, checksums))
 
     def finish(self, *, first_step: int, last_step: int, num_samples: int) -> SegmentRecord:
         """Write the header and sync the file; what a manifest is to say of it."""
         committed = Committed(first_step, last_step, num_samples)
+        self._layout.note_rounding(self._chunks, self._rounding)
         header = self._layout.header(self._chunks, committed)
         self._write_at(memoryview(header), 0)
         try:

@@ -80,9 +80,21 @@ def test_a_live_model_gets_a_lost_shard_from_the_copy(objects, tmp_path):
     trained.checkpointer.close()
 
 
-def test_damage_that_is_to_raise_still_raises(closed):
-    store, _, manifests = closed
+def test_damage_that_is_to_raise_is_read_from_the_copy(closed):
+    store, rows, manifests = closed
     break_file(manifests[1].path_of(manifests[1].segments[0]), "content")
+    fresh = Trained(store, SMALL, remote="memory:///", **OPTIONS)
+    assert fresh.checkpointer.recover(on_damage="raise").damaged_segments == []
+    assert_same(fresh.rows(), rows)
+    fresh.checkpointer.close()
+
+
+def test_damage_that_is_to_raise_raises_where_the_copy_has_it_too(closed, objects):
+    store, _, manifests = closed
+    record = manifests[1].segments[0]
+    break_file(manifests[1].path_of(record), "content")
+    (key,) = [key for key in objects.held if record.file in key and "shard-00000" in key]
+    objects.held[key] = objects.held[key][:-5000]
     fresh = Trained(store, SMALL, remote="memory:///", **OPTIONS)
     with pytest.raises(cpr_ext.DamageError):
         fresh.checkpointer.recover(on_damage="raise")

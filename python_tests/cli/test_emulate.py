@@ -94,6 +94,7 @@ def test_it_goes_on_after_kill_9_and_keeps_what_was_finished(tmp_path: Path) -> 
         (["--parity-group-size", "3"], "does not fit 8 shards"),
         (["--rebuild-minutes", "3"], "of use only with --parity-group-size"),
         (["--costs", "measured", "--save-minutes", "5"], "contradict"),
+        (["--spend-bytes"], "of use only with --precision"),
         (["--json", "x.json"], "unexpected extra argument (x.json)"),
     ],
 )
@@ -111,6 +112,25 @@ def test_bad_input_gets_one_clear_line(
     error = capsys.readouterr().err
     assert told in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("spends_bytes", [False, True])
+def test_rounded_rows_are_charged_by_the_bytes_of_the_trained_model(
+    spends_bytes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cpr_ext.cli import main
+    from cpr_ext.emulation import emulation
+
+    asked = []
+    monkeypatch.setattr(emulation, "emulate", lambda *given, **options: asked.append(given))
+    spend = ["--spend-bytes"] if spends_bytes else []
+    monkeypatch.setattr(sys, "argv", ["cpr", "emulate", "--precision", "int4", *spend, "--quiet"])
+    with pytest.raises((SystemExit, AttributeError)):  # there is no campaign to show
+        main()
+    scenario, _, directory = asked[0]
+    assert (scenario.rounding.precision, scenario.rounding.spends_bytes) == ("int4", spends_bytes)
+    assert scenario.rounding.row_share == pytest.approx(16.625 / 76)  # 16 columns
+    assert directory == Path("runs/abstract-56h-synthetic-int4")
 
 
 def test_a_report_of_nothing_is_refused(

@@ -300,3 +300,43 @@ def test_the_help_teaches(cpr):
     assert code == 0
     for words in ("--preset abstract-56h", "hours (how long a job ran)", "PLS, the portion of"):
         assert words in out
+
+
+def test_a_precision_shrinks_the_saves_of_a_priority(cpr):
+    plain = json.loads(cpr("plan", *JOB, *COSTS, "--json")[1])
+    assert plain["precisions"] == []
+    options = ("--precision", "int4", "--embedding-dim", 16)
+    rounded = json.loads(cpr("plan", *JOB, *COSTS, *options, "--json")[1])
+    share = 16.625 / 76
+    for one, other in zip(plain["strategies"], rounded["strategies"], strict=True):
+        factor = share if one["name"] in ("CPR-SCAR", "CPR-MFU", "CPR-SSU") else 1
+        assert other["expected"]["overhead"]["save_hours"] == pytest.approx(
+            factor * one["expected"]["overhead"]["save_hours"]
+        )
+    figures = {each["precision"]: each for each in rounded["precisions"]}
+    assert figures["int4"]["written_share"] == pytest.approx(share)
+    assert figures["int4"]["pls"] < figures["int8"]["pls"] < figures["float32"]["pls"]
+
+
+def test_the_expected_restores_choose_the_precision(cpr):
+    _, few, _ = cpr("plan", *JOB, *COSTS, "--precision", "auto")
+    assert re.search(r"^partial snapshots +int4 +\[by the expected restores\]$", few, re.MULTILINE)
+    assert re.search(r"^\* int4 ", few, re.MULTILINE)
+    assert "A row is restored 0.4 times in the job" in " ".join(few.split())
+    many = ("--job-hours", 2000, "--shards", 2, "--mtbf-hours", 25, *COSTS)
+    _, out, _ = cpr("plan", *many, "--precision", "auto")
+    assert re.search(r"^\* int8 ", out, re.MULTILINE)
+
+
+def test_columns_are_refused_where_they_say_nothing(cpr, store):
+    code, _, err = cpr("plan", *JOB, *COSTS, "--embedding-dim", 16)
+    assert code == 2
+    assert "of use only with --precision" in err
+    speed = ("--write-mb-per-second", 100, "--read-mb-per-second", 100)
+    given = ("plan", "--store", store, *speed, "--job-hours", 100, "--mtbf-hours", 25)
+    code, _, err = cpr(*given, "--precision", "int8", "--embedding-dim", 16)
+    assert code == 2
+    assert "both give the columns of a row" in err
+    code, out, _ = cpr(*given, "--precision", "int8", "--json")
+    assert code == 0
+    assert json.loads(out)["precisions"][0]["written_share"] == 1

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.emulation.cost_accounting import PlayedFailure, charge, running_pls
-from cpr_ext.emulation.strategies import EmulatedStrategy
+from cpr_ext.emulation.strategies import EmulatedRounding, EmulatedStrategy
 from cpr_ext.policy import JobCosts, ParityCosts
 
 COSTS = JobCosts(save_hours=0.1, load_hours=0.05, load_shard_hours=0.02, reschedule_hours=0.07)
@@ -59,6 +59,13 @@ def test_a_save_of_an_eighth_of_the_rows_costs_an_eighth() -> None:
     eighths = charge(EmulatedStrategy("cpr-mfu", 40, 0.125), 24, [], COSTS)
     assert whole.save_hours == pytest.approx(0.3)
     assert eighths.total_hours == pytest.approx(whole.total_hours)
+
+
+def test_a_save_of_rounded_rows_costs_by_its_bytes() -> None:
+    rounding = EmulatedRounding("int8", 0.25)
+    rounded = charge(EmulatedStrategy("cpr-mfu", 40, 0.125, rounding), 24, [], COSTS)
+    exact = charge(EmulatedStrategy("cpr-mfu", 40, 0.125), 24, [], COSTS)
+    assert rounded.save_hours == pytest.approx(0.25 * exact.save_hours)
 
 
 def test_without_failures_and_saves_nothing_is_charged() -> None:

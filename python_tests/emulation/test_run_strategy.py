@@ -12,7 +12,7 @@ import torch
 from cpr_ext.emulation.presets import find_scenario
 from cpr_ext.emulation.run_strategy import Training, play
 from cpr_ext.emulation.scenario import Scenario
-from cpr_ext.emulation.strategies import STRATEGIES, EmulatedStrategyName
+from cpr_ext.emulation.strategies import STRATEGIES, EmulatedRounding, EmulatedStrategyName
 from cpr_ext.errors import UsageError
 from cpr_ext.policy import ExponentialFailures, JobCosts, JobSize, ParityCosts
 
@@ -140,3 +140,17 @@ def test_an_interval_below_a_step_is_refused(tmp_path: Path) -> None:
     short = replace(find_scenario("abstract-56h"), pls_target=0.0001)
     with pytest.raises(UsageError, match="cannot be played"):
         play(short, "cpr-mfu", replace(TRAINING, max_steps=20), 0, tmp_path / "store")
+
+
+def test_rounded_rows_change_what_is_recovered_and_little_else(runs: dict, tmp_path: Path) -> None:
+    exact = runs["cpr-mfu"]
+    scenario = replace(SCENARIO, rounding=EmulatedRounding("int4", 0.25))
+    run = play(scenario, "cpr-mfu", TRAINING, SEED, tmp_path / "store")
+    assert run["precision"] == "int4"
+    assert exact["precision"] == "float32"
+    assert run["every_steps"] == exact["every_steps"]
+    assert run["auc"] != exact["auc"]
+    assert run["auc"] == pytest.approx(exact["auc"], abs=0.005)
+    assert run["bytes_written"] < exact["bytes_written"]
+    for mine, other in zip(run["failures"], exact["failures"], strict=True):
+        assert mine["rows_stale"] == other["rows_stale"]

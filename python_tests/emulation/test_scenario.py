@@ -3,11 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cpr_ext import Precision
 from cpr_ext.emulation.clock import EmulatedClock
 from cpr_ext.emulation.presets import PRESET_NAMES, find_scenario
 from cpr_ext.emulation.run_strategy import Training, plan_failures
 from cpr_ext.emulation.scenario import DrawnFailure
-from cpr_ext.emulation.strategies import STRATEGIES
+from cpr_ext.emulation.strategies import STRATEGIES, EmulatedRounding
 from cpr_ext.errors import UsageError
 from cpr_ext.policy import ExponentialFailures, GammaFailures, ParityCosts, Planner
 
@@ -52,6 +53,20 @@ def test_intervals_of_the_abstract_follow_from_its_formulas() -> None:
     assert tight.strategy("cpr-ssu").save_every_hours == pytest.approx(0.56)
     loose = replace(scenario, pls_target=1.0)
     assert loose.strategy("cpr-vanilla").interval_hours == 56
+
+
+def test_rounded_rows_are_those_of_a_priority_and_their_bytes_can_be_spent() -> None:
+    scenario = find_scenario("abstract-56h")
+    smaller = replace(scenario, rounding=EmulatedRounding("int4", 0.25))
+    oftener = replace(scenario, rounding=EmulatedRounding("int4", 0.25, spends_bytes=True))
+    assert smaller.strategy("cpr-mfu").save_every_hours == pytest.approx(5.6)
+    assert oftener.strategy("cpr-mfu").save_every_hours == pytest.approx(1.4)
+    assert smaller.strategy("cpr-mfu").precision == Precision(partial="int4")
+    for name in ("full", "partial", "cpr-vanilla"):
+        assert smaller.strategy(name) == oftener.strategy(name) == scenario.strategy(name)
+        assert smaller.strategy(name).precision.is_exact
+    with pytest.raises(UsageError, match=r"row_share is 1\.5"):
+        EmulatedRounding("int4", 1.5)
 
 
 def test_every_strategy_recovers_by_its_rules() -> None:

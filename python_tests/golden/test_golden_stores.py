@@ -40,9 +40,9 @@ def check_recovers(golden):
 
 
 def test_there_is_a_golden_store_of_each_version_up_to_this_one():
-    from cpr_ext.storage.manifest import FORMAT_VERSION
+    from cpr_ext.storage.segment_format import ROUNDED_VERSION
 
-    assert [f"version-{version}" for version in range(1, FORMAT_VERSION + 1)] == VERSIONS
+    assert [f"version-{version}" for version in range(1, ROUNDED_VERSION + 1)] == VERSIONS
 
 
 def test_recovery_is_exact_and_training_goes_on(golden):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cpr_ext.metrics.cost_meter import CostMeter
+from cpr_ext.state.precision import Precision
 from cpr_ext.state.table import Table
 
 
@@ -44,6 +45,23 @@ def test_a_whole_save_costs_the_stall_per_byte_times_the_bytes_of_a_base(meter):
     meter.note_snapshot(5000, is_base=False)
     # 0.8 s for 25 kB; a base has 20 kB.
     assert meter.costs().save_hours == pytest.approx(0.8 * 20 / 25 / 3600)
+
+
+def test_rounded_rows_count_as_if_they_were_float32(clock):
+    weight = torch.nn.Parameter(torch.zeros(1000, 16))
+    meter = CostMeter([Table("big", weight, None, [])], {"big"}, 0.25, 4, Precision(partial="int4"))
+    assert meter.costs().row_share == 12 / 64
+    meter.note_snapshot(66_000, is_base=True)
+    meter.note_step(10, 0.3, is_saving=True)
+    meter.note_snapshot(5000, is_base=False)
+    # 0.3 s for a quarter of the rows, 16 kB as they are copied, and 2 kB that are not rounded.
+    assert meter.costs().save_hours == pytest.approx(66 / 18 * 0.3 / 3600)
+    assert (meter.costs().prioritized_bytes, meter.costs().other_bytes) == (64_000, 2000)
+    halves = CostMeter(
+        [Table("big", weight, None, [])], {"big"}, 0.25, 4, Precision(base="float16")
+    )
+    halves.note_snapshot(32_000, is_base=True)
+    assert (halves.costs().row_share, halves.costs().other_bytes) == (1, 0)
 
 
 def test_a_failed_snapshot_and_one_that_held_no_step_tell_nothing(meter):

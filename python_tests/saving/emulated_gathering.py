@@ -72,6 +72,25 @@ def test_all_rows_are_of_one_step_while_training_goes_on_and_waits_for_no_slot(
     other.checkpointer.close()
 
 
+def test_chosen_row_ids_stay_on_the_device_until_the_snapshot_is_saved(tmp_path, monkeypatch):
+    run = start(tmp_path / "s")
+    copy = gathered_rows._copies_of_chosen
+    copied = []
+    monkeypatch.setattr(
+        gathered_rows, "_copies_of_chosen", lambda *given: copied.append(given) or copy(*given)
+    )
+    snapshot, _ = begin(run)
+    assert snapshot.mode is CaptureMode.GATHERED
+    assert len(copied) == 1
+    (selection,) = snapshot._parts[0].selections
+    assert selection.chosen is not None
+    run.checkpointer.wait()
+    run.step()
+    assert snapshot.state == "committed"
+    assert selection.chosen is None
+    run.checkpointer.close()
+
+
 def test_a_complete_snapshot_of_one_step_is_of_the_step_that_begins_it(tmp_path):
     run = start(tmp_path / "s", consistency="step")
     run.checkpointer.close()

@@ -5,10 +5,11 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext import EverySteps, TargetPLS
+from cpr_ext import Checkpointer, EverySteps, Precision, TargetPLS
 from cpr_ext.errors import UsageError
 from cpr_ext.policy import (
     EmpiricalFailures,
@@ -63,6 +64,44 @@ def test_a_short_job_saves_no_more_often_than_it_needs():
     assert observed(schedule, MEASURED).interval_hours == pytest.approx(0.5)
     faster = replace(MEASURED, samples_per_hour=2e9)
     assert observed(schedule, faster).interval_hours == pytest.approx(0.25)
+
+
+def test_rounded_rows_keep_the_interval_unless_their_bytes_are_spent(caplog):
+    caplog.set_level(logging.INFO, "cpr_ext")
+    rounded = replace(MEASURED, row_share=0.25)
+    exact = observed(TargetPLS(0.02, mtbf_hours=28), MEASURED)
+    kept = observed(TargetPLS(0.02, mtbf_hours=28), rounded)
+    assert kept.interval_hours == exact.interval_hours
+    # The time of a save is of its rows, its bytes are fewer: of 99 GB an eighth, and 1 GB whole.
+    one, other = (schedule.plan.recommended for schedule in (exact, kept))
+    assert other.expected == one.expected
+    share = (0.25 * 99 / 8 + 1) / (99 / 8 + 1)
+    assert other.bytes_per_hour == pytest.approx(share * one.bytes_per_hour)
+    spent = observed(TargetPLS(0.02, mtbf_hours=28, spend_bytes=True), rounded)
+    assert spent.interval_hours == pytest.approx(share * exact.interval_hours)
+    assert f"expected PLS {0.02 * share:.3g}" in caplog.messages[-2]
+    assert (
+        observed(TargetPLS(0.02, mtbf_hours=28, spend_bytes=True), MEASURED).interval_hours
+        == exact.interval_hours
+    )
+
+
+def test_the_precision_of_a_checkpointer_reaches_its_schedule(tmp_path):
+    model = torch.nn.EmbeddingBag(1000, 16, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hours = []
+    for name in ("float32", "int4"):
+        schedule = TargetPLS(0.02, mtbf_hours=28, spend_bytes=True)
+        with Checkpointer(
+            model,
+            optimizer,
+            tmp_path / name,
+            schedule=schedule,
+            precision=Precision(partial=name),
+            save_at_close=False,
+        ):
+            hours.append(schedule.interval_hours)
+    assert hours[1] / hours[0] == pytest.approx(12 / 64)  # 16 values in 4 bits, scale and bias
 
 
 @given(

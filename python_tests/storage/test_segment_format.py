@@ -355,6 +355,6 @@ def test_an_unknown_format_version_is_refused_with_the_remedy(segment):
     checksum = replace_header(
         path, record, lambda header: header["__metadata__"].update(format_version="2")
     )
-    with pytest.raises(StoreError, match=r"version 2; this release reads 1\. Use the rele") as e:
+    with pytest.raises(StoreError, match=r"version 2; this release reads 1 and 3\. Use") as e:
         reread(path, record, header_crc32c=checksum)
     assert not isinstance(e.value, DamageError)

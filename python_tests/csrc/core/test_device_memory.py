@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cpr_ext.errors import CudaError
+from python_tests.csrc.backends import live_bytes
 
 NUM_ROWS = 3000
 
@@ -33,6 +34,14 @@ def test_memory_is_mapped_once_however_often_training_waits_for_the_device(emula
         save_some_rows(counter)
         emulator.synchronize()
     assert emulator.mappings() == 0
+
+
+def test_what_other_tests_have_left_as_garbage_is_not_counted_as_live(emulated):
+    before = live_bytes(emulated)
+    cycle = [emulated.access_counter("t", 1000)]
+    cycle.append(cycle)
+    del cycle
+    assert live_bytes(emulated) == before
 
 
 def test_unused_memory_is_given_back_on_request(emulated):

@@ -104,6 +104,60 @@ def test_words_that_are_written_are_read_again_and_no_others_change(described, s
     np.testing.assert_array_equal(as_words(shard), expected)
 
 
+@given(tables, seeds, st.integers(1, 9))
+def test_words_of_before_a_step_are_read_while_and_after_it_changes_rows(described, seed, width):
+    chance = np.random.default_rng(seed)
+    shard = random_arrays(described, chance)
+    layout, known = native.ShardLayout(shard), as_words(shard)
+    end = int(chance.integers(0, layout.num_words + 1))
+    places = np.flatnonzero(chance.random(layout.num_words // width + 3) < 0.5) * width
+    beyond = np.concatenate((known[:end], np.zeros(places.max(initial=0) + width, np.int64)))
+    expected = beyond[places[:, None] + np.arange(width)].reshape(-1)
+
+    def found():
+        return delta.gather_before(places, width, end)
+
+    delta, after = native.RowDelta(layout, max_bytes=PLENTY), copied(shard)
+    for table, row_ids in enumerate(change(after, chance)):
+        delta.note(table, row_ids)
+        np.testing.assert_array_equal(found(), expected)
+        for values, new in zip(shard[table], after[table], strict=True):
+            values[row_ids] = new[row_ids]
+        np.testing.assert_array_equal(found(), expected)
+    delta.finish()
+    np.testing.assert_array_equal(found(), expected)
+
+
+@given(tables, seeds)
+def test_words_are_scattered_to_their_places(described, seed):
+    chance = np.random.default_rng(seed)
+    shard, other = random_arrays(described, chance), random_arrays(described, chance)
+    layout, expected = native.ShardLayout(shard), as_words(shard)
+    rows, width = layout.records[0]
+    places = np.flatnonzero(chance.random(rows) < 0.5) * width
+    at = places[:, None] + np.arange(width)
+    expected[at] = as_words(other)[at]
+    layout.scatter(places, as_words(other)[at].reshape(-1))
+    np.testing.assert_array_equal(as_words(shard), expected)
+
+
+def test_places_that_are_out_of_range_are_refused():
+    layout = native.ShardLayout([[np.zeros((4, 2), np.float32)]])  # of four words
+    delta = native.RowDelta(layout, max_bytes=PLENTY)
+    for places, width, end in (
+        ([-1], 1, 4),
+        ([0, 1], 2, 4),
+        ([2**62], 1, 4),
+        ([0], 0, 4),
+        ([0], 1, 5),
+    ):
+        with pytest.raises(UsageError):
+            delta.gather_before(np.array(places), width, end)
+    for places, words in (([4], 1), ([-1], 1), ([0], 5), ([0, 1], 3), ([], 1), ([2**63 - 1], 1)):
+        with pytest.raises(UsageError):
+            layout.scatter(np.array(places, np.int64), np.zeros(words, np.int64))
+
+
 @given(tables, seeds)
 def test_a_delta_brings_parity_up_to_date_and_takes_itself_back(described, seed):
     chance = np.random.default_rng(seed)

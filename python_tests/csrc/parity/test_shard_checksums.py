@@ -1,6 +1,6 @@
 """csrc/parity/shard_checksums: hashes of rows that follow the deltas, against plain numpy."""
 
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -101,6 +101,25 @@ def test_a_bit_that_something_else_changed_is_found_in_its_block(described, seed
     values[row : row + 1].reshape(-1).view(np.uint8)[0] ^= 64
     delta.finish(checksums)
     assert checksums.find_wrong_rows() == [(table, begin, end)]
+
+
+@given(tables, seeds, st.integers(1, 40))
+def test_each_block_is_looked_at_once_as_a_shard_is_read_in_pieces(described, seed, max_blocks):
+    chance = np.random.default_rng(seed)
+    shard = random_arrays(described, chance)
+    layout = native.ShardLayout(shard)
+    checksums = made(layout, max_blocks=max_blocks)
+    change(shard, chance)
+    bounds = sorted(chance.integers(0, layout.num_words + 1, 3).tolist())
+    found = [
+        block
+        for piece in pairwise([0, *bounds, layout.num_words])
+        for block in checksums.find_wrong_rows(*piece)
+    ]
+    assert found == checksums.find_wrong_rows()
+    firsts = np.cumsum([0, *(rows * words for rows, words in layout.records)])
+    for table, _, end in checksums.find_wrong_rows(0, bounds[1]):
+        assert firsts[table] + end * layout.records[table][1] <= bounds[1]
 
 
 def test_two_rows_that_change_places_are_found():

@@ -75,13 +75,13 @@ class OnDevice:
         job.finish(HEADER)
         return chunks
 
-    def restore(self, path, chunks, arrays, wanted=(0, 1 << 40)):
+    def restore(self, path, chunks, arrays, wanted=(0, 1 << 40), num_slots=2):
         return self.native.restore_segment(
             path=str(path),
             tables=[self.spec(arrays, capture=False)],
             wanted=[wanted],
             chunks=chunks,
-            slots=self.native.SlotPool(num_slots=2, slot_bytes=SLOT_BYTES),
+            slots=self.native.SlotPool(num_slots=num_slots, slot_bytes=SLOT_BYTES),
         )
 
 
@@ -237,6 +237,37 @@ def test_a_device_that_fails_during_a_restore_is_told(emulated, tmp_path, call):
     emulated.native.emulator.fail_call(call, 1, 719)
     with pytest.raises(CudaError, match="error 719"):
         on.restore(tmp_path / "s", chunks, on.arrays)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 5])
+@pytest.mark.parametrize("row_ids", [None, np.arange(0, 30_000, 2)], ids=["range", "every other"])
+def test_a_slot_that_a_device_reads_is_not_read_into(emulated, tmp_path, row_ids, num_slots):
+    """With every copy as late as it can be."""
+    table = random_table(30_000, row_ids)
+    on = OnDevice(emulated, table)
+    chunks = on.write(tmp_path / "s")
+    assert len(chunks) > 8
+    targets = table.emptied().arrays
+    expected = {name: array.copy() for name, array in targets.items()}
+    emulated.native.emulator.set_lazy(True)
+    emulated.native.emulator.calls()
+    assert on.restore(tmp_path / "s", chunks, targets, num_slots=num_slots)["damaged"] == []
+    calls = emulated.native.emulator.calls()
+    for name, array in table.arrays.items():
+        expected[name][table.saved_ids] = array[table.saved_ids]
+        np.testing.assert_array_equal(targets[name], expected[name])
+    assert calls["cudaHostRegister"] == calls["cudaHostUnregister"] == num_slots
+
+
+def test_rows_are_restored_where_no_memory_can_be_pinned(emulated, tmp_path):
+    table = random_table(3000)
+    on = OnDevice(emulated, table)
+    chunks = on.write(tmp_path / "s")
+    targets = table.emptied().arrays
+    emulated.native.emulator.fail_call("cudaHostRegister", 1, 2)
+    assert on.restore(tmp_path / "s", chunks, targets)["damaged"] == []
+    for name, array in table.arrays.items():
+        np.testing.assert_array_equal(targets[name], array)
 
 
 def test_a_table_on_two_devices_is_refused(emulated, tmp_path):

@@ -188,6 +188,43 @@ def test_small_gathers_share_a_buffer_and_wait_for_it_once(emulated):
     assert emulated.native.emulator.calls()["cudaStreamWaitEvent"] == 8
 
 
+@pytest.mark.parametrize("num_arrays", [1, 3, 40])
+def test_chosen_rows_are_packed_on_their_device(device, num_arrays):
+    counter = device.access_counter("t", 500)
+    counter.observe(np.arange(0, 500, 3))
+    chosen = counter.begin_select(0, 500, 100)
+    row_ids = chosen.read()
+    shapes = [(500, 1 + number % 7) for number in range(num_arrays)]
+    arrays = [random_bytes(shape, number) for number, shape in enumerate(shapes)]
+    on_device = [device.put(array) for array in arrays]
+    outs = [device.put(np.zeros((100, columns), np.uint8)) for _, columns in shapes]
+    device.native.gather_chosen(tables=on_device, chosen=chosen, outs=outs)
+    device.native.StreamMark(device=device.device).wait()
+    for array, out in zip(arrays, outs, strict=True):
+        np.testing.assert_array_equal(device.get(out), array[row_ids])
+
+
+def test_rows_that_no_array_has_are_not_packed(emulated):
+    counter = emulated.access_counter("t", 50)
+    counter.observe(np.arange(10))
+    chosen = counter.begin_select(0, 50, 5)
+    table, out = random_bytes((50, 4), 0), np.zeros((5, 4), np.uint8)
+
+    def pack(tables, outs):
+        emulated.native.gather_chosen(tables=tables, chosen=chosen, outs=outs)
+
+    with pytest.raises(UsageError, match="hold 0 rows"):
+        pack([table], [out])  # not read yet
+    chosen.read()
+    with pytest.raises(UsageError, match="chosen of 50; an array of the table has 49"):
+        pack([table[:49]], [out])
+    with pytest.raises(UsageError, match="hold 5 rows of 4 bytes"):
+        pack([table], [out[:4]])
+    with pytest.raises(UsageError, match="one array of outs per table"):
+        pack([table], [])
+    assert not out.any()
+
+
 def test_gathers_that_share_a_buffer_and_scatters_keep_to_their_memory(emulated, tmp_path):
     """With every copy as late as it can be."""
     emulated.native.emulator.set_lazy(True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
 
 from cpr_ext import _C
 from cpr_ext.errors import RowIndexError, UsageError
@@ -70,6 +70,27 @@ class TrackerLife(RuleBasedStateMachine):
         row_ids = sorted(data.draw(st.sets(st.integers(0, self.num_rows - 1), max_size=20)))
         native = self.native.take(np.array(row_ids, dtype=np.int64), weight=self.weight, pool=pool)
         return self.compare_taken(native, self.model.take(row_ids, self.weight))
+
+    @rule(target=taken, data=st.data())
+    def take_chosen(self, data):
+        """As captured rows are taken: those that a device chose, part by part."""
+        begin, end = self.draw_range(data)
+        k = data.draw(st.integers(0, self.num_rows))
+        pending = self.native.begin_select(begin, end, k, weight=self.weight)
+        if pending is None:  # on the CPU
+            return multiple()
+        expected = self.model.select(begin, end, k, self.weight)
+        row_ids = pending.read()
+        assert row_ids.tolist() == expected
+        middle = data.draw(st.integers(0, len(expected)))
+        pairs = []
+        for first, last in ((0, middle), (middle, len(expected))):
+            native = self.native.take_chosen(
+                row_ids[first:last], chosen=pending, first=first, weight=self.weight
+            )
+            model = self.model.take(expected[first:last], self.weight)
+            pairs.append(self.compare_taken(native, model))
+        return multiple(*pairs)
 
     def compare_taken(self, native, model):
         self.check()  # before the rows taken are looked at: a device hands them out late

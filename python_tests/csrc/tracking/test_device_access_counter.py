@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cpr_ext.errors import CudaError, RowIndexError, UsageError
-from python_tests.csrc import backends
+from python_tests.csrc import backends, reference
 from python_tests.csrc.backends import live_bytes
 
 HIGHEST_COUNT = 2**32 - 1
@@ -181,7 +181,7 @@ def test_memory_is_given_back(emulated):
     counter.put_back(taken)
     counter.select(0, 100_000, 10)
     counter.counts()
-    assert live_bytes(emulated) - before <= 400_000 + 4
+    assert live_bytes(emulated) - before <= 400_000 + 8  # the fault flag, and the last cut
     del counter, taken
     assert live_bytes(emulated) == before
 
@@ -214,6 +214,11 @@ def test_a_device_that_is_not_there_is_refused(device):
         device.native.DeviceAccessCounter(name="t", num_rows=5, device=99)
 
 
+def test_more_rows_than_half_a_register_pair_counts_are_refused(device):
+    with pytest.raises(UsageError, match=r"'t' has 4294967295 rows; .* at most 4294967294"):
+        device.native.DeviceAccessCounter(name="t", num_rows=2**32 - 1, device=0)
+
+
 def test_rows_are_chosen_while_the_caller_goes_on(emulated):
     counter = emulated.access_counter("t", 1000)
     counter.observe(np.repeat(np.arange(100), 3))
@@ -227,6 +232,79 @@ def test_rows_are_chosen_while_the_caller_goes_on(emulated):
     assert asked > 3
     assert pending.read().tolist() == list(range(100))
     assert counter.select(0, 1000, 100).tolist() == list(range(500, 600))
+
+
+def counter_of(backend, counts):
+    counter = backend.access_counter("t", len(counts))
+    counter.observe(np.repeat(np.arange(len(counts)), counts))
+    return counter
+
+
+COUNTS = {
+    "small": lambda random: random.poisson(1, 20_000),
+    "beyond the bins": lambda random: random.integers(2040, 2060, 60) * (random.random(60) < 0.8),
+}
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+@pytest.mark.parametrize("begin", [0, 1, 30])
+def test_the_same_rows_are_chosen_whatever_was_before(device, kind, begin):
+    """A selection guesses its lowest count from the last one: here wrongly, and rightly."""
+    counts = COUNTS[kind](np.random.default_rng(0))
+    counter = counter_of(device, counts)
+    rest = counts[begin:].astype(np.uint32)
+    for share in (0.02, 0.3, 0.3, 0.99, 1, 1, 0.3, 0, 0.3):
+        k = int(share * len(rest))
+        expected = reference.top_rows_fast(rest, k) + begin
+        assert counter.select(begin, len(counts), k).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_counts_are_read_once_if_the_lowest_chosen_one_is_that_of_the_last_time(emulated, kind):
+    counts = COUNTS[kind](np.random.default_rng(0))
+    counter = counter_of(emulated, counts)
+    wide_loads = emulated.native.emulator.wide_loads
+
+    def loads_of(k):
+        before = wide_loads()
+        counter.select(0, len(counts), k)
+        return wide_loads() - before
+
+    for k in (len(counts) // 5, len(counts)):
+        wrong, right = loads_of(k), loads_of(k)
+        assert wrong - right == len(counts) // 4
+
+
+def test_rows_that_the_device_chose_are_taken_without_their_ids(emulated):
+    counter = emulated.access_counter("t", 1000)
+    counter.observe(np.arange(300))
+    chosen = counter.begin_select(0, 1000, 200)
+    row_ids = chosen.read()
+    emulated.native.emulator.calls()
+    taken = counter.take_chosen(row_ids[50:], chosen=chosen, first=50)
+    assert "cudaMemcpyAsync" not in emulated.native.emulator.calls()
+    del chosen  # what was taken has them, too
+    assert counter.dirty_rows().tolist() == [*range(50), *range(200, 300)]
+    assert taken.row_ids.tolist() == list(range(50, 200))
+    counter.put_back(taken)
+    assert counter.num_dirty() == 300
+
+
+def test_rows_that_were_not_chosen_here_are_not_taken(emulated):
+    counter, other = (emulated.access_counter(name, 1000) for name in "tu")
+    counter.observe(np.arange(10))
+    chosen = counter.begin_select(0, 1000, 5)
+    ids = np.arange(5)
+    with pytest.raises(UsageError, match=r"'t': rows 0 to 5 are to be taken of 0 chosen ones"):
+        counter.take_chosen(ids, chosen=chosen, first=0)
+    chosen.read()
+    with pytest.raises(UsageError, match=r"'t': rows 1 to 6 are to be taken of 5 chosen ones"):
+        counter.take_chosen(ids, chosen=chosen, first=1)
+    with pytest.raises(UsageError, match=r"'t': rows -1 to 4 are to be taken of 5 chosen ones"):
+        counter.take_chosen(ids, chosen=chosen, first=-1)
+    with pytest.raises(UsageError, match=r"'u': .* chosen for another table"):
+        other.take_chosen(ids, chosen=chosen, first=0)
+    assert counter.num_dirty() == 10
 
 
 def test_rows_chosen_later_are_read_at_once_if_asked_for(device):

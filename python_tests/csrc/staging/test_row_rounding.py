@@ -1,0 +1,139 @@
+"""csrc/staging/row_rounding.h: float32 rows in fewer bits, and back."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpr_ext._native import native
+from cpr_ext.errors import RowIndexError, UsageError
+from cpr_ext.state.precision import (
+    PRECISIONS,
+    decode_rows,
+    encode_rows,
+    fits,
+    stored_row_bytes,
+)
+
+pytestmark = pytest.mark.usefixtures("every_instruction_set")
+
+ROUNDED = PRECISIONS[1:]
+POOL = native.ThreadPool(num_threads=2)
+# With a loop of their own, with a part of a vector at the end, odd ones, and less than a vector.
+DIMS = (1, 3, 7, 8, 16, 17, 32, 33, 64, 100, 128)
+SPECIAL = np.float32(
+    [0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-45, -1e-38, 3.4e38, -3.4e38, 65504, 65520, 1e-5]
+)
+
+
+def rounded(table, row_ids, precision, pool=None):
+    stored = np.full((len(row_ids), stored_row_bytes(table.shape[1], precision)), 77, np.uint8)
+    broken, error = native.round_rows(table, row_ids, precision, stored, pool=pool)
+    return stored, broken, error
+
+
+def table_of(kind: str, rows: int, dim: int, seed: int) -> np.ndarray:
+    """Return (rows, dim) float32: of training, of any bits, or of values that are special."""
+    generator = np.random.default_rng(seed)
+    if kind == "bits":
+        return generator.integers(0, 2**32, (rows, dim), np.uint32).view(np.float32)
+    if kind == "special":
+        return generator.choice(SPECIAL, (rows, dim))
+    scale = 10.0 ** generator.integers(-8, 4, (rows, 1))
+    return (generator.normal(size=(rows, dim)) * scale).astype(np.float32)
+
+
+tables = st.builds(
+    table_of,
+    st.sampled_from(["training", "training", "bits", "special"]),
+    st.integers(1, 60),
+    st.sampled_from(DIMS),
+    st.integers(0, 2**32),
+)
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+@given(tables, st.integers(0, 2**32))
+@settings(max_examples=60)
+def test_rows_are_rounded_as_the_reference_does(precision, table, seed):
+    row_ids = np.random.default_rng(seed).integers(0, len(table), 40)
+    stored, broken, error = rounded(table, row_ids, precision)
+    expected, kept = encode_rows(table[row_ids], precision)
+    np.testing.assert_array_equal(broken, ~kept)
+    np.testing.assert_array_equal(stored, expected)
+    with np.errstate(all="ignore"):
+        back = decode_rows(stored, table.shape[1], precision)
+        errors = np.abs(table[row_ids] - back)[kept]
+    assert error == (errors.max() if kept.any() else 0)
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+@given(tables, st.floats(0, 1), st.integers(0, 2**32))
+@settings(max_examples=60)
+def test_rounded_rows_are_restored_to_their_places_and_no_other(precision, table, share, seed):
+    row_ids = np.flatnonzero(np.random.default_rng(seed).random(len(table)) < share)
+    stored, _ = encode_rows(table[row_ids], precision)
+    target = np.full_like(table, 5)
+    expected = target.copy()
+    expected[row_ids] = decode_rows(stored, table.shape[1], precision)
+    native.restore_rows(stored, row_ids, precision, target)
+    np.testing.assert_array_equal(target.view(np.uint32), expected.view(np.uint32))
+
+
+def test_threads_round_and_restore_the_same_rows():
+    table = table_of("training", 30_000, 16, 1)
+    table[::100, 3] = np.inf
+    row_ids = np.arange(len(table))
+    alone, together = (rounded(table, row_ids, "int4", pool) for pool in (None, POOL))
+    np.testing.assert_array_equal(alone[0], together[0])
+    np.testing.assert_array_equal(alone[1], together[1])
+    assert alone[2] == together[2]
+    assert together[1].sum() >= 300
+    back = np.empty_like(table)
+    native.restore_rows(together[0], row_ids, "int4", back, pool=POOL)
+    np.testing.assert_array_equal(back, decode_rows(together[0], 16, "int4"))
+
+
+@pytest.mark.parametrize("dim", [4, 16, 36, 64])
+def test_the_bytes_are_those_of_fbgemm_and_so_are_the_values_restored(dim):
+    pytest.importorskip("fbgemm_gpu")
+    ops = torch.ops.fbgemm
+    table = table_of("training", 3000, dim, 2)
+    table = table[np.ptp(table, axis=1) > 1e-2]  # FBGEMM's epsilon and float16 harm smaller ones
+    rows = torch.from_numpy(table)
+    for precision, theirs, restore in (
+        (
+            "int8",
+            ops.FloatToFused8BitRowwiseQuantized(rows),
+            ops.Fused8BitRowwiseQuantizedToFloat,
+        ),
+        (
+            "int4",
+            ops.FloatToFusedNBitRowwiseQuantizedSBHalf(rows, 4),
+            lambda stored: ops.FusedNBitRowwiseQuantizedSBHalfToFloat(stored, 4),
+        ),
+    ):
+        stored, broken, _ = rounded(table, np.arange(len(table)), precision)
+        # One that breaks the bound by FBGEMM's epsilon alone is rounded again without it.
+        good = fits(table, decode_rows(theirs.numpy(), dim, precision), precision)
+        assert good.mean() > 0.98
+        assert not broken[good].any()
+        np.testing.assert_array_equal(stored[good], theirs.numpy()[good])
+        back = np.empty_like(table)
+        native.restore_rows(theirs.numpy(), np.arange(len(table)), precision, back)
+        np.testing.assert_array_equal(back, restore(theirs).numpy())
+
+
+def test_what_does_not_fit_is_refused():
+    table, ids = np.zeros((4, 8), np.float32), np.arange(4)
+    with pytest.raises(UsageError, match=r"precision is 'int3'; allowed: float32, float16"):
+        native.round_rows(table, ids, "int3", np.zeros((4, 16), np.uint8))
+    with pytest.raises(UsageError, match=r"stored has shape \(4, 15\); needed: \(4, 16\)"):
+        native.round_rows(table, ids, "int8", np.zeros((4, 15), np.uint8))
+    with pytest.raises(UsageError, match="table is not float32"):
+        native.round_rows(table.astype(np.float64), ids, "int8", np.zeros((4, 16), np.uint8))
+    with pytest.raises(RowIndexError, match="the table has 4 rows"):
+        native.round_rows(table, ids + 1, "int8", np.zeros((4, 16), np.uint8))
+    with pytest.raises(UsageError, match="row_ids must ascend"):
+        native.restore_rows(np.zeros((4, 16), np.uint8), ids[::-1].copy(), "int8", table)
