@@ -34,6 +34,7 @@ def diagnose(
         "disk": lambda: disk.check_disk(Path(folder), probe_bytes),
         "commands": packages.check_commands,
         "training": packages.check_training,
+        "remote stores": packages.check_remote,
         "live recovery": packages.check_live_recovery,
         "TorchRec": packages.check_torchrec,
     }

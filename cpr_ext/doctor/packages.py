@@ -32,6 +32,13 @@ def check_training() -> Check:
     )
 
 
+def check_remote() -> Check:
+    """Check what ``Checkpointer(remote=...)`` and addresses of stores need."""
+    return _check_packages(
+        "object storage", ("obstore",), "remote", "copies in object storage need it"
+    )
+
+
 def _check_packages(name: str, packages: tuple[str, ...], extra: str, need: str) -> Check:
     found = {package: version_of(package) for package in packages}
     text = ", ".join(f"{package} {version}" for package, version in found.items() if version)

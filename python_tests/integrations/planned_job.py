@@ -43,8 +43,16 @@ class PlannedJob(ShardedJob):
         return self.watched(make_checkpointer, model, optimizers, directory)
 
     def worker_options(self):
-        size = self.settings.options.get("group_size")
-        return {} if size is None else {"parity": Parity(group_size=size)}
+        options = self.settings.options
+        if "group_size" not in options:
+            return {}
+        rate = options.get("rebuild_rate")
+        return {"parity": Parity(options["group_size"], rebuild_bytes_per_second=rate)}
+
+    def observe(self, event):
+        own = getattr(self.worker._parity, "_own", None)
+        self.settings.digests = own is None or not own.missing.is_any  # of all rows, or none
+        super().observe(event)
 
     def train_step(self, job, step):
         where = self.suicide[0] if self.suicide and self.suicide[1] == step else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
@@ -41,6 +42,14 @@ _CHANGE_LOOKED_UP_ROWS = {
 }
 
 
+# What an operator calls the memory of tables that is theirs alone.
+_MEMORY = {EmbeddingLocation.HOST: "weights_host", EmbeddingLocation.DEVICE: "weights_dev"}
+_REFUSED = {
+    EmbeddingLocation.MANAGED_CACHING: "a cache on the GPU holds newer rows than the table",
+    EmbeddingLocation.MANAGED: "unified memory, of which nothing was tested",
+}
+
+
 @dataclass(frozen=True)
 class Kernel:
     """The tables, or parts of tables, that one batched operator of FBGEMM looks up and updates.
@@ -61,10 +70,15 @@ class ShardedTable(Table):
 
     def __init__(self, part: TablePart, kernel: Kernel, index: int, lookups: KernelLookups) -> None:
         self._operator = kernel.module
-        self._memory = kernel.module.weights_host.data_ptr()
+        self._memory_name = _MEMORY[EmbeddingLocation(_placements(kernel.module)[index])]
+        self._memory = self._address()
         self._states = _fused_states(kernel.module, index)
         weight = kernel.module.split_embedding_weights()[index]
         super().__init__(part.name, weight, lookups=lookups, part=part)
+
+    def _address(self) -> int:
+        memory: torch.Tensor = getattr(self._operator, self._memory_name)
+        return memory.data_ptr()
 
     def row_states(self) -> dict[str, torch.Tensor]:
         """Return the fused optimizer's state of these rows, by its name in FBGEMM; views."""
@@ -76,7 +90,7 @@ class ShardedTable(Table):
         Raises:
             UsageError: the operator has other memory than when the Checkpointer was made.
         """
-        if self._operator.weights_host.data_ptr() != self._memory:
+        if self._address() != self._memory:
             raise UsageError(
                 f"table {self.name!r} was moved to other memory (model.to() or reshard()); make a "
                 "new Checkpointer after such a change"
@@ -167,12 +181,22 @@ def _require_savable(names: Sequence[str], inner: Any) -> None:
             f"{listed}: compute kernel '{kernel}' cannot be saved; needed: 'fused'. Give the "
             "tables an optimizer with apply_optimizer_in_backward(), or change the plan"
         )
-    if operator.weights_host.numel() == 0 and operator.weights_dev.numel() + (
-        operator.weights_uvm.numel()
-    ):
-        raise UsageError(f"{listed}: in the memory of a GPU; can be saved: tables of the CPU")
+    for name, placement in zip(names, _placements(operator), strict=True):
+        location = EmbeddingLocation(placement)
+        if location not in _MEMORY:
+            raise UsageError(
+                f"'{name}': EmbeddingLocation.{location.name}: "
+                f"{_REFUSED.get(location, 'an unknown place')}. Give the table compute kernel "
+                "'fused' in the plan: the GPU's memory, or the host's without one"
+            )
     if operator.optimizer == EmbOptimType.LARS_SGD or operator.optimizer == EmbOptimType.NONE:
         raise UsageError(f"{listed}: fused optimizer {operator.optimizer} has no state by row")
+
+
+def _placements(operator: Any) -> Sequence[int]:
+    """Return the ``EmbeddingLocation`` of each table's memory."""
+    placements: Sequence[int] = operator.weights_physical_placements
+    return placements
 
 
 def _part(name: str, table: Any) -> TablePart | None:
