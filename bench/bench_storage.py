@@ -15,6 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,20 +49,25 @@ class Tables:
         }
         self.total_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
         self.store = store
-        self._make = lambda: cpr_ext.Checkpointer(
+        self._make = lambda path, remote: cpr_ext.Checkpointer(
             table,
             optimizer,
-            store,
+            path,
             schedule=EverySteps(1 << 40),
             num_shards=num_shards,
             save_at_close=False,
+            remote=remote,
         )
-        self.checkpointer = self._make()
+        self.checkpointer = self.checkpointer_at(store)
+
+    def checkpointer_at(self, store: Path, remote: Any = None) -> cpr_ext.Checkpointer:
+        """Return another Checkpointer of the table."""
+        return self._make(store, remote)
 
     def begin_anew(self) -> None:
         """An empty store: removing the last base is no part of saving one."""
         self.close()
-        self.checkpointer = self._make()
+        self.checkpointer = self.checkpointer_at(self.store)
 
     def save(self) -> None:
         self.checkpointer.save("base")

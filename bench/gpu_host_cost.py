@@ -33,7 +33,7 @@ DIM = 4
 BATCH_SIZE = 1024
 FRACTION = 0.5
 _MOST_STEPS = 100
-_GATHER = "gather rows (PyTorch's, on the CPU here)"
+_GATHER = "copy the rows on the device"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import charts
+import micro_results
 from peers import allowed_memory_bytes
 from results import Results, Row, standing
 from targets import findings, print_table
@@ -42,7 +43,17 @@ def paragraph(text: str) -> str:
 
 def main() -> None:
     results = Results()
-    sections = (targets, training, tracking, pauses, peers, scaling, gpu, operations)
+    sections = (
+        targets,
+        training,
+        tracking,
+        pauses,
+        peers,
+        scaling,
+        gpu,
+        microbenchmarks,
+        operations,
+    )
     lines = [
         "# Benchmarks\n",
         *map(paragraph, HEAD),
@@ -271,6 +282,61 @@ def gpu(results: Results) -> Iterator[str]:
     yield machine_line(found["machine"])
     if (IMAGES / "gpu_timeline.png").exists():
         yield "![A snapshot: training's stream, copies, checker, writer](images/gpu_timeline.png)\n"
+
+
+def microbenchmarks(results: Results) -> Iterator[str]:
+    """The kept microbenchmarks next to the paired rounds."""
+    if (run := micro_results.newest_run()) is None:
+        return
+    yield "## Microbenchmarks\n"
+    yield paragraph(
+        "A run of `make microbench` is in [bench/results/micro/](../bench/results/micro/). Compare "
+        'with it by `make microbench PYTEST="--benchmark-storage=bench/results/micro '
+        '--benchmark-compare"`. The table has each stage that the paired rounds time, too. Two '
+        "times *agree* if their middle halves overlap. A contender of a round follows its peers, "
+        "which leave other data in the caches and other files on the disk. A microbenchmark "
+        "follows itself."
+    )
+    found = list(micro_results.agreements(run, results))
+    yield from table(
+        "stage | microbenchmark | middle half | paired rounds | middle half | agree | ",
+        "lrrrrll",
+        (
+            (
+                f"`{each.pair.micro}`",
+                milliseconds(each.micro[1], 3),
+                _middle_half(each.micro),
+                milliseconds(each.paired[1], 3),
+                _middle_half(each.paired),
+                "yes" if each.holds else "no",
+                each.pair.difference,
+            )
+            for each in found
+        ),
+    )
+    yield ""
+    cpu = run["machine_info"]["cpu"]
+    yield paragraph(
+        f"{run['datetime'][:10]}, commit {run['commit_info']['id'][:7]}, {cpu['count']} cores "
+        f"({cpu['brand_raw']}), Python {run['machine_info']['python_version']}. "
+        f"{_rounds_of(results)}"
+    )
+
+
+def _rounds_of(results: Results) -> str:
+    """Which machine, and which load, the paired rounds had."""
+    machine = (results.file("operations") or {}).get("machine")
+    if machine is None:
+        return ""
+    return (
+        f"The paired rounds are of {machine['date'][:10]}, commit {machine['commit']}, at a load "
+        f"of {machine['load_average_1min']:.1f} at their end. Two runs apart differ by more than "
+        "either varies, so only ratios within a run are comparable."
+    )
+
+
+def _middle_half(spread: Sequence[float]) -> str:
+    return f"{1e3 * spread[0]:.3f} to {1e3 * spread[2]:.3f}"
 
 
 def operations(results: Results) -> Iterator[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -27,7 +28,7 @@ from typing import Any
 
 import torch
 from paired import paired_ratio, spread
-from parity_worker import sizes_of
+from parity_worker import build_model, sizes_of
 from results import keep
 
 from cpr_ext.dlrm.presets import find_preset
@@ -41,6 +42,7 @@ WARM_TURNS = 2  # of each job
 START_SECONDS = 240
 STAGES = ("gather", "xor and pack", "send", "apply")
 NUM_BATCHES, NUM_DENSE = 32, 13
+KEPT_DELTAS, KEPT_COPIES = 5, 3  # of steps, and of the dense part, see docs/distributed.md
 
 
 class TrainingJob:
@@ -187,16 +189,26 @@ def describe(
 
 
 def formulas(settings: dict[str, Any], rows: float) -> dict[str, float]:
-    """What the policy expects of traffic and memory."""
-    row_bytes = 4 * find_preset(settings["preset"]).embedding_dim + 4
-    table_bytes = sum(sizes_of(settings["preset"], settings["workers"])) * row_bytes
+    """What the policy expects of traffic and memory; rows are whole words of 8 bytes."""
+    sizes = sizes_of(settings["preset"], settings["workers"])
+    row_bytes = 8 * math.ceil((4 * find_preset(settings["preset"]).embedding_dim + 4) / 8)
+    table_bytes = sum(sizes) * row_bytes
     return {
         "rows_per_step": rows,
         "row_bytes": row_bytes,
         "table_bytes": table_bytes,
         "bytes_per_step": step_bytes(rows, row_bytes),
-        "memory_bytes": table_bytes * extra_memory_share(settings["group_size"]),
+        "memory_bytes": table_bytes * extra_memory_share(settings["group_size"])
+        + KEPT_DELTAS * step_bytes(rows, row_bytes)
+        + KEPT_COPIES * settings["workers"] * dense_bytes(settings),
     }
+
+
+def dense_bytes(settings: dict[str, Any]) -> int:
+    """Parameters outside tables, and as much of their optimizer's state."""
+    model = build_model(settings, [1] * len(sizes_of(settings["preset"], settings["workers"])))
+    tables = sum(parameter.numel() for parameter in model.tables.parameters())
+    return 8 * (sum(parameter.numel() for parameter in model.parameters()) - tables)
 
 
 def show(rows: list[dict[str, Any]], expected: dict[str, float]) -> None:

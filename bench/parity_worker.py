@@ -71,19 +71,23 @@ def sizes_of(preset_name: str, workers: int) -> list[int]:
     return [workers * -(-count // workers) for count in rows]
 
 
-def build(settings: dict[str, Any], group: Any) -> tuple[DLRM, tuple[torch.optim.Optimizer, ...]]:
+def build_model(settings: dict[str, Any], rows: list[int]) -> DLRM:
+    """Return the model with so many rows in each table."""
     preset = find_preset(settings["preset"])
-    rows = [count // group.size() for count in sizes_of(settings["preset"], group.size())]
-    names = [f"table_{number}" for number in range(len(rows))]
-    model = DLRM(
-        table_names=names,
+    return DLRM(
+        table_names=[f"table_{number}" for number in range(len(rows))],
         num_embeddings=rows,
         embedding_dim=preset.embedding_dim,
         num_dense=settings["num_dense"],
         bottom_mlp=preset.bottom_mlp[1:],
         top_mlp=preset.top_mlp,
     )
-    for name, count in zip(names, rows, strict=True):
+
+
+def build(settings: dict[str, Any], group: Any) -> tuple[DLRM, tuple[torch.optim.Optimizer, ...]]:
+    rows = [count // group.size() for count in sizes_of(settings["preset"], group.size())]
+    model = build_model(settings, rows)
+    for name, count in zip(list(model.tables), rows, strict=True):
         shard = row_sharded.RowShard(model.tables[name], count * group.rank(), group)
         model.tables[name] = shard
     return model, build_optimizers(model, Hyperparameters(table_optimizer="rowwise_adagrad"))

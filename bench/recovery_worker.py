@@ -19,6 +19,7 @@ STARTED = time.time()  # before torch is imported
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from cpr_ext.dlrm import row_sharded  # noqa: E402
@@ -49,21 +50,31 @@ class Training:
         self._batches: list[Batch] = []
 
     def build(self, group: Any) -> tuple[DLRM, tuple[torch.optim.Optimizer, ...]]:
+        """Return the model, its rows without values, and its optimizers."""
         rows = self._table_bytes // (4 * DIM * NUM_TABLES * group.size())
         names = [f"table{number}" for number in range(NUM_TABLES)]
         model = DLRM(
             table_names=names,
-            num_embeddings=[rows] * NUM_TABLES,
+            num_embeddings=[1] * NUM_TABLES,
             embedding_dim=DIM,
             num_dense=NUM_DENSE,
             bottom_mlp=(64, DIM),
             top_mlp=(64, 1),
         )
         for name in names:
-            shard = row_sharded.RowShard(model.tables[name], rows * group.rank(), group)
-            model.tables[name] = shard
+            weight = torch.empty(rows, DIM)
+            bag = nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True, _weight=weight)
+            model.tables[name] = row_sharded.RowShard(bag, rows * group.rank(), group)
         self._batches = [self._batch(number, rows * group.size()) for number in range(NUM_BATCHES)]
         return model, build_optimizers(model, Hyperparameters())
+
+    @staticmethod
+    def initialize(model: nn.Module) -> None:
+        """Give the rows their first values."""
+        with torch.no_grad():
+            for shard in model.tables.values():  # type: ignore[operator, union-attr]
+                weight = shard.rows.weight
+                weight.uniform_(-(len(weight) ** -0.5), len(weight) ** -0.5)
 
     def _batch(self, seed: int, rows: int) -> Batch:
         generator = torch.Generator().manual_seed(seed)
@@ -98,7 +109,9 @@ def run_live(settings: dict[str, Any], folder: Path) -> None:
     is_spare = SPARE in os.environ
     options: dict[str, Any] = {}
     if settings["group_size"] is not None:
-        options = {"recovery": "exact", "parity": Parity(group_size=settings["group_size"])}
+        rate = settings["rebuild_bytes_per_second"]
+        parity = Parity(group_size=settings["group_size"], rebuild_bytes_per_second=rate)
+        options = {"recovery": "exact", "parity": parity}
     worker = Worker.from_environment(
         folder / "stores", observe=lambda event: observe(event), **options
     )
@@ -116,7 +129,14 @@ def run_live(settings: dict[str, Any], folder: Path) -> None:
         journal.write("ready", 0)
         return checkpointer
 
+    was_protected = False
+
     def train_step(job: Job, number: int) -> int:
+        nonlocal was_protected
+        parity = job.checkpointer.metrics.parity
+        if parity is not None and parity.protected != was_protected:
+            was_protected = parity.protected
+            journal.write("protected" if was_protected else "unprotected", number)
         return training.step(job.model, job.optimizers, job.group, number)
 
     worker.run(
@@ -124,6 +144,7 @@ def run_live(settings: dict[str, Any], folder: Path) -> None:
         train_step,
         num_steps=settings["num_steps"],
         make_checkpointer=make_checkpointer,
+        initialize=training.initialize,
     )
 
 
@@ -137,6 +158,7 @@ def run_usual(settings: dict[str, Any], folder: Path) -> None:
     journal.write("started", 0, STARTED)
     training = Training(settings["table_bytes"], settings["batch_size"])
     model, optimizers = training.build(group)
+    training.initialize(model)
     journal.write("ready", 0)
     checkpoints, every = folder / "checkpoints", settings["checkpoint_every_steps"]
     saved = [int(path.parent.name) for path in checkpoints.glob("*/.metadata")]

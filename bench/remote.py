@@ -1,0 +1,367 @@
+"""A copy in object storage, and changed rows: each beside the simplest code for the same bytes.
+
+    python bench/remote.py [--only PART] [--folder F] [--tiny]
+
+The server is `object_server.py`, a process of its own on this machine. Both sides of a ratio use
+it in the same rounds. Parts: `upload`, `recovery`, `recovery_by_network` (from a server that sends
+1 Gbit/s), `changed_rows`, `training`. The last takes turns: stretches in which a copy is sent with
+a limited bandwidth, and stretches in which it pauses. Keeps bench/results/remote.json; with
+`--only` it replaces the rows of that part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import obstore
+import torch
+from bench_storage import DIM, Tables
+from object_server import object_server
+from paired import Comparison, Contender, measure
+from remote_training import train
+from results import Results, keep, parser_of
+from torch import nn
+from training import PeakMemory, in_own_process
+
+import cpr_ext
+from cpr_ext.publishing import changed_rows
+from cpr_ext.storage.remote import RemoteOptions, fetch_store, open_objects
+from cpr_ext.storage.remote.objects import PART_BYTES
+from cpr_ext.storage.remote.opening import view_of
+from cpr_ext.storage.remote.range_reading import PARALLEL, RANGE_BYTES
+from cpr_ext.storage.remote.remote_state import StoreView
+from cpr_ext.storage.remote.remote_writer import RemoteWriter
+from cpr_ext.storage.segment_reader import SegmentRows
+from cpr_ext.storage.store import describe_model
+from cpr_ext.storage.store_reader import StoreReader
+
+HERE = Path(__file__).resolve().parent
+PARTS = ("upload", "recovery", "recovery_by_network", "changed_rows", "training")
+NETWORK_BYTES_PER_SECOND = 125e6  # 1 Gbit/s
+NUM_SHARDS = 4
+TOTAL_BYTES = {True: 1 << 20, False: 256 << 20}
+ROUNDS = 7
+NUM_PARTIALS = 6
+
+
+class Stored:
+    """A store with one base snapshot, and the addresses of one server."""
+
+    def __init__(self, folder: Path, service: dict[str, Any], total_bytes: int) -> None:
+        self.tables = Tables(total_bytes, folder / "store", num_shards=NUM_SHARDS)
+        self.tables.save()
+        self.folder = folder
+        self._service = service
+        self._numbers = itertools.count()
+        self._last: RemoteOptions | None = None
+        store = self.tables.checkpointer.store
+        self.model = describe_model(self.tables.checkpointer.tables, NUM_SHARDS)
+        self.view: StoreView = view_of(store, self.model)
+        self.paths = {
+            key: store.directory / name / record.file
+            for key, (name, record) in self.view.records().items()
+        }
+        self.num_bytes = sum(path.stat().st_size for path in self.paths.values())
+
+    def options(self) -> RemoteOptions:
+        """Return an address where nothing is; what the last one held is removed."""
+        if self._last is not None:
+            client = self.client(self._last)
+            for page in obstore.list(client):
+                obstore.delete(client, [entry["path"] for entry in page])
+        self._last = RemoteOptions(f"s3://bucket/job{next(self._numbers)}", **self._service)
+        return self._last
+
+    def client(self, options: RemoteOptions) -> Any:
+        """Return obstore's own store at an address."""
+        return obstore.store.from_url(options.address, **self._service)
+
+    def copied(self, options: RemoteOptions) -> None:
+        """Copy the store to an address."""
+        writer = RemoteWriter(open_objects(options), self.tables.store, "bench")
+        writer.open(self.model)
+        writer.copy(self.view)
+
+
+def upload(stored: Stored) -> list[Comparison]:
+    """One committed state, and the same files sent by obstore alone, one after the other."""
+    opened: list[RemoteWriter] = []
+    clients: list[Any] = []
+
+    def open_writer() -> None:
+        writer = RemoteWriter(open_objects(stored.options()), stored.tables.store, "bench")
+        writer.open(stored.model)
+        opened.append(writer)
+
+    def put(chunk_size: int) -> None:
+        client = clients.pop()
+        for key, path in stored.paths.items():
+            obstore.put(client, key, path, chunk_size=chunk_size, use_multipart=True)
+
+    def put_at_once() -> None:
+        async def put_all() -> None:
+            client = clients.pop()
+            await asyncio.gather(
+                *(
+                    obstore.put_async(client, key, path, chunk_size=PART_BYTES, use_multipart=True)
+                    for key, path in stored.paths.items()
+                )
+            )
+
+        asyncio.run(put_all())
+
+    def open_client() -> None:
+        clients.append(stored.client(stored.options()))
+
+    return [
+        Comparison(
+            "upload",
+            [
+                Contender(
+                    "RemoteWriter.copy()", lambda: opened.pop().copy(stored.view), "ours",
+                    open_writer,
+                ),
+                Contender("obstore.put(), 16 MiB parts", lambda: put(PART_BYTES), "bound",
+                          open_client),
+                Contender("obstore.put(), 5 MiB parts", lambda: put(5 << 20), "bound",
+                          open_client),
+                Contender("obstore.put_async(), all at once", put_at_once, "bound", open_client),
+            ],
+            rounds=ROUNDS,
+            facts={"bytes": stored.num_bytes, "objects": len(stored.paths)},
+        )
+    ]  # fmt: skip
+
+
+def cpu_of_copying(stored: Stored) -> dict[str, Any]:
+    """CPU seconds of this process per GB sent, signed and with ``aws_unsigned_payload``."""
+    found: dict[str, Any] = {"group": "CPU of copying"}
+    for name, is_unsigned in (("signed", "false"), ("unsigned", "true")):
+        options = stored.options()
+        config = {**options.config, "aws_unsigned_payload": is_unsigned}
+        objects = open_objects(replace(options, config=config))
+        writer = RemoteWriter(objects, stored.tables.store, "bench")
+        writer.open(stored.model)
+        before = time.process_time()
+        writer.copy(stored.view)
+        found[name] = round((time.process_time() - before) / stored.num_bytes * 1e9, 2)
+    return found
+
+
+def recovery(stored: Stored, group: str = "recovery") -> list[Comparison]:
+    """The newest state, read into a directory and then into a model, beside plain range reads."""
+    options = replace(stored.options(), wait_at_close_seconds=0.0)
+    stored.copied(options)
+    client, target = stored.client(options), stored.folder / "fetched"
+    sizes = {key: path.stat().st_size for key, path in stored.paths.items()}
+
+    def ranges() -> None:
+        def read(key: str, begin: int, end: int) -> int:
+            return len(obstore.get_range(client, key, start=begin, end=end))
+
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            reads = [
+                pool.submit(read, key, at, min(at + RANGE_BYTES, size))
+                for key, size in sizes.items()
+                for at in range(0, size, RANGE_BYTES)
+            ]
+            assert sum(each.result() for each in reads) == stored.num_bytes
+
+    opened: list[cpr_ext.Checkpointer] = []
+    stored.tables.checkpointer.close()
+
+    def remove() -> None:
+        while opened:
+            opened.pop().close()
+        shutil.rmtree(target, ignore_errors=True)
+
+    def fetch() -> None:
+        fetch_store(open_objects(options), target)
+
+    def recover() -> None:
+        opened.append(stored.tables.checkpointer_at(target, remote=options))
+        report = opened[-1].recover()
+        assert report.rows_restored > 0
+        assert not report.damaged_segments
+
+    facts = {"bytes": stored.num_bytes, "objects": len(sizes)}
+    bound = Contender("obstore.get_range(), 8 at a time", ranges, "bound")
+    return [
+        Comparison(
+            group,
+            [
+                Contender("a new Checkpointer and recover()", recover, "ours", remove),
+                Contender("fetch_store()", fetch, "ours", remove),
+                bound,
+            ],
+            rounds=ROUNDS,
+            facts=facts,
+            done=remove,
+        )
+    ]
+
+
+def read_segments(store: Path) -> int:
+    """Read and verify every chunk of every live segment; return their rows."""
+    reader, rows = StoreReader(store), 0
+    newest = reader.newest()
+    for shard in range(reader.num_shards):
+        ranges = {name: reader.row_range(name, shard) for name in reader.tables}
+        for segment in reader.open_live(shard, newest.snapshot):
+            held = SegmentRows(segment, ranges)
+            for table in reader.tables:
+                for chunk in held.chunks_of(table):
+                    rows += len(held.rows(chunk).row_ids)
+    return rows
+
+
+def changed(stored: Stored) -> list[Comparison]:
+    """All rows of a store, and those that partial snapshots brought, beside reading segments."""
+    store = stored.tables.store
+    return [
+        Comparison(
+            "changed rows of a base",
+            [
+                Contender("changed_rows()", lambda: drain(store, None), "ours"),
+                Contender("reading the segments", lambda: read_segments(store), "bound"),
+            ],
+            rounds=ROUNDS,
+            facts={"bytes": stored.num_bytes},
+        ),
+        with_partials(stored.folder / "partials", stored.num_bytes),
+    ]
+
+
+def with_partials(store: Path, total_bytes: int) -> Comparison:
+    """The same of a base and partial snapshots, each of a tenth of the rows."""
+    table = nn.EmbeddingBag(total_bytes // (2 * 4 * DIM), DIM, sparse=True)
+    optimizer = torch.optim.Adagrad(table.parameters())
+    checkpointer = cpr_ext.Checkpointer(
+        table,
+        optimizer,
+        store,
+        priority=cpr_ext.AllRows(),
+        schedule=cpr_ext.EverySteps(1 << 40),
+        num_shards=NUM_SHARDS,
+        rebase_after=None,
+        save_at_close=False,
+    )
+    checkpointer.save("base")
+    checkpointer.wait()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(NUM_PARTIALS):
+        rows = torch.randperm(table.num_embeddings, generator=generator)
+        optimizer.zero_grad()
+        table(rows[: table.num_embeddings // 10, None]).sum().backward()
+        optimizer.step()
+        checkpointer.step(1)
+        checkpointer.save()
+        checkpointer.wait()
+    checkpointer.close()
+    files = store.rglob("shard-*/*.safetensors")
+    return Comparison(
+        f"changed rows of a base and {NUM_PARTIALS} partial snapshots",
+        [
+            Contender("changed_rows()", lambda: drain(store, None), "ours"),
+            Contender("reading the segments", lambda: read_segments(store), "bound"),
+        ],
+        rounds=ROUNDS,
+        facts={"bytes": sum(path.stat().st_size for path in files)},
+    )
+
+
+def drain(store: Path, since: Any) -> int:
+    return sum(len(batch.row_ids) for batch in changed_rows(store, since, states=True))
+
+
+def memory_of_changed_rows(store: Path) -> dict[str, Any]:
+    """How far resident memory rises while all rows of a store are yielded."""
+    drain(store, None)  # what a first call loads
+    memory = PeakMemory()
+    rows = drain(store, None)
+    rise = memory.rise_bytes()
+    largest = max(
+        sum(values.nbytes for values in batch.arrays.values())
+        for batch in changed_rows(store, states=True)
+    )
+    return {
+        "group": "memory of changed_rows()",
+        "rows": rows,
+        "rise_bytes": rise,
+        "largest_batch_bytes": largest,
+        "store_bytes": sum(path.stat().st_size for path in store.rglob("*.safetensors")),
+    }
+
+
+def child(options: argparse.Namespace) -> list[dict[str, Any]]:
+    folder = Path(options.child_folder)
+    limit = NETWORK_BYTES_PER_SECOND if options.child == "recovery_by_network" else 0.0
+    with object_server(options.server_nice, limit) as service:
+        if options.child == "training":
+            return [
+                train(
+                    folder, service, tiny=options.tiny, every=options.every, rounds=options.rounds
+                )
+            ]
+        factor = 2 if limit and not options.tiny else 1  # a network is slow
+        stored = Stored(folder, service, factor * TOTAL_BYTES[options.tiny])
+        make = {
+            "upload": upload,
+            "recovery": recovery,
+            "recovery_by_network": partial(recovery, group="recovery, 1 Gbit/s"),
+            "changed_rows": changed,
+        }[options.child]
+        rows = [row for each in make(stored) for row in measure(each, tiny=options.tiny)]
+        if options.child == "upload":
+            rows.append(cpu_of_copying(stored))
+        if options.child == "changed_rows":
+            rows.append(memory_of_changed_rows(stored.tables.store))
+        stored.tables.close()
+        return rows
+
+
+def show(row: dict[str, Any]) -> str:
+    name = f"{row['group']}: {row.get('name', '')}"
+    if "median_seconds" in row:
+        speed = row["bytes"] / row["median_seconds"] / 1e6
+        ratios = ", ".join(f"{r:.2f} of {n}" for n, r in row.get("ratios", {}).items())
+        return f"{name:<50} {row['median_seconds']:8.3f} s {speed:8.0f} MB/s  {ratios}"
+    facts = {k: v for k, v in row.items() if k not in ("group", "name")}
+    return f"{name:<50} {facts}"
+
+
+def main() -> None:
+    parser = parser_of(__doc__, has_children=True)
+    parser.add_argument("--every", type=float, default=8.0, help="seconds of a training stretch")
+    parser.add_argument("--rounds", type=int, default=8, help="of training stretches")
+    parser.add_argument("--server-nice", type=int, default=0, help="niceness of the server")
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(child(options)))
+        return
+    parts = [part for part in PARTS if options.only in ("", part)]
+    arguments = ["--every", str(options.every), "--rounds", str(options.rounds)]
+    arguments += ["--server-nice", str(options.server_nice)] + ["--tiny"] * options.tiny
+    rows = []
+    for part in parts:
+        found = in_own_process(__file__, part, *arguments, folder=options.folder)
+        rows += [{"part": part, **row} for row in found]
+    for row in rows:
+        print(show(row))
+    if not options.tiny:
+        kept = [row for row in Results().rows("remote") if row["part"] not in parts]
+        keep("remote", kept + rows, server_nice=options.server_nice)
+
+
+if __name__ == "__main__":
+    main()
