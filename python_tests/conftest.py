@@ -41,6 +41,15 @@ def pytest_report_header() -> str:
     return f"native core: {native.__file__}"
 
 
+def pytest_sessionstart() -> None:
+    """Each process of a sanitizer's run has the core that was built with it, or there is no run."""
+    from cpr_ext._native import native
+
+    built = os.environ.get("CPR_EXT_BUILT_IN", "")
+    if not str(native.__file__).startswith(built):
+        pytest.exit(f"the native core is {native.__file__}, none of {built}", returncode=3)
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: let no garbage collection walk through all of torch again."""
     gc.collect()

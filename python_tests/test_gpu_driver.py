@@ -239,9 +239,19 @@ def test_the_build_comes_first_and_a_failed_part_is_the_exit_status(
     parts = (Part("build", "echo built", 30), Part("a", "echo yes", 30), Part("b", "exit 4", 30))
     monkeypatch.setattr(gpu, "PARTS", parts)
     assert main(monkeypatch, "--out", str(tmp_path), "a") == 0
-    names = [part["name"] for part in json.loads((tmp_path / "summary.json").read_text())["parts"]]
-    assert names == ["build", "a"]
+
+    def names():
+        kept = json.loads((tmp_path / "summary.json").read_text())
+        return [part["name"] for part in kept["parts"]]
+
+    assert names() == ["build", "a"]
+    assert main(monkeypatch, "--out", str(tmp_path), "--no-build", "b") == 1
+    assert names() == ["build", "a", "b"], "earlier calls are forgotten"
     assert main(monkeypatch, "--out", str(tmp_path), "--no-build", "a", "b") == 1
+    assert names() == ["build", "a", "b"]
+    monkeypatch.setattr(gpu, "examine", lambda python, modules: a_machine(gpu="another"))
+    assert main(monkeypatch, "--out", str(tmp_path), "--no-build", "a") == 0
+    assert names() == ["a"]
     shown = capsys.readouterr().out
     assert "b           failed" in shown
     with pytest.raises(SystemExit):

@@ -57,3 +57,16 @@ def test_the_kernels_have_mutants_and_tests(mutate):
     assert sum(map(len, found.values())) > 100
     for file in files:
         assert all((ROOT / tests).is_dir() for tests in mutate.tests_of(str(file)))
+
+
+def test_a_verdict_is_kept_until_a_kernel_or_a_test_changes(mutate, tmp_path, monkeypatch):
+    path = tmp_path / "verdicts.json"
+    key = mutate.Verdicts.key("csrc/tracking/cuda/bitmap.cu", 3, "  return;")
+    verdicts = mutate.Verdicts(path)
+    assert verdicts.find(key) is None
+    verdicts.note(key, "killed")
+    again = mutate.Verdicts(path)
+    assert again.find(key) == "killed"
+    assert again.counts == {}, "only what was asked for is counted"
+    monkeypatch.setattr(mutate, "tests_of", lambda file: [])
+    assert mutate.Verdicts.key("csrc/tracking/cuda/bitmap.cu", 3, "  return;") != key
