@@ -24,6 +24,7 @@ from torch import nn
 import cpr_ext
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.saving.background_capture import CaptureThread
+from python_tests import preloaded
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 on_devices = pytest.mark.parametrize("device", DEVICES)
@@ -303,12 +304,17 @@ def flipped(path: Path, position: int, bit: int = 0):
         flip(path, position, bit)
 
 
-def run_python(code, *arguments, timeout_seconds=120, returncode=0):
-    """Run ``code`` in a process of its own; returns what it printed, fails if it ends otherwise."""
+def run_python(code, *arguments, timeout_seconds=120, returncode=0, is_new=False):
+    """Run ``code`` in a process of its own; returns what it printed, fails if it ends otherwise.
+
+    ``is_new``: nothing is imported before.
+    """
     here = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r})\n"
-    command = [sys.executable, "-c", here + code, *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_seconds, check=False, cwd="/"
-    )
+    command = ["-c", here + code, *map(str, arguments)]
+    options = {"timeout": timeout_seconds, "cwd": "/"}
+    if is_new:
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, **options)
+    else:
+        done = preloaded.run(command, **options)
     assert done.returncode == returncode, done.stdout + done.stderr
     return done.stdout

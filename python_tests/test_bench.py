@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -18,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
+from python_tests import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "bench"
@@ -56,9 +56,7 @@ def run_here(
 def run(*command: str) -> str:
     """What a benchmark prints; nothing of it is kept."""
     kept = kept_results()
-    result = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    result = preloaded.run(command, cwd=ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
     assert kept_results() == kept
     return result.stdout

@@ -1,12 +1,13 @@
 """What the documents show is what there is."""
 
-import os
 import re
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from python_tests import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
 HOW_OFTEN = ROOT / "docs/how_often.md"
@@ -20,12 +21,7 @@ def test_the_example_of_the_readme_is_the_quickstart() -> None:
 
 def test_the_quickstart_runs_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
     for _ in range(2):
-        result = subprocess.run(
-            [sys.executable, str(ROOT / "examples/quickstart.py")],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        result = preloaded.run([ROOT / "examples/quickstart.py"], cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert "step=500" in result.stdout
         assert "rows_restored=25000, rows_stale=0" in result.stdout
@@ -67,21 +63,12 @@ def test_the_example_of_the_guide_to_intervals_is_the_one_that_is_run() -> None:
 def test_every_command_of_the_guide_to_intervals_prints_what_it_shows(tmp_path: Path) -> None:
     """Exactly; behind a line of three dots, but for the numbers."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     blocks = re.findall(r"```\n(\$ .*?\n)```", HOW_OFTEN.read_text(), re.DOTALL)
     commands = [part for block in blocks for part in re.split(r"^\$ ", block, flags=re.M)[1:]]
     assert len(commands) == 6
     for part in commands:
         command, _, shown = part.partition("\n")
-        done = subprocess.run(
-            command,
-            shell=True,
-            cwd=tmp_path,
-            env={**os.environ, "PATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        done = run_command(command, tmp_path)
         assert done.returncode == 0, done.stdout
         exact, dots, end = shown.partition("...\n")
         if not dots:
@@ -89,6 +76,14 @@ def test_every_command_of_the_guide_to_intervals_prints_what_it_shows(tmp_path: 
         assert done.stdout.startswith(exact)
         # On a busy machine the planner may tell of a new plan behind it.
         assert without_numbers(end) in without_numbers(done.stdout)
+
+
+def run_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    name, *arguments = shlex.split(command)
+    python = {"cpr": ["-m", "cpr_ext.cli"], "python": []}
+    if name in python:
+        return preloaded.run([*python[name], *arguments], cwd=folder, merged=True)
+    return subprocess.run([name, *arguments], cwd=folder, capture_output=True, text=True)
 
 
 def without_numbers(text: str) -> str:

@@ -63,7 +63,8 @@ def test_every_public_name_and_its_public_methods_have_a_docstring(name):
 @pytest.mark.parametrize("module", ["cpr_ext", "cpr_ext._native", "cpr_ext._C", "cpr_ext.errors"])
 def test_importing_the_core_imports_neither_torch_nor_numpy(module):
     heavy = run_python(
-        f"import sys, {module}; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+        f"import sys, {module}; print([m for m in ('torch', 'numpy') if m in sys.modules])",
+        is_new=True,
     )
     assert heavy == "[]\n"
 
@@ -72,7 +73,7 @@ def test_a_public_name_brings_its_module_when_it_is_asked_for():
     printed = run_python("import cpr_ext; print(cpr_ext.EverySteps(3))")
     assert printed == "EverySteps(steps=3)\n"
     code = "from cpr_ext import CprError; import sys; print('torch' in sys.modules)"
-    assert run_python(code) == "False\n"
+    assert run_python(code, is_new=True) == "False\n"
 
 
 def test_every_module_says_what_it_is():

@@ -70,9 +70,13 @@ list_reports() {
   done
 }
 
-# No threads are at work in how scores are ranked, and hardly any where a file cannot be written;
-# under ThreadSanitizer these tests take as long as half of the others. `address` runs them all.
-no_threads='not (ranked_as_a_sort or (test_write_failures and not (failing_device and 28-)))'
+# No threads are at work in how scores are ranked, and hardly any where a file cannot be written; the
+# tests of a device take the paths of the trackers' tests here, and other scores other branches of
+# the same threads. Under ThreadSanitizer these tests take longer than all others. `address` runs
+# them all.
+no_threads='not (ranked_as_a_sort or (test_write_failures and not (failing_device and 28-))'
+no_threads+=' or test_device_access or test_device_dirty or test_device_row_sampler'
+no_threads+=' or test_device_change or (every_size_budget and not (-floats] or -large_counts])))'
 
 run_one() {
   local kind=$1 begin=$SECONDS code reports selected=()

@@ -40,6 +40,7 @@ _STARTS = 3
 _EARLY_SECONDS = 25.0
 _PROGRESS_SECONDS = 2.0  # at least so long from one line of a worker's progress to the next
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # PyTorch's, for large tensors in the processor's memory
+_THREADS = "OMP_NUM_THREADS"
 _RESUME = "the same command resumes from there"
 
 
@@ -99,6 +100,8 @@ class _Spare:
 @dataclass
 class Launcher:
     """Supervises workers until all are done, or one cannot be restarted.
+
+    Each worker has its share of the cores: ``OMP_NUM_THREADS`` is set, unless it is set already.
 
     Args:
         command: the program of every worker.
@@ -269,6 +272,8 @@ class Launcher:
             # A killed worker's connections close after its memory is freed, which in pages of 4 KB
             # takes 0.1 s per GB: large tensors are in huge pages unless the user says otherwise.
             _HUGE_PAGES: "1",
+            # Threads of more than a machine's cores wait for each other in busy loops.
+            _THREADS: str(max(1, len(os.sched_getaffinity(0)) // self.num_workers)),
             **os.environ,
             WORLD_SIZE: str(self.num_workers if self.world_size is None else self.world_size),
             LOCAL_WORLD_SIZE: str(self.num_workers),

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from python_tests import preloaded
+
 SMALL = ["--steps", "40", "--failures", "2", "--pls", "0.2", "--strategy", "cpr-mfu"]
 
 
 def cpr(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cpr_ext.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return preloaded.run(["-m", "cpr_ext.cli", *arguments], timeout=240)
 
 
 def running(marker: str) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from python_tests import preloaded
 from python_tests.helpers import on_devices
 
 USAGE, OTHER = 2, 1  # exit codes
@@ -24,8 +24,7 @@ Cpr = Callable[..., tuple[int, str, str]]  # exit code, stdout, stderr
 
 
 def cpr_process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cpr_ext.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return preloaded.run(["-m", "cpr_ext.cli", *arguments], timeout=120)
 
 
 def test_a_run_reports_every_promised_figure(tmp_path: Path) -> None:
@@ -138,20 +137,21 @@ def test_a_run_killed_at_any_moment_is_continued_from_its_store(
 ) -> None:
     """On the CPU, wherever it was killed."""
     store = tmp_path / "store"
-    command = [sys.executable, "-m", "cpr_ext.cli", "train", "--quiet", "--device", device]
+    command = ["-m", "cpr_ext.cli", "train", "--quiet", "--device", device]
     command += ["--steps", "1200", "--every-steps", "10", "--store", str(store)]
+    printed = (tmp_path / "printed").open("w")
     for kill in range(3):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = preloaded.Process(command, stdout=printed, stderr=printed)
         manifest = store / "dense" / "MANIFEST.json"
         before = committed_steps(manifest)
         deadline = time.monotonic() + 60
         while committed_steps(manifest) in ([], before):
             assert time.monotonic() < deadline, "no snapshot was committed"
-            assert process.poll() is None, process.communicate()[0].decode()
+            assert process.poll() is None, (tmp_path / "printed").read_text()
             time.sleep(0.002)
         time.sleep(0.03 * kill)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.kill()
+        assert process.returncode == -signal.SIGKILL
         committed = committed_steps(manifest)[-1]
         assert committed >= 1
     run = cpr_process("train", "--quiet", "--steps", committed + 20, "--store", store)

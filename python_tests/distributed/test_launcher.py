@@ -383,10 +383,12 @@ def test_the_rendezvous_is_hosted_by_a_process_that_ends_with_the_launcher(tmp_p
         "socket.create_connection((host, int(port)), 5).close()\n"
         "assert os.environ['CPR_WORLD_SIZE'] == '2'\n"
         "assert os.environ['THP_MEM_ALLOC_ENABLE'] == '1'\n"
+        "assert os.environ['OMP_NUM_THREADS'] == sys.argv[2]\n"
         "pathlib.Path(sys.argv[1], os.environ['CPR_RANK']).write_text(port)\n"
     )
     said = []
-    command = [sys.executable, str(script), str(tmp_path)]
+    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    command = [sys.executable, str(script), str(tmp_path), threads]
     assert Launcher(command, 2, max_restarts=0, report=said.append).run() == 0
     assert said == []
     ports = {(tmp_path / str(rank)).read_text() for rank in range(2)}

@@ -350,6 +350,6 @@ def test_where_torchrec_is_missing_the_install_line_is_told():
         "try:\n    import cpr_ext.integrations.torchrec\n"
         "except Exception as error:\n    print(type(error).__name__, error)"
     )
-    message = run_python(code)
+    message = run_python(code, is_new=True)
     assert message.startswith("UsageError TorchRec cannot be imported")
     assert "pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0" in message

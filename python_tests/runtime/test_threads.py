@@ -1,8 +1,6 @@
 """A program that ends without close(): it ends well, whatever the library's threads are at."""
 
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -10,14 +8,14 @@ import pytest
 
 import cpr_ext
 from cpr_ext.errors import SnapshotFailedWarning, StoreError
+from python_tests import preloaded
 from python_tests.helpers import Trained, build, run_python
 
 
 def run_to_end(code, *arguments):
     """Run ``code`` in a process of its own, however it ends."""
     here = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r})\n"
-    command = [sys.executable, "-c", here + code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd="/")
+    return preloaded.run(["-c", here + code, *arguments], timeout=100, cwd="/")
 
 
 PROGRAM = """
