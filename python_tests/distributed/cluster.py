@@ -28,6 +28,7 @@ class Nursery:
         self._process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "python_tests.distributed.nursery"],
             cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # as `cpr launch` divides the cores
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,5 +1,8 @@
 """A process group of one rank for the tests that need no second; workers' processes for others."""
 
+import os
+import signal
+
 import pytest
 import torch
 
@@ -25,3 +28,21 @@ def torchrec_nursery():
     )
     yield nursery
     nursery.close()
+
+
+@pytest.fixture(scope="session")
+def run_ranks(torchrec_nursery):
+    """Runs ``main(directory, rank, world_size)`` of a module in each rank's process, to its end."""
+
+    def run(module, directory, world_size):
+        ranks = [
+            torchrec_nursery.ask("call", module, "main", str(directory), rank, world_size)
+            for rank in range(world_size)
+        ]
+        ends = [torchrec_nursery.ask("wait", pid, 200) for pid in ranks]
+        for pid, end in zip(ranks, ends, strict=True):
+            if end is None:
+                os.kill(pid, signal.SIGKILL)
+        assert ends == [0] * world_size
+
+    return run

@@ -1,11 +1,8 @@
 """One rank of a job of several: trains under every plan and saves, for a test to export.
 
-    python -m python_tests.integrations.many_rank_job DIRECTORY RANK WORLD_SIZE
-
 Beside the stores it leaves in DIRECTORY what the rank held when it saved.
 """
 
-import sys
 from pathlib import Path
 
 import torch
@@ -21,7 +18,8 @@ FUSED = {"column_wise": "rowwise_adagrad", "row_wise": "sgd"}  # of others: adag
 STEPS = 4
 
 
-def main(directory: Path, rank: int, world_size: int) -> None:
+def main(folder: str, rank: int, world_size: int) -> None:
+    directory = Path(folder)
     join(directory / "meeting", rank, world_size)
     for plan in PLANS:
         parallel, optimizer = sharded(plan, FUSED.get(plan, "adagrad"))
@@ -35,7 +33,3 @@ def main(directory: Path, rank: int, world_size: int) -> None:
         torch.save(result, directory / f"{plan}-{rank}.pt")
         dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -9,17 +9,14 @@ import pytest
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
-from python_tests.distributed.cluster import Nursery
 
 JOB = "python_tests.integrations.together_job"
 
 
 @pytest.fixture(scope="module")
-def nursery():
-    nursery = Nursery()
-    nursery.ask("wait", nursery.ask("call", JOB, "imported"), 60)
-    yield nursery
-    nursery.close()
+def nursery(torchrec_nursery):
+    torchrec_nursery.ask("wait", torchrec_nursery.ask("call", JOB, "imported"), 60)
+    return torchrec_nursery
 
 
 class Restarts:

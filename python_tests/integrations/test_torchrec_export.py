@@ -1,7 +1,5 @@
 """Jobs of two to four TorchRec processes, exported as the unsharded model, for plain torch."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,26 +23,11 @@ LONG = pytest.mark.long
 @pytest.fixture(
     scope="module", params=[pytest.param(2, marks=LONG), 3, pytest.param(4, marks=LONG)]
 )
-def job(request, tmp_path_factory):
+def job(request, tmp_path_factory, run_ranks):
     """The directory of a job of so many ranks that has ended, and their number."""
     world_size = request.param
     directory = tmp_path_factory.mktemp(f"{world_size}-ranks")
-    module = "python_tests.integrations.many_rank_job"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, directory, str(rank), str(world_size)],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        errors = [rank.communicate(timeout=200)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(errors)
+    run_ranks("python_tests.integrations.many_rank_job", directory, world_size)
     return directory, world_size
 
 

@@ -1,7 +1,5 @@
 """Two processes with a part of the tables each: what they save, recover, and cut anew."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,24 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
+def job(tmp_path_factory, run_ranks):
     """The directory of a job of two ranks that has ended."""
     directory = tmp_path_factory.mktemp("two-ranks")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "python_tests.integrations.two_rank_job", directory, str(rank)],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=200)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    run_ranks("python_tests.integrations.two_rank_job", directory, 2)
     return directory
 
 

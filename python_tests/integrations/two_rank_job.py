@@ -1,11 +1,8 @@
 """One rank of a job of two: trains under every plan, recovers in place, and into other plans.
 
-    python -m python_tests.integrations.two_rank_job DIRECTORY RANK
-
 What it holds at each point is left in DIRECTORY for the test that started it to compare.
 """
 
-import sys
 from pathlib import Path
 
 import torch
@@ -35,8 +32,9 @@ assert CASES.keys() == set(PLANS)
 SAVED_STEPS, LOST_STEPS = 6, 2
 
 
-def main(directory: Path, rank: int) -> None:
-    join(directory / "meeting", rank, 2)
+def main(folder: str, rank: int, world_size: int) -> None:
+    directory = Path(folder)
+    join(directory / "meeting", rank, world_size)
     for plan, (fused, other) in CASES.items():
         result = {}
         store = directory / plan / f"rank-{rank}"
@@ -94,7 +92,3 @@ def parallel_dense(parallel):
         for name, value in parallel.state_dict().items()
         if type(value) in (torch.Tensor, torch.nn.Parameter)
     }
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
