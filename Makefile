@@ -40,7 +40,7 @@ demo: build
 # here, and would come last.
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 test: lint
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 test-distributed: build
 	$(BIN)/python -m pytest python_tests/distributed -m long
