@@ -32,7 +32,9 @@ if what == "fail":
 if what == "fail-late":  # after it has met the others
     os.utime(os.environ["CPR_ALIVE_FILE"])
     sys.exit(3)
-if what == "give-up":
+if what == "give-up":  # once the other has begun
+    while not any(path.read_text() for path in folder.glob("pid-1-0")):
+        time.sleep(0.01)
     pathlib.Path(os.environ["CPR_ALIVE_FILE"]).write_text("worker 1 did not come")
     sys.exit(1)
 if what == "rebuild":
