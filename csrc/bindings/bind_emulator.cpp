@@ -65,7 +65,7 @@ void register_broken_calls(py::module_& emulator) {
       py::arg("fault"), "The error of a call that is wrong at any time; 0: none.");
   emulator.def("count_mappings", &emulated_cuda::count_mappings, py::arg("times"), py::arg("keeps"),
                "How often a pool maps memory that is allocated again and again.");
-  emulator.def("read_freed", &emulated_cuda::read_freed, py::arg("frees_late"),
+  emulator.def("read_freed", &emulated_cuda::read_freed, py::arg("frees_late"), py::arg("has_next"),
                "What a kernel reads from memory that is freed before it, or after.");
   emulator.def("sum_shared", &emulated_cuda::sum_shared, py::arg("clears"),
                "The sum of shared memory that a kernel clears first, or not.");

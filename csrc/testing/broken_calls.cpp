@@ -136,7 +136,7 @@ int64_t count_mappings(int times, bool keeps) {
   return mapped;
 }
 
-uint32_t read_freed(bool frees_late) {
+uint32_t read_freed(bool frees_late, bool has_next) {
   const cudaMemPool_t pool = make_pool(true);
   void* data = nullptr;
   uint32_t found = 0;
@@ -144,11 +144,11 @@ uint32_t read_freed(bool frees_late) {
   (void)cudaMemsetAsync(data, 1, 4096, nullptr);
   if (!frees_late) (void)cudaFreeAsync(data, nullptr);
   void* next = nullptr;  // the same memory, if it is free
-  (void)cudaMallocFromPoolAsync(&next, 4096, pool, nullptr);
+  if (has_next) (void)cudaMallocFromPoolAsync(&next, 4096, pool, nullptr);
   cudaLaunchConfig_t config = {};
   (void)cudaLaunchKernelEx(&config, read_kernel, static_cast<const uint32_t*>(data), &found);
   if (frees_late) (void)cudaFreeAsync(data, nullptr);
-  (void)cudaFreeAsync(next, nullptr);
+  if (has_next) (void)cudaFreeAsync(next, nullptr);
   (void)cudaStreamSynchronize(nullptr);
   (void)cudaMemPoolDestroy(pool);
   return found;

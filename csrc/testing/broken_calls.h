@@ -31,7 +31,8 @@ cudaError_t call_wrongly(const std::string& fault);
 int64_t count_mappings(int times, bool keeps);
 
 // What a kernel reads from memory that its owner has freed, in the order of the stream; 0xabab...:
-// nobody's. `frees_late`: after the kernel, as it must be.
-uint32_t read_freed(bool frees_late);
+// nobody's. `frees_late`: after the kernel, as it must be; `has_next`: somebody allocates as much
+// before the kernel.
+uint32_t read_freed(bool frees_late, bool has_next);
 
 }  // namespace emulated_cuda
