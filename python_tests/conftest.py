@@ -57,13 +57,18 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """No test is run on a GPU by its parameters alone: the marker chooses those of ``make gpu``."""
+    """No test is run on a GPU by its parameters alone: the marker chooses those of ``make gpu``.
+
+    One that has the emulated device gets its marker, be it by a parameter or by the fixture.
+    """
     given = getattr(item, "callspec", None)
     values = given.params.values() if given else ()
     flat = [each for v in values for each in (v if isinstance(v, tuple) else (v,))]
-    on_gpu = any(isinstance(each, str) and each == "cuda" for each in flat)
-    if on_gpu and item.get_closest_marker("gpu") is None:
+    names = {each for each in flat if isinstance(each, str)}
+    if "cuda" in names and item.get_closest_marker("gpu") is None:
         raise pytest.UsageError(f"{item.nodeid} runs on a GPU without the marker 'gpu'")
+    if "emulated" in names or "emulated" in getattr(item, "fixturenames", ()):
+        item.add_marker("emulated")
 
 
 def _no_gpu() -> str:

@@ -1,4 +1,5 @@
-"""The marker ``gpu`` (python_tests/conftest.py): which tests must have it, when it skips them."""
+"""The markers of python_tests/conftest.py: which tests must have ``gpu`` and when it skips them,
+which tests get ``emulated``."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,16 @@ from cpr_ext._native import native
 from python_tests import conftest
 
 
-def item(*markers, **params):
-    """As pytest makes one."""
+def item(*markers, fixtures=(), **params):
+    """As pytest makes one; ``added`` are markers that it gets later."""
+    added = []
     return SimpleNamespace(
         nodeid="test_x",
         callspec=SimpleNamespace(params=params) if params else None,
+        fixturenames=[*fixtures, *params],
         get_closest_marker=lambda name: name if name in markers else None,
+        add_marker=added.append,
+        added=added,
     )
 
 
@@ -30,6 +35,22 @@ def test_a_test_with_the_backend_cuda_must_have_the_marker():
 def test_the_name_of_a_call_is_no_backend(value):
     conftest.pytest_itemcollected(item(call=value))
     conftest.pytest_itemcollected(item())
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        (item(backend="emulated"), ["emulated"]),
+        (item(place=("emulated", "DirtyRows")), ["emulated"]),
+        (item(fixtures=["tmp_path", "emulated"], call="cudaMalloc"), ["emulated"]),
+        (item(fixtures=["tmp_path"], place=("cpu", "DirtyRows")), []),
+        (item("gpu", place="cuda"), []),
+    ],
+    ids=["parameter", "part of a parameter", "fixture", "neither", "gpu"],
+)
+def test_a_test_with_the_emulated_device_gets_its_marker(given, added):
+    conftest.pytest_itemcollected(given)
+    assert given.added == added
 
 
 def test_without_a_gpu_tests_that_need_one_are_skipped_and_no_others(monkeypatch):

@@ -115,7 +115,7 @@ EMULATED_PARTS = (
     ),
     Part(
         "test",
-        '"$PYTHON" -m pytest -q -p no:cacheprovider -k emulated python_tests/csrc'
+        '"$PYTHON" -m pytest -q -p no:cacheprovider -m emulated python_tests/csrc'
         f" && {_EMULATED_PYTEST} python_tests/test_gpu.py python_tests/emulated_cases.py",
         360,
         modules=_PYTEST,
@@ -144,7 +144,7 @@ EMULATED_PARTS = (
     ),
     Part(
         "memcheck",  # AddressSanitizer, on a build of its own
-        "PYTEST_ARGS='-k emulated' tools/sanitize.sh device",
+        "tools/sanitize.sh device",
         MOST_SECONDS,
         modules=_PYTEST,
         needs_header=True,

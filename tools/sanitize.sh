@@ -125,7 +125,7 @@ for one in ${*:-address thread}; do
   case $one in
     address) run_one address libasan.so asan & started[address]=$! ;;
     device)
-      emulated=1 PYTEST_TESTS=python_tests/csrc PYTEST_ADDOPTS="-k 'emulated or not (cpu or cuda)'" \
+      emulated=1 PYTEST_TESTS=python_tests/csrc PYTEST_ADDOPTS="-m emulated" \
         run_one address libasan.so asan-device & started[device]=$! ;;
     thread) run_one thread libtsan.so tsan & started[thread]=$! ;;
     *) echo "'$one' is no sanitizer; allowed: address, thread, device" >&2; status=2 ;;

@@ -48,6 +48,10 @@ void register_broken_calls(py::module_& emulator) {
       [=](const std::string& call) { return as_int(emulated_cuda::call_in_capture(call)); },
       py::arg("call"), "The error of a call in a capture; 0: none.");
   emulator.def(
+      "relaxed_call_in_capture",
+      [=](const std::string& call) { return as_int(emulated_cuda::relaxed_call_in_capture(call)); },
+      py::arg("call"), "The same on a thread whose calls do no harm to captures.");
+  emulator.def(
       "wait_beside_capture",
       [=](bool waits_beside) { return as_int(emulated_cuda::wait_beside_capture(waits_beside)); },
       py::arg("waits_beside"), "The error of a wait on another thread than the capture's.");
@@ -55,9 +59,13 @@ void register_broken_calls(py::module_& emulator) {
       "mix_devices",
       [=](const std::string& fault) { return as_int(emulated_cuda::mix_devices(fault)); },
       py::arg("fault"), "The error of a call with an object of another device.");
+  emulator.def(
+      "call_wrongly",
+      [=](const std::string& fault) { return as_int(emulated_cuda::call_wrongly(fault)); },
+      py::arg("fault"), "The error of a call that is wrong at any time; 0: none.");
   emulator.def("count_mappings", &emulated_cuda::count_mappings, py::arg("times"), py::arg("keeps"),
                "How often a pool maps memory that is allocated again and again.");
-  emulator.def("read_freed", &emulated_cuda::read_freed, py::arg("frees_late"),
+  emulator.def("read_freed", &emulated_cuda::read_freed, py::arg("frees_late"), py::arg("has_next"),
                "What a kernel reads from memory that is freed before it, or after.");
   emulator.def("sum_shared", &emulated_cuda::sum_shared, py::arg("clears"),
                "The sum of shared memory that a kernel clears first, or not.");

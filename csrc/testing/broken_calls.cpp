@@ -13,8 +13,10 @@ void empty_kernel() {}
 
 void read_kernel(const uint32_t* from, uint32_t* to) { *to = *from; }
 
-cudaError_t launch_empty(cudaStream_t stream) {
+cudaError_t launch_empty(cudaStream_t stream, unsigned num_blocks = 1, unsigned num_threads = 1) {
   cudaLaunchConfig_t config = {};
+  config.gridDim.x = num_blocks;
+  config.blockDim.x = num_threads;
   config.stream = stream;
   return cudaLaunchKernelEx(&config, empty_kernel);
 }
@@ -47,6 +49,28 @@ cudaError_t call_in_capture(const std::string& call) {
   (void)cudaGetLastError();
   (void)cudaEventDestroy(event);
   return error == cudaSuccess && !is_whole ? cudaErrorInvalidValue : error;
+}
+
+cudaError_t relaxed_call_in_capture(const std::string& call) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaStream_t other = nullptr;
+  cudaEvent_t event = nullptr;
+  (void)cudaStreamCreateWithFlags(&other, 0);
+  (void)cudaEventCreateWithFlags(&event, 0);
+  set_capturing(true);
+  (void)cudaEventRecord(event, nullptr);
+  cudaError_t error = cudaSuccess;
+  if (call == "wait for the stream") error = cudaStreamSynchronize(nullptr);
+  if (call == "wait for it") error = cudaEventSynchronize(event);
+  if (call == "ask for it") error = cudaEventQuery(event);
+  if (call == "let another stream wait for it") error = cudaStreamWaitEvent(other, event);
+  set_capturing(false);
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+  (void)cudaGetLastError();
+  (void)cudaEventDestroy(event);
+  (void)cudaStreamDestroy(other);
+  return error;
 }
 
 cudaError_t wait_beside_capture(bool waits_beside) {
@@ -84,6 +108,20 @@ cudaError_t mix_devices(const std::string& fault) {
   return error;
 }
 
+cudaError_t call_wrongly(const std::string& fault) {
+  const cudaMemPool_t pool = make_pool(true);
+  void* data = nullptr;
+  cudaError_t error = cudaMallocFromPoolAsync(&data, 8, pool, nullptr);
+  (void)cudaFreeAsync(data, nullptr);
+  if (fault == "use a device that is not there") error = cudaSetDevice(1);
+  if (fault == "launch too many threads") error = launch_empty(nullptr, 1, 1025);
+  if (fault == "launch no block") error = launch_empty(nullptr, 0);
+  if (fault == "free twice") error = cudaFreeAsync(data, nullptr);
+  (void)cudaGetLastError();
+  (void)cudaMemPoolDestroy(pool);
+  return error;
+}
+
 int64_t count_mappings(int times, bool keeps) {
   const cudaMemPool_t pool = make_pool(keeps);
   mappings();
@@ -98,7 +136,7 @@ int64_t count_mappings(int times, bool keeps) {
   return mapped;
 }
 
-uint32_t read_freed(bool frees_late) {
+uint32_t read_freed(bool frees_late, bool has_next) {
   const cudaMemPool_t pool = make_pool(true);
   void* data = nullptr;
   uint32_t found = 0;
@@ -106,11 +144,11 @@ uint32_t read_freed(bool frees_late) {
   (void)cudaMemsetAsync(data, 1, 4096, nullptr);
   if (!frees_late) (void)cudaFreeAsync(data, nullptr);
   void* next = nullptr;  // the same memory, if it is free
-  (void)cudaMallocFromPoolAsync(&next, 4096, pool, nullptr);
+  if (has_next) (void)cudaMallocFromPoolAsync(&next, 4096, pool, nullptr);
   cudaLaunchConfig_t config = {};
   (void)cudaLaunchKernelEx(&config, read_kernel, static_cast<const uint32_t*>(data), &found);
   if (frees_late) (void)cudaFreeAsync(data, nullptr);
-  (void)cudaFreeAsync(next, nullptr);
+  if (has_next) (void)cudaFreeAsync(next, nullptr);
   (void)cudaStreamSynchronize(nullptr);
   (void)cudaMemPoolDestroy(pool);
   return found;

@@ -42,6 +42,20 @@ def emulated():
     found.native.emulator.set_num_devices(1)
 
 
+@pytest.fixture(autouse=True)
+def marked_if_emulated(request):
+    """Whatever runs a kernel has the marker, by which `make gpu` and tools/ choose such tests."""
+    try:
+        emulator = importlib.import_module("cpr_ext._emulated").emulator
+    except ImportError:
+        yield
+        return
+    emulator.calls()
+    yield
+    if request.node.get_closest_marker("emulated") is None:
+        assert "cudaLaunchKernelEx" not in emulator.calls(), "it has no marker 'emulated'"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def shuffled_threads():
     """Emulated threads never run in their order: what depends on it fails somewhere."""

@@ -111,6 +111,7 @@ def test_gradients_are_read_alike(dlpack, row_ids):
     assert tracker.counts().tolist() == expected(row_ids)
 
 
+@pytest.mark.emulated
 def test_gradients_elsewhere_are_left_to_the_caller(dlpack):
     parameter = torch.nn.Parameter(torch.zeros(ROWS, 2))
     parameter.grad = torch.zeros(ROWS, 2)

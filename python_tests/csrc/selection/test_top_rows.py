@@ -167,6 +167,7 @@ def test_a_device_reads_scores_from_any_address(device_top_rows, begin):
     assert device_top_rows(scores, 700) == reference.top_rows_fast(scores, 700).tolist()
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("begin", [0, 1, 2, 3])
 def test_a_device_loads_four_scores_at_once_from_any_address(begin):
     emulated = backends.find("emulated").native

@@ -207,12 +207,15 @@ class CudaMeterLife(ChangeMeterLife):
 
 LIVES = (DirtyRowsLife, AccessCounterLife, RowSamplerLife, ChangeMeterLife)
 CUDA_LIVES = (CudaDirtyRowsLife, CudaCounterLife, CudaSamplerLife, CudaMeterLife)
-DEVICE_LIVES = (
-    *(EmulatedDirtyRowsLife, EmulatedCounterLife, EmulatedSamplerLife, EmulatedMeterLife),
-    *CUDA_LIVES,
+EMULATED_LIVES = (
+    *(EmulatedDirtyRowsLife, EmulatedCounterLife),
+    *(EmulatedSamplerLife, EmulatedMeterLife),
 )
+DEVICE_LIVES = (*EMULATED_LIVES, *CUDA_LIVES)
 for life in CUDA_LIVES:
     pytest.mark.gpu(life.TestCase)
+for life in EMULATED_LIVES:
+    pytest.mark.emulated(life.TestCase)
 for life in LIVES:
     life.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 for life in DEVICE_LIVES:

@@ -20,6 +20,7 @@ def host_meter(weight):
     return native.ChangeMeter(name="t", weight=weight)
 
 
+@pytest.mark.emulated
 @settings(max_examples=40, deadline=None)
 @given(
     num_rows=st.sampled_from([1, 31, 33, 200]),

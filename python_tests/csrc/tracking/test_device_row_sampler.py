@@ -56,6 +56,7 @@ events = st.lists(
 )
 
 
+@pytest.mark.emulated
 @settings(max_examples=60, deadline=None)
 @given(
     events=events,
@@ -107,6 +108,7 @@ def test_in_any_order_of_threads_the_sample_is_one_of_some_order_of_lookups(
     watched.check_invariant()
 
 
+@pytest.mark.emulated
 @settings(max_examples=30, deadline=None)
 @given(rows=st.lists(st.integers(0, 40), min_size=60, max_size=150), seed=st.integers(0, 99))
 def test_one_lookup_at_a_time_gives_the_references_sample_also_where_it_evicts(rows, seed):

@@ -72,6 +72,7 @@ def test_a_save_under_way_when_an_earlier_one_fails_does_not_pass_its_rows(make)
     assert save(tracker, 3)[0] == [0, 1, 2]
 
 
+@pytest.mark.emulated
 @settings(deadline=None, max_examples=60)
 @given(
     backend=st.sampled_from(["cpu", "cpu", "cpu", "emulated"]),
