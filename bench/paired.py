@@ -7,6 +7,7 @@ slows the machine for a while slows both sides of it.
 from __future__ import annotations
 
 import gc
+import math
 import random
 import statistics
 import time
@@ -148,3 +149,13 @@ def spread(values: Sequence[float]) -> float:
         return 0.0
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return high - low
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, from the order of the values alone; of few: their range."""
+    ordered, count = sorted(values), len(values)
+    share, skipped = 0.5**count, 0  # of samples whose median lies outside, on one side
+    while share + math.comb(count, skipped + 1) * 0.5**count <= 0.025:
+        skipped += 1
+        share += math.comb(count, skipped) * 0.5**count
+    return ordered[skipped], ordered[count - 1 - skipped]

@@ -5,8 +5,8 @@
 The server is `object_server.py`, a process of its own on this machine. Both sides of a ratio use
 it in the same rounds. Parts: `upload`, `recovery`, `recovery_by_network` (from a server that sends
 1 Gbit/s), `changed_rows`, `training`. The last takes turns: stretches in which a copy is sent with
-a limited bandwidth, and stretches in which it pauses. Keeps bench/results/remote.json; with
-`--only` it replaces the rows of that part.
+a limited bandwidth, and stretches in which it pauses (`remote_training.py`). Keeps
+bench/results/remote.json; with `--only` it replaces the rows of that part.
 """
 
 from __future__ import annotations
@@ -342,8 +342,8 @@ def show(row: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = parser_of(__doc__, has_children=True)
-    parser.add_argument("--every", type=float, default=8.0, help="seconds of a training stretch")
-    parser.add_argument("--rounds", type=int, default=8, help="of training stretches")
+    parser.add_argument("--every", type=float, default=4.0, help="seconds of a training stretch")
+    parser.add_argument("--rounds", type=int, default=40, help="of training stretches")
     parser.add_argument("--server-nice", type=int, default=0, help="niceness of the server")
     options = parser.parse_args()
     if options.child:

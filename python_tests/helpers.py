@@ -286,6 +286,14 @@ def shard_records(store) -> Iterator[tuple]:
             yield shard, record, manifest.path_of(record)
 
 
+def committed_steps(store: Path) -> list[int]:
+    """Of the snapshots that a store names, which may be in use; a new one names none."""
+    manifest = store / "dense" / "MANIFEST.json"
+    if not manifest.exists():
+        return []
+    return [r["last_step"] for r in json.loads(manifest.read_text())["content"]["segments"]]
+
+
 def flip(path: Path, position: int, bit: int = 0) -> None:
     """Damage one bit of a file."""
     descriptor = os.open(path, os.O_RDWR)

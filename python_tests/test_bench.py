@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import sys
 import threading
 from collections import Counter
@@ -221,6 +222,30 @@ def words_of(tables: Any) -> torch.Tensor:
         sums = tables.state[weight]["sum"].view(torch.int32).to(torch.int64)
         words.append(torch.cat((weight.detach().view(torch.int64), sums.unsqueeze(1)), dim=1))
     return torch.cat(words)
+
+
+def test_the_interval_of_a_median_leaves_out_as_many_values_on_both_sides() -> None:
+    """One in 40 on each side at most: of 40 tosses, 13 heads or fewer are rarer than that."""
+    interval = load("paired").median_interval
+    assert interval([2.0, 1.0]) == (1.0, 2.0)
+    assert interval(range(40, 0, -1)) == (14, 27)
+    assert sum(math.comb(40, heads) for heads in range(14)) <= 2**40 / 40
+    assert sum(math.comb(40, heads) for heads in range(15)) > 2**40 / 40
+
+
+@pytest.mark.parametrize(
+    ("slower", "says"), [(0.0, "met"), (0.02, "missed"), (0.01, "not decided")]
+)
+def test_the_cost_of_copying_is_decided_by_the_interval_alone(slower: float, says: str) -> None:
+    pytest.importorskip("obstore")
+    module = load("remote_training")
+    without = [module.Stretch(1000.0, 0.01, 0.1)] * 40
+    noise = [0.004 * (number % 5 - 2) for number in range(40)]
+    with_copy = [module.Stretch(1000.0 * (1 - slower + n), 0.0101, 0.115) for n in noise]
+    found = module.compare(with_copy, without)
+    assert found["target"] == says
+    assert found["ratio_to_none"] == pytest.approx(1 - slower)
+    assert (found["training_cpu_ratio"], found["cores_that_copy"]) == (1.01, 0.015)
 
 
 def test_costs_of_parity_are_medians_of_paired_turns() -> None:

@@ -7,11 +7,13 @@ are free, who takes part and what to recover.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -201,7 +203,8 @@ class Launcher:
                     del self._children[child.rank]
                 elif not self._start_again(child, code, folder):
                     return 1
-            time.sleep(_POLL_SECONDS)
+            if self._children:
+                _wait_for_an_end([child.process for child in self._children.values()])
         return 0
 
     def _start_again(self, child: _Child, code: int, folder: Path) -> bool:
@@ -331,6 +334,21 @@ class Launcher:
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
+
+
+def _wait_for_an_end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Return when one of them ends, or after a moment."""
+    with ExitStack() as opened:
+        ends = select.poll()
+        try:
+            for process in processes:
+                descriptor = os.pidfd_open(process.pid)
+                opened.callback(os.close, descriptor)
+                ends.register(descriptor, select.POLLIN)
+        except (AttributeError, OSError):  # systems and kernels without it
+            time.sleep(_POLL_SECONDS)
+        else:
+            ends.poll(1000 * _POLL_SECONDS)
 
 
 def _wait_for(

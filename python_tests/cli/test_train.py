@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from python_tests import preloaded
-from python_tests.helpers import on_devices
+from python_tests.helpers import committed_steps, on_devices
 
 USAGE, OTHER = 2, 1  # exit codes
 QUICK = ["--quiet", "--steps", "60", "--every-steps", "20"]
@@ -124,13 +124,6 @@ def test_a_finished_run_is_continued_with_more_steps(cpr: Cpr, tmp_path: Path) -
     assert "90 steps, continued from step 60" in again
 
 
-def committed_steps(manifest: Path) -> list[int]:
-    """Of the snapshots that the manifest names; a new store's names none."""
-    if not manifest.exists():
-        return []
-    return [r["last_step"] for r in json.loads(manifest.read_text())["content"]["segments"]]
-
-
 @on_devices
 def test_a_run_killed_at_any_moment_is_continued_from_its_store(
     tmp_path: Path, device: str
@@ -142,17 +135,16 @@ def test_a_run_killed_at_any_moment_is_continued_from_its_store(
     printed = (tmp_path / "printed").open("w")
     for kill in range(3):
         process = preloaded.Process(command, stdout=printed, stderr=printed)
-        manifest = store / "dense" / "MANIFEST.json"
-        before = committed_steps(manifest)
+        before = committed_steps(store)
         deadline = time.monotonic() + 60
-        while committed_steps(manifest) in ([], before):
+        while committed_steps(store) in ([], before):
             assert time.monotonic() < deadline, "no snapshot was committed"
             assert process.poll() is None, (tmp_path / "printed").read_text()
             time.sleep(0.002)
         time.sleep(0.03 * kill)
         process.kill()
         assert process.returncode == -signal.SIGKILL
-        committed = committed_steps(manifest)[-1]
+        committed = committed_steps(store)[-1]
         assert committed >= 1
     run = cpr_process("train", "--quiet", "--steps", committed + 20, "--store", store)
     assert run.returncode == 0, run.stderr

@@ -95,6 +95,13 @@ def test_only_the_worker_that_died_is_started_again(launch, tmp_path):
     assert "ended with code 3; started again (2 of 10)" in said[1]
 
 
+@pytest.mark.timeout(60)
+def test_a_death_is_seen_when_it_happens_not_when_the_launcher_looks_next(launch, monkeypatch):
+    monkeypatch.setattr("cpr_ext.distributed.launcher._POLL_SECONDS", 1e6)
+    code, said = launch({0: "die done"})
+    assert (code, len(said)) == (0, 1)
+
+
 def test_progress_of_a_worker_is_shown_not_too_often_and_to_its_end(launch):
     code, said = launch({0: "done", 1: "rebuild"})
     assert code == 0

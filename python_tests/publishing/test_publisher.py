@@ -1,8 +1,6 @@
 """Publications and their subscribers: what they hold, and what faults leave of them."""
 
 import json
-import runpy
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -249,11 +247,3 @@ def test_the_command_publishes_and_says_what(trained, store, tmp_path, monkeypat
             run()
         assert not ended.value.code
         assert expected in capsys.readouterr().out
-
-
-def test_the_example_serves_what_was_published(trained, store, tmp_path, capsys):
-    publish(store, tmp_path / "p")
-    path = Path(__file__).resolve().parents[2] / "examples/serving.py"
-    tables = runpy.run_path(str(path))["main"]([str(tmp_path / "p"), "--states", "1"])
-    assert "of all tables" in capsys.readouterr().out
-    assert_serves_what_recovery_restores(tables, trained)

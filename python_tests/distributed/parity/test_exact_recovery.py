@@ -400,6 +400,7 @@ def test_a_hundred_random_kills_cost_nothing(make_cluster, right_states, part, r
                 assert event["tables"] == expected[rank, steps][0]
     found = [event["recovery"] for event in cluster.recoveries(0)[1:]]
     assert {recovery["recovery"] for recovery in found} <= {"exact"}
+    print(f"{len(killed)} kills, {len(found)} recoveries, {len(states(cluster))} states compared")
 
 
 def newest_step(cluster):

@@ -1,6 +1,7 @@
 """A worker trains while it is rebuilt: members in threads, one of them replaced."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from cpr_ext.distributed import Identity, Parity
 from cpr_ext.distributed.collective.process_group import Round
 from cpr_ext.distributed.parity import encoding, protocol
 from cpr_ext.distributed.parity.member import ParityMember
+from cpr_ext.distributed.parity.missing_rows import MissingRows
 from cpr_ext.errors import PeerLostError, UntrackedChangeWarning, UsageError
 from python_tests.distributed.parity.members import DIM, ROWS, Trainer, together
+from python_tests.faults.memory_meter import MemoryMeter
 
 GROUP = (0, 1, 2)
 LOST = 1
@@ -307,6 +310,15 @@ def test_tables_whose_lookups_cannot_be_seen_are_rebuilt_before_training(make_jo
     job.train_to(state + 2)
     assert job.members[LOST].fetched == []
     require_right(job, right, state + 2)
+
+
+def test_a_rebuild_begins_without_touching_memory_for_each_row():
+    rows = 100_000_000
+    layout = SimpleNamespace(num_words=rows, records=[(rows, 1)])
+    missing, memory = MissingRows(layout, [], None), MemoryMeter()
+    missing.begin()
+    assert missing.find(0, torch.tensor([5, rows - 1, rows])).tolist() == [5, rows - 1]
+    assert memory.grown_bytes() < 20 << 20  # two bytes were read, in pages of 2 MB perhaps
 
 
 def test_options_that_do_not_go_together_are_refused():
