@@ -58,8 +58,9 @@ class ShardSegments:
         return has_base and len(usable) == len(self.found) and not any(s.damaged for s in usable)
 
     def make_marks(self) -> None:
-        """Make marks, all of exact rows, if a segment has rounded ones."""
-        if any(usable.rows.segment.rounded.num_rows for usable in self.usable):
+        """Make marks, all of exact rows, if a segment may have rounded ones."""
+        segments = [usable.rows.segment for usable in self.usable]
+        if any(segment.layout.is_rounded or segment.num_unsure for segment in segments):
             for name, (begin, end) in self.ranges.items():
                 self.marks[name] = torch.zeros(end - begin, dtype=torch.uint8)
 

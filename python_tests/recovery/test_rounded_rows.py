@@ -277,6 +277,21 @@ def test_tables_on_a_device_take_rows_that_the_host_decodes(tmp_path, monkeypatc
     assert report.segments_read == 4
 
 
+def test_a_device_takes_rows_of_which_none_could_be_rounded(tmp_path, monkeypatch):
+    options = {**OPTIONS, "tables": {"big": (20, 16)}, "on_nan": "save"}
+    run = Trained(tmp_path, **options, precision=cpr_ext.Precision(base="int8"))
+    with torch.no_grad():
+        run.model.tables["big"].weight[:] = float("inf")
+    run.checkpointer.save(kind="base")
+    run.checkpointer.wait()
+    after = run.rows()
+    run.die()
+    monkeypatch.setattr(restore, "_is_on_device", lambda table: True)
+    report, rows = recovered(tmp_path, **{"tables": options["tables"], "on_nan": "save"})
+    assert_same(rows, after)
+    assert report.rows_rounded == 0
+
+
 def test_a_table_on_a_device_is_not_rounded(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "device_of", lambda tensor: 0)
     with pytest.raises(UsageError, match=r"table 'tables.big' is on a GPU, whose rows are not"):
