@@ -1,11 +1,12 @@
-"""Draw docs/images/precision_accuracy.png from the results of bench/precision_accuracy.py.
+"""Write what docs/precision.md and docs/paper_map.md say from the kept results; draw the chart.
 
-python bench/precision_chart.py
+    python bench/precision_page.py
+
+Of bench/precision_accuracy.py, bench/precision_restores.py and bench/row_precision.py.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,65 +15,26 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 from charts import plain, save
-from precision_accuracy import PRECISIONS, RESULTS
+from precision_accuracy import PRECISIONS
+from precision_tables import DATA, PARTS, kept, with_part
 from results import Row
 
 from cpr_ext.emulation.statistics import estimate
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 IMAGE = DOCS / "images/precision_accuracy.png"
-PAGE = DOCS / "precision.md"
-DATA = {"synthetic": "synthetic", "movietweetings": "MovieTweetings"}
 COLORS = dict(zip(PRECISIONS, ("#333333", "#8c8c8c", "#1f77b4", "#d1495b"), strict=True))
-MARKS = ("begin", "end")
 #: The interval of float32 whose bytes per hour count as 1.
 UNIT_SHARE = 0.1
 
 
 def main() -> None:
     draw_all()
-    first, last = (f"<!-- {word} of accuracy: bench/precision_page.py -->" for word in MARKS)
-    before, _, rest = PAGE.read_text().partition(first)
-    PAGE.write_text(f"{before}{first}\n{accuracy_table()}\n{last}{rest.partition(last)[2]}")
-
-
-def accuracy_table() -> str:
-    """Return what rounding costs at equal saves, and what it gains at equal bytes."""
-    lines = [
-        "| data | float32 saves every | precision | same saves, 10⁻³ | same bytes, saves every "
-        "| same bytes, 10⁻³ |",
-        "|---|---:|---|---:|---:|---:|",
-    ]
-    for name, label in DATA.items():
-        summary = kept("accuracy", name)["summary"]
-        steps = kept("accuracy", name)["runs"][0]["steps"]
-        for row in summary:
-            if row["same"] != "saves" or row["precision"] == "float32":
-                continue
-            same = {"share": row["share"], "precision": row["precision"], "same": "bytes"}
-            other = next(each for each in summary if same.items() <= each.items())
-            lines.append(
-                f"| {label} | {100 * row['share']:g} % | {row['precision']} "
-                f"| {signed(row['auc_above_float32'], 3)} "
-                f"| {100 * other['every_steps'] / steps:.1f} % "
-                f"| {signed(other['auc_above_float32'], 2)} |"
-            )
-    return "\n".join(lines)
-
-
-def signed(estimate_: Row, digits: int) -> str:
-    """Return a mean and its interval, in thousandths; a true minus, no negative zero."""
-    mean, low, high = (
-        f"{round(1e3 * estimate_[name], digits) + 0.0:.{digits}f}".replace("-", "\N{MINUS SIGN}")
-        for name in ("mean", "low", "high")
-    )
-    return f"{mean} [{low}, {high}]"
-
-
-def kept(what: str, data: str) -> Row:
-    """Return a result file."""
-    found: Row = json.loads((RESULTS / f"precision_{what}_{data}.json").read_text())
-    return found
+    for page, parts in PARTS.items():
+        text = (DOCS / page).read_text()
+        for name, part in parts.items():
+            text = with_part(text, name, part())
+        (DOCS / page).write_text(text)
 
 
 def draw_all() -> None:

@@ -515,6 +515,18 @@ class SegmentTable:
     ) -> None:
         """Set (first, count, file offset) of the exact rows of chunks to be read."""
 
+    def mark_rows(
+        self,
+        marks: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        first_row_id: typing.SupportsIndex = 0,
+        *,
+        of_row: typing.SupportsIndex,
+        of_exact: typing.SupportsIndex,
+    ) -> None:
+        """Let a restore note in (n,) uint8 which rows it writes: of_row, or of_exact of the
+        exact rows. first_row_id: of the first mark.
+        """
+
     def pack_row_ids(
         self,
         runs: collections.abc.Sequence[

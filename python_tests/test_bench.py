@@ -102,6 +102,33 @@ def test_pauses_are_measured_beside_a_gather_and_an_asynchronous_save(tmp_path: 
     assert step.startswith("step")
 
 
+def test_saves_of_rounded_rows_are_measured_beside_exact_ones(
+    run_here: Callable[..., str], tmp_path: Path
+) -> None:
+    arguments = ("--tiny", "--rounds", "1", "--precision", "int8", "--folder", str(tmp_path))
+    *times, size = run_here("pause", *arguments).splitlines()
+    assert [line.split()[0] for line in times] == ["int8"] * 3
+    assert 0 < float(size.split()[-1].removesuffix("x")) < 0.8
+
+
+def test_a_mode_of_rounded_rows_names_their_precision() -> None:
+    overhead = load("training_overhead")
+    assert overhead.rounded_to(overhead.in_precision("int8")) == "int8"
+    assert {overhead.rounded_to(mode) for mode in overhead.MODES} == {"float32"}
+
+
+def test_what_rounding_costs_is_measured_beside_a_plain_gather(
+    run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(load("row_precision"), "DIMS", (16,))
+    monkeypatch.setattr(load("row_precision"), "fbgemm_operator", lambda _: None)
+    shown = run_here("row_precision", "--tiny", "--folder", str(tmp_path)).splitlines()
+    sizes = [float(line.split("1/")[1].split()[0]) for line in shown if "of the base" in line]
+    assert sizes == sorted(sizes)  # from float32 to int4
+    assert len(sizes) == 5
+    assert sum(line.startswith("gather as") for line in shown) == 4
+
+
 @pytest.mark.parametrize("name", ['cpr_ext, consistency="step"', "torchsnapshot.Snapshot.take"])
 def test_a_save_of_everything_is_measured(name: str, tmp_path: Path) -> None:
     command = ["bench/peers.py", "--tiny", "--rounds", "1", "--only", name]
@@ -377,6 +404,14 @@ def write_results(folder: Path, **files: Any) -> Any:
     for name, rows in files.items():
         (folder / f"{name}.json").write_text(json.dumps({"rows": rows}))
     return load("results").Results(folder)
+
+
+def test_the_pages_say_of_rounded_rows_what_was_measured() -> None:
+    tables = load("precision_tables")
+    for page, parts in tables.PARTS.items():
+        text = (ROOT / "docs" / page).read_text()
+        for name, part in parts.items():
+            assert tables.with_part(text, name, part()) == text, "run bench/precision_page.py"
 
 
 def finding_of(results: Any, measure: str) -> Any:

@@ -67,6 +67,7 @@ def read_rows(
         wanted,
         {name: torch.cat([p.arrays[name] for p in parts])[order] for name in parts[0].arrays},
         steps,
+        torch.cat([part.marks for part in parts])[order],
     )
 
 

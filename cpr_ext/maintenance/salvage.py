@@ -13,8 +13,8 @@ from cpr_ext.storage.file_names import Kind, segment_name
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.merge import MergeLimits, copy_table
 from cpr_ext.storage.newest_rows import ShardRows
-from cpr_ext.storage.rounded_chunks import RoundedRows
-from cpr_ext.storage.segment_format import TableSpec
+from cpr_ext.storage.rounded_chunks import RoundedRows, RoundedTally
+from cpr_ext.storage.segment_format import TableSpec, most_rounded
 from cpr_ext.storage.segment_reader import RowRanges
 from cpr_ext.storage.segment_writer import Pace, SegmentStream
 
@@ -163,7 +163,7 @@ def write_salvaged(
         )
         for name, rows in tables.items()
     )
-    limits, records = MergeLimits(), [held.record for held in usable]
+    limits, records, tally = MergeLimits(), [held.record for held in usable], RoundedTally()
     with SegmentStream(
         directory,
         snapshot=rewrite.snapshot,
@@ -179,9 +179,10 @@ def write_salvaged(
     ) as stream:
         for index, spec in enumerate(specs):
             rows = tables[spec.name]
-            copy_table(rows, index, spec, ids[spec.name], stream, limits, Pace())
+            copy_table(rows, index, spec, ids[spec.name], stream, limits, Pace(), tally)
         return stream.finish(
             first_step=min(record.first_step for record in records),
             last_step=max(record.last_step for record in records),
             num_samples=rewrite.sources[-1].record.num_samples,
+            rounded=most_rounded(tally, [rows.segment for rows in opened]),
         )

@@ -156,7 +156,7 @@ class ChangedRows:
                     if held is None
                     else _chosen(held, wanted)
                 )
-        return ChunkRows(chunk.step, row_ids, arrays)
+        return ChunkRows(chunk.step, row_ids, arrays, _chosen(chunk.marks, wanted))
 
     def _open(self, table: str, shard: _Shard) -> ShardRows:
         reader = self._reader

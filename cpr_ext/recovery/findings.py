@@ -12,8 +12,8 @@ import torch
 from cpr_ext.errors import DamageError
 from cpr_ext.recovery.report import DamagedSegment, OlderRows, RecoveryReport
 from cpr_ext.storage.reading import UnreadableError
-from cpr_ext.storage.rounded_chunks import RoundedRows
-from cpr_ext.storage.segment_format import Segment
+from cpr_ext.storage.rounded_chunks import RoundedTally
+from cpr_ext.storage.segment_format import Segment, most_rounded
 
 
 @dataclass
@@ -52,13 +52,10 @@ class Findings:
         is_unreadable = isinstance(error, UnreadableError)
         self.damaged_segments.append(DamagedSegment(path, str(error), num_rows, is_unreadable))
 
-    def add_rounded(self, segments: Sequence[Segment]) -> None:
-        """Count the rounded rows of segments that rows were restored from, as far as they may be.
-
-        A row that is in several of them counts in each, but never more rows than were restored.
-        """
-        rounded = RoundedRows.together([segment.rounded for segment in segments])
-        self.rows_rounded = min(self.rows_rounded + rounded.num_rows, self.rows_restored)
+    def add_rounded(self, tally: RoundedTally, segments: Sequence[Segment]) -> None:
+        """Count the rounded ones of rows that were restored from segments."""
+        rounded = most_rounded(tally, segments)
+        self.rows_rounded += rounded.num_rows
         self.largest_rounding_error = max(self.largest_rounding_error, rounded.largest_error)
 
     def add_stale(self, count: int) -> None:

@@ -19,6 +19,7 @@ from cpr_ext.recovery.shard_segments import ShardSegments, open_shard
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.newest_rows import ShardRows
+from cpr_ext.storage.rounded_chunks import RoundedTally
 from cpr_ext.storage.segment_format import ArraySpec
 from cpr_ext.storage.store_reader import StoreReader
 
@@ -121,11 +122,12 @@ def import_rows(
             continue
         shard = _open(store, number, findings, direct_io)
         segments = [usable.rows for usable in shard.usable]
+        tally = RoundedTally()
         for name, (begin, end) in wanted.items():
             rows = ShardRows(name, segments, on_damage=partial(shard.note_damage, findings))
-            _copy(rows, copies[name], begin, end, findings)
+            _copy(rows, copies[name], begin, end, findings, tally)
         account(shard, wanted, findings)
-        findings.add_rounded([rows.segment for rows in segments])
+        findings.add_rounded(tally, [rows.segment for rows in segments])
         findings.segments_read += len(segments)
         findings.bytes_read += sum(segment.bytes_read for segment in segments)
 
@@ -137,7 +139,12 @@ def _open(store: StoreAt, number: int, findings: Findings, direct_io: bool) -> S
 
 
 def _copy(
-    rows: ShardRows, copies: Sequence[PartCopy], begin: int, end: int, findings: Findings
+    rows: ShardRows,
+    copies: Sequence[PartCopy],
+    begin: int,
+    end: int,
+    findings: Findings,
+    tally: RoundedTally,
 ) -> None:
     taken = [
         (copy, [array.name for array in rows.arrays if copy.make_place(array)]) for copy in copies
@@ -147,6 +154,7 @@ def _copy(
         block = rows.range(at, min(at + block_rows, end))
         is_held = block.steps >= 0
         findings.rows_restored += int(is_held.sum())
+        tally.add(block.marks[is_held])
         for copy, names in taken:
             first, last = copy.stored_rows
             mine = is_held & (block.row_ids >= first) & (block.row_ids < last)

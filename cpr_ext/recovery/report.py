@@ -69,8 +69,10 @@ class RecoveryReport:
         row_updates_lost: updates of these shards' rows that were not saved. None: not counted, see
             ``Checkpointer(count_row_updates=True)``; after a process death it is 0 or None. It does
             not include updates that damage removed from older rows.
-        rows_rounded: at most so many of ``rows_restored`` have rounded values, see
-            :class:`cpr_ext.Precision`. 0: every value is exact.
+        rows_rounded: so many of ``rows_restored`` have rounded values, see
+            :class:`cpr_ext.Precision`. 0: every value is exact. An upper bound after compaction
+            and newer snapshots: a compacted segment says how many of its rows were rounded, not
+            which.
         largest_rounding_error: no value of them differs by more from the one that was captured.
         segments_read, bytes_read: segments and bytes that the recovery read.
         damaged_segments: the segments that were unusable, as a whole or in part.

@@ -17,13 +17,14 @@ from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.recovery.damage_accounting import account
 from cpr_ext.recovery.findings import Findings
-from cpr_ext.recovery.shard_segments import Ranges, ShardSegments, UsableSegment, open_shard
+from cpr_ext.recovery.shard_segments import ShardSegments, UsableSegment, open_shard
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.stateful import Stateful
 from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.reading import damage_of, native_read_errors
+from cpr_ext.storage.rounded_chunks import RoundedTally
 from cpr_ext.storage.segment_format import ALIGNMENT, ArraySpec, Segment, native_table
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import open_segment
@@ -82,7 +83,10 @@ def restore_shards(
         account(shard_segments, shard_segments.ranges, findings)
         num_rows = sum(end - begin for begin, end in shard_segments.ranges.values())
         findings.rows_restored += num_rows - (findings.rows_missing - missing_before)
-        findings.add_rounded([usable.rows.segment for usable in shard_segments.usable])
+        tally = RoundedTally()
+        for marks in shard_segments.marks.values():
+            tally.add(marks)
+        findings.add_rounded(tally, [usable.rows.segment for usable in shard_segments.usable])
         for usable in shard_segments.usable:
             for spec in usable.rows.segment.layout.tables:
                 restored.setdefault(spec.name, set()).update(array.name for array in spec.arrays)
@@ -138,14 +142,16 @@ def _is_small(array: ArraySpec, table: Table) -> bool:
 
 def _restore_segments(shards: Sequence[ShardSegments], live: LiveModel, findings: Findings) -> None:
     """Overwrite the tables by the rows of segments; each segment notes its damaged chunks."""
-    found = [(usable, shard.ranges) for shard in shards for usable in shard.usable]
+    for shard in shards:
+        shard.make_marks()
+    found = [(usable, shard) for shard in shards for usable in shard.usable]
     segments = [usable.rows.segment for usable, _ in found]
     if any(_is_decoded_first(segment, live.tables) for segment in segments):
-        for usable, ranges in found:  # in their order: of a row the last one stays
+        for usable, shard in found:  # in their order: of a row the last one stays
             if _is_decoded_first(usable.rows.segment, live.tables):
-                _restore_decoded(usable, live.tables, findings)
+                _restore_decoded(usable, shard, live.tables, findings)
             else:
-                _restore_natively([(usable, ranges)], live, findings)
+                _restore_natively([(usable, shard)], live, findings)
     else:
         _restore_natively(found, live, findings)
 
@@ -162,7 +168,7 @@ def _is_on_device(table: Table) -> bool:
 
 
 def _restore_decoded(
-    usable: UsableSegment, tables: Mapping[str, Table], findings: Findings
+    usable: UsableSegment, shard: ShardSegments, tables: Mapping[str, Table], findings: Findings
 ) -> None:
     """Restore a segment chunk by chunk, decoded on the host."""
     rows = usable.rows
@@ -177,16 +183,17 @@ def _restore_decoded(
         for name, live in table.arrays().items():
             if name in read.arrays:
                 live[read.row_ids.to(live.device)] = read.arrays[name].to(live.device)
+        shard.marks[table.name][read.row_ids - shard.ranges[table.name][0]] = read.marks
     findings.segments_read += 1
     findings.bytes_read += rows.bytes_read
 
 
 def _restore_natively(
-    found: Sequence[tuple[UsableSegment, Ranges]], live: LiveModel, findings: Findings
+    found: Sequence[tuple[UsableSegment, ShardSegments]], live: LiveModel, findings: Findings
 ) -> None:
     segments = [usable.rows.segment for usable, _ in found]
     results = native.restore_segments(
-        [_native_source(usable.rows.segment, ranges, live.tables) for usable, ranges in found],
+        [_native_source(usable.rows.segment, shard, live.tables) for usable, shard in found],
         slots=_slots(segments),
         pool=live.threads,
         direct_io=live.direct_io,
@@ -205,15 +212,20 @@ def _restore_natively(
         }
 
 
-def _native_source(segment: Segment, ranges: Ranges, tables: Mapping[str, Table]) -> Any:
+def _native_source(segment: Segment, shard: ShardSegments, tables: Mapping[str, Table]) -> Any:
     layout = segment.layout
+    targets = []
+    for index, spec in enumerate(layout.tables):
+        target = native_table(layout, index, tables[spec.name].arrays())
+        if (marks := shard.marks.get(spec.name)) is not None:
+            of_row, of_exact = segment.marks(index)
+            first = shard.ranges[spec.name][0]
+            target.mark_rows(marks, first, of_row=of_row, of_exact=of_exact)
+        targets.append(target)
     return native.RestoreSource(
         path=str(segment.path),
-        tables=[
-            native_table(layout, index, tables[spec.name].arrays())
-            for index, spec in enumerate(layout.tables)
-        ],
-        wanted=[ranges[spec.name] for spec in layout.tables],
+        tables=targets,
+        wanted=[shard.ranges[spec.name] for spec in layout.tables],
         chunks=segment.chunks,
     )
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from cpr_ext.errors import DamageError
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
@@ -35,10 +37,13 @@ class ShardSegments:
     Attributes:
         ranges: rows [begin, end) that the shard holds, by table.
         found: oldest first; a bare record: its header is not usable, so none of it is.
+        marks: of each row (n,) uint8, whether it was restored rounded, by table; see
+            ``rounded_chunks.py``. Empty: no segment has rounded rows.
     """
 
     ranges: Ranges
     found: list[UsableSegment | SegmentRecord]
+    marks: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def usable(self) -> list[UsableSegment]:
@@ -51,6 +56,13 @@ class ShardSegments:
         usable = self.usable
         has_base = any(segment.record.kind == "base" for segment in usable)
         return has_base and len(usable) == len(self.found) and not any(s.damaged for s in usable)
+
+    def make_marks(self) -> None:
+        """Make marks, all of exact rows, if a segment may have rounded ones."""
+        segments = [usable.rows.segment for usable in self.usable]
+        if any(segment.layout.is_rounded or segment.num_unsure for segment in segments):
+            for name, (begin, end) in self.ranges.items():
+                self.marks[name] = torch.zeros(end - begin, dtype=torch.uint8)
 
     def note_damage(
         self, findings: Findings, path: Path, chunk: int, num_rows: int, error: DamageError

@@ -16,8 +16,8 @@ import torch
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.merge_plan import Merge
 from cpr_ext.storage.newest_rows import ShardRows
-from cpr_ext.storage.rounded_chunks import RoundedRows
-from cpr_ext.storage.segment_format import TableSpec
+from cpr_ext.storage.rounded_chunks import RoundedRows, RoundedTally
+from cpr_ext.storage.segment_format import TableSpec, most_rounded
 from cpr_ext.storage.segment_history import merged_history
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.segment_writer import Pace, SegmentStream, rows_per_chunk
@@ -91,6 +91,7 @@ def write_merged(
     if merge.kind == "base":
         require_all_rows(opened[0], row_ranges)
     pace.spend(sum(source.bytes_read for source in sources))
+    tally = RoundedTally()
     with SegmentStream(
         manifest.directory,
         snapshot=merge.snapshot,
@@ -109,11 +110,13 @@ def write_merged(
         row_ids=[ids[spec.name] for spec in specs],
     ) as stream:
         for index, spec in enumerate(specs):
-            copy_table(tables[spec.name], index, spec, ids[spec.name], stream, limits, pace)
+            rows = tables[spec.name]
+            copy_table(rows, index, spec, ids[spec.name], stream, limits, pace, tally)
         record = stream.finish(
             first_step=min(record.first_step for record in merge.read),
             last_step=max(record.last_step for record in merge.read),
             num_samples=merge.sources[-1].num_samples,
+            rounded=most_rounded(tally, opened),
         )
     return Merged(merge, record, sum(source.bytes_read for source in sources))
 
@@ -126,8 +129,13 @@ def copy_table(
     stream: SegmentStream,
     limits: MergeLimits,
     pace: Pace,
+    tally: RoundedTally,
 ) -> None:
-    """Copy the newest state of rows into table ``index`` of a segment that is being written."""
+    """Copy the newest state of rows into table ``index`` of a segment that is being written.
+
+    Args:
+        tally: the rows are added.
+    """
     chunk_rows = stream.rows_per_chunk[index]
     block_rows = max(
         chunk_rows, rows_per_chunk(spec, limits.block_bytes) // chunk_rows * chunk_rows
@@ -143,6 +151,7 @@ def copy_table(
         block = _read_block(rows, spec, ids)
         pace.spend(sum(segment.bytes_read for segment in rows.segments) - before)
         assert bool((block.steps >= 0).all()), "a row to merge is in no segment"
+        tally.add(block.marks)
         for first in range(0, stop - start, chunk_rows):
             part = slice(first, min(first + chunk_rows, stop - start))
             stream.write(
@@ -161,7 +170,7 @@ def _read_block(rows: ShardRows, spec: TableSpec, row_ids: torch.Tensor) -> Stor
     if spec.exact_row_bytes:
         return newest_stored(spec.name, rows.segments, spec.arrays, row_ids)
     block = rows.chosen(row_ids)
-    return StoredBlock(block.row_ids, block.arrays, block.steps)
+    return StoredBlock(block.row_ids, block.arrays, block.steps, block.marks)
 
 
 def commit_merged(manifest: Manifest, merged: Merged) -> bool:

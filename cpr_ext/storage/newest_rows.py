@@ -21,11 +21,13 @@ class Rows:
         row_ids: (n,) int64.
         arrays: ``weight`` (n, embedding_dim) and each per-row optimizer state (n, ...).
         steps: (n,) int64, the step at which each row was captured; -1: no segment holds it.
+        marks: (n,) uint8, which rows are rounded, see ``rounded_chunks.py``.
     """
 
     row_ids: torch.Tensor
     arrays: dict[str, torch.Tensor]
     steps: torch.Tensor
+    marks: torch.Tensor
 
 
 # (segment file, chunk, rows in it, error): what is damaged, and passed over.
@@ -97,6 +99,7 @@ class ShardRows:
             for array in self.arrays
         }
         steps = torch.full((count,), -1, dtype=torch.int64)
+        marks = torch.zeros(count, dtype=torch.uint8)
         missing = torch.ones(count, dtype=torch.bool)
         for segment in reversed(self.segments):
             for chunk in segment.chunks_of(self.table):
@@ -119,5 +122,6 @@ class ShardRows:
                 for name, values in rows.arrays.items():
                     arrays[name][where] = values[source]
                 steps[where] = rows.step
+                marks[where] = rows.marks[source]
                 missing[where] = False
-        return Rows(row_ids, arrays, steps)
+        return Rows(row_ids, arrays, steps, marks)

@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from cpr_ext._native import native
 
 # As wide as the text of a float32 can get.
 WIDEST_ERROR = 1.1111111111111112e-308
 _ID_LIMIT = 2**62  # of row ids, in csrc/core/packed_row_ids.h
+
+# What is marked of a row that was read: its values are those captured, or they were rounded, or one
+# of both, as its segment was merged from others.
+EXACT_ROW, ROUNDED_ROW, UNSURE_ROW = 0, 1, 2
 
 
 class IdRun(NamedTuple):
@@ -69,6 +74,23 @@ class RoundedRows(NamedTuple):
     def to_note(self) -> dict[str, Any]:
         """Return what a segment's metadata is to say of it."""
         return {"rounded": list(self)} if self.num_rows else {}
+
+
+class RoundedTally:
+    """Counts rows that were read, by their marks."""
+
+    def __init__(self) -> None:
+        self._num_rounded = self._num_unsure = 0
+
+    def add(self, marks: torch.Tensor) -> None:
+        """Count rows that are marked (n,) uint8."""
+        self._num_rounded += int((marks == ROUNDED_ROW).sum())
+        self._num_unsure += int((marks == UNSURE_ROW).sum())
+
+    def total(self, largest_error: float, most_unsure: int) -> RoundedRows:
+        """Return how many rows are rounded, of the unsure ones at most so many."""
+        num_rows = self._num_rounded + min(self._num_unsure, most_unsure)
+        return RoundedRows(num_rows, largest_error) if num_rows else RoundedRows()
 
 
 def are_runs(runs: Sequence[IdRun]) -> bool:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +24,13 @@ from cpr_ext.errors import UsageError
 from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.state.precision import EXACT, LEVELS, precision_of_row, stored_row_bytes
 from cpr_ext.storage.rounded_chunks import (
+    EXACT_ROW,
+    ROUNDED_ROW,
+    UNSURE_ROW,
     WIDEST_ERROR,
     IdRun,
     RoundedRows,
+    RoundedTally,
     Rounding,
     id_runs_of,
 )
@@ -478,6 +483,14 @@ def place_native(layout: SegmentLayout, index: int, table: Any) -> None:
     _note_rounded(layout, index, table)
 
 
+def most_rounded(tally: RoundedTally, segments: Sequence[Segment]) -> RoundedRows:
+    """Return how many of the rows counted are rounded, which came from these segments."""
+    return tally.total(
+        max((segment.rounded.largest_error for segment in segments), default=0.0),
+        sum(segment.num_unsure for segment in segments),
+    )
+
+
 def _note_rounded(layout: SegmentLayout, index: int, table: Any) -> None:
     if index in layout.id_runs:
         table.pack_row_ids(layout.id_runs[index])
@@ -504,9 +517,27 @@ class Segment:
 
     @property
     def rounded(self) -> RoundedRows:
-        """Return which of its rows were rounded, here or before they were merged."""
-        if (noted := RoundedRows.noted(self.metadata)) is not None:
-            return noted
+        """Return how many of its rows were rounded, here or before they were merged."""
+        noted = RoundedRows.noted(self.metadata)
+        return self._rounded_here if noted is None else noted
+
+    @property
+    def num_unsure(self) -> int:
+        """Return how many of its rows were rounded of which it does not say so, at most."""
+        noted = RoundedRows.noted(self.metadata)
+        return 0 if noted is None else max(0, noted.num_rows - self._rounded_here.num_rows)
+
+    def marks(self, table: int) -> tuple[int, int]:
+        """Return how rows of a table are marked that are rounded here, and that are not.
+
+        If none of the table's arrays is rounded, both are the same.
+        """
+        not_here = UNSURE_ROW if self.num_unsure else EXACT_ROW
+        is_rounded = self.layout.tables[table].exact_row_bytes
+        return ROUNDED_ROW if is_rounded else not_here, not_here
+
+    @cached_property
+    def _rounded_here(self) -> RoundedRows:
         rounding = self.layout.rounding
         counts = {chunk[:2]: chunk.num_rows for chunk in self.chunks}
         here = [

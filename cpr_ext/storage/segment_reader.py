@@ -37,11 +37,13 @@ class ChunkRows:
         step: at which they were captured.
         row_ids: (count,) int64, ascending.
         arrays: weight and per-row states, each (count, ...).
+        marks: (count,) uint8, which rows are rounded, see ``rounded_chunks.py``.
     """
 
     step: int
     row_ids: torch.Tensor
     arrays: dict[str, torch.Tensor]
+    marks: torch.Tensor
 
 
 class SegmentRows:
@@ -154,15 +156,16 @@ class SegmentRows:
         """
         table, first, count, step, crcs = self.segment.chunks[chunk]
         spec = self.segment.layout.tables[table]
+        marks = torch.empty(count, dtype=torch.uint8)
         if table in self.segment.layout.id_runs:
             row_ids = self.row_ids(chunk)
-            return ChunkRows(step, row_ids, self._read(chunk, spec.arrays, crcs[1:]))
-        arrays = self._read(chunk, SegmentLayout.stored(spec), crcs)
+            return ChunkRows(step, row_ids, self._read(chunk, spec.arrays, crcs[1:], marks), marks)
+        arrays = self._read(chunk, SegmentLayout.stored(spec), crcs, marks)
         if spec.range_begin is None:
             row_ids = self._checked(spec, arrays.pop(ROW_IDS))
         else:
             row_ids = torch.arange(spec.range_begin + first, spec.range_begin + first + count)
-        return ChunkRows(step, row_ids, arrays)
+        return ChunkRows(step, row_ids, arrays, marks)
 
     def stored(self, chunk: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Read the rows of a chunk as the file has them, verified.
@@ -223,7 +226,11 @@ class SegmentRows:
         return row_ids
 
     def _read(
-        self, chunk: int, stored: Sequence[ArraySpec], crcs: list[int]
+        self,
+        chunk: int,
+        stored: Sequence[ArraySpec],
+        crcs: list[int],
+        marks: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         table, first, count, step, _ = self.segment.chunks[chunk]
         arrays = {
@@ -234,6 +241,9 @@ class SegmentRows:
         for array in stored:
             offset = self._offset(table, array, first)
             one_range.add_rows(array.name, arrays[array.name], offset, precision=array.precision)
+        if marks is not None:
+            of_row, of_exact = self.segment.marks(table)
+            one_range.mark_rows(marks, of_row=of_row, of_exact=of_exact)
         layout = self.segment.layout
         if any(array.is_rounded for array in stored) and (table, first) in layout.exact_offsets:
             num_exact = layout.rounding[table, first].num_exact

@@ -19,7 +19,7 @@ from cpr_ext.errors import SnapshotError
 from cpr_ext.storage.file_names import Kind, segment_name
 from cpr_ext.storage.filesystem import create_anew, remove_opened, storage_error
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.rounded_chunks import Rounding
+from cpr_ext.storage.rounded_chunks import RoundedRows, Rounding
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
     Chunk,
@@ -165,9 +165,17 @@ class SegmentStream:
             self._pace.spend(len(piece))
         self._chunks.append(Chunk(table, first, len(row_ids), step, checksums))
 
-    def finish(self, *, first_step: int, last_step: int, num_samples: int) -> SegmentRecord:
-        """Write the header and sync the file; what a manifest is to say of it."""
+    def finish(
+        self, *, first_step: int, last_step: int, num_samples: int, rounded: RoundedRows
+    ) -> SegmentRecord:
+        """Write the header and sync the file; what a manifest is to say of it.
+
+        Args:
+            rounded: how many rows were rounded before; not more than ``metadata`` noted.
+        """
         committed = Committed(first_step, last_step, num_samples)
+        self._layout.metadata.pop("rounded", None)
+        self._layout.metadata.update(rounded.to_note())
         self._layout.note_rounding(self._chunks, self._rounding)
         header = self._layout.header(self._chunks, committed)
         self._write_at(memoryview(header), 0)

@@ -33,6 +33,7 @@ class StoredBlock:
         row_ids: (n,) int64, ascending.
         arrays: of rounded arrays (n, file_row_bytes) uint8, of others (n, ...).
         steps: (n,) int64; -1: no segment holds the row.
+        marks: (n,) uint8, which rows are rounded, see ``rounded_chunks.py``.
         exact: rows that are kept as float32, by position in the block.
         largest_error: of rounded values.
     """
@@ -40,6 +41,7 @@ class StoredBlock:
     row_ids: torch.Tensor
     arrays: dict[str, torch.Tensor]
     steps: torch.Tensor
+    marks: torch.Tensor
     exact: list[ExactRows] = field(default_factory=list)
     largest_error: float = 0.0
 
@@ -94,6 +96,7 @@ def newest_stored(
         row_ids,
         {array.name: _zeros(count, array) for array in arrays},
         torch.full((count,), -1, dtype=torch.int64),
+        torch.zeros(count, dtype=torch.uint8),
     )
     missing = torch.ones(count, dtype=torch.bool)
     for segment in reversed(segments):
@@ -134,7 +137,8 @@ def _take(
     # Of an array that the segment lacks all rows are zero, in any precision.
     is_like = all(held.get(array.name, array).precision == array.precision for array in rounded)
     source = torch.searchsorted(segment.row_ids(chunk), block.row_ids[where])
-    decoded = segment.rows(chunk).arrays
+    read = segment.rows(chunk)
+    decoded = read.arrays
     is_exact = torch.ones(len(where), dtype=torch.bool)
     if rounded and is_like:
         stored, exact = segment.stored(chunk)
@@ -146,6 +150,7 @@ def _take(
         if not array.is_rounded and array.name in decoded:
             block.arrays[array.name][where] = decoded[array.name][source]
     block.steps[where] = step
+    block.marks[where] = read.marks[source]
     if rounding is not None:
         block.largest_error = max(block.largest_error, rounding.largest_error)
     if rounded and is_exact.any():

@@ -37,6 +37,12 @@ BoundSource make_source(const std::filesystem::path& path, const std::vector<Tab
                        " is read-only");
     }
     if (tables[i]->table.is_range()) tables[i]->require_rows_in_memory();
+    const RowArray& marks = tables[i]->table.marks.rows;
+    const auto [begin, end] = wanted[i];
+    if (marks.data != nullptr && begin < end && !(marks.holds(begin) && marks.holds(end - 1))) {
+      throw RowIndexError("table '" + tables[i]->table.name +
+                          "': marks are not of all rows wanted");
+    }
     bound.source.tables.push_back({tables[i]->table, wanted[i].first, wanted[i].second});
     bound.owners.append(tables[i]->owners);
   }

@@ -108,6 +108,15 @@ void TableSpec::keep_exact(const std::vector<std::tuple<int64_t, int64_t, int64_
   table = std::move(with_exact);
 }
 
+void TableSpec::mark_rows(const ArrayLike& marks, int64_t first_row_id, uint8_t of_row,
+                          uint8_t of_exact) {
+  const TensorView view = view_contiguous(marks, "marks", 1, {DType::kUInt8});
+  if (first_row_id < 0) throw UsageError("first_row_id must not be negative");
+  if (!view.writable) read_only = "marks";
+  table.marks = {view_rows(marks, "marks", first_row_id), of_row, of_exact};
+  owners.append(marks);
+}
+
 ExactRows TableSpec::exact_rows_at(int64_t first) const {
   const auto found =
       std::lower_bound(table.exact_rows.begin(), table.exact_rows.end(), first,
@@ -177,6 +186,10 @@ void register_segment_table(py::module_& module) {
            "Set that the row ids are packed: (count, first, last) of each chunk. After place().")
       .def("keep_exact", &TableSpec::keep_exact, py::arg("exact"),
            "Set (first, count, file offset) of the exact rows of chunks to be read.")
+      .def("mark_rows", &TableSpec::mark_rows, py::arg("marks"), py::arg("first_row_id") = 0,
+           py::kw_only(), py::arg("of_row"), py::arg("of_exact"),
+           "Let a restore note in (n,) uint8 which rows it writes: of_row, or of_exact of the\n"
+           "exact rows. first_row_id: of the first mark.")
       .def(
           "rows_per_chunk",
           [](const TableSpec& spec, int64_t slot_bytes, int64_t max_chunk_bytes) {

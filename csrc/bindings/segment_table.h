@@ -46,6 +46,9 @@ struct TableSpec {
   // Of chunks of a file to read: (first, exact rows, where they are in the file).
   void keep_exact(const std::vector<std::tuple<int64_t, int64_t, int64_t>>& exact);
 
+  // Lets a restore note what it writes to rows, in (n,) uint8 from row `first_row_id` on.
+  void mark_rows(const ArrayLike& marks, int64_t first_row_id, uint8_t of_row, uint8_t of_exact);
+
   // Of the chunk at `first`; none if nothing is known of any.
   ExactRows exact_rows_at(int64_t first) const;
 

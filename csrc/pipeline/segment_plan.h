@@ -49,6 +49,13 @@ struct ExactRows {
   int64_t file_offset = 0;
 };
 
+// Where a restore notes what it wrote to each row: one byte a row.
+struct RowMarks {
+  RowArray rows;         // without data: nothing is noted
+  uint8_t of_row = 0;    // what it notes
+  uint8_t of_exact = 0;  // the same of exact rows
+};
+
 // The rows of one table that a segment holds, in ascending order of row id.
 struct SegmentTable {
   std::string name;
@@ -60,6 +67,7 @@ struct SegmentTable {
   std::vector<SegmentArray> arrays;
   std::vector<PackedRowIds> packed_ids;  // of every chunk, ascending; none: 8 bytes an id
   std::vector<ExactRows> exact_rows;     // of a file to read: of chunks that have any, ascending
+  RowMarks marks;
 
   bool is_range() const { return row_ids_offset < 0; }
 

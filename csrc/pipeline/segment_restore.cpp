@@ -95,6 +95,22 @@ Arrivals scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int6
   return arrivals;
 }
 
+// Notes the rows that scatter_chunk() writes. `exact`: positions of the chunk's exact rows.
+void mark_rows(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids, Run run,
+               const std::byte* exact) {
+  const RowMarks& marks = table.marks;
+  if (marks.rows.data == nullptr) return;
+  const auto mark = [&](int64_t i, uint8_t value) {
+    const int64_t row_id = row_ids == nullptr ? table.range_begin + chunk.first + i : row_ids[i];
+    *marks.rows.row(row_id) = std::byte{value};
+  };
+  for (int64_t i = run.begin; i < run.end; ++i) mark(i, marks.of_row);
+  const auto* positions = reinterpret_cast<const int32_t*>(exact);
+  for (int64_t i = 0; i < chunk.exact.count; ++i) {
+    if (run.begin <= positions[i] && positions[i] < run.end) mark(positions[i], marks.of_exact);
+  }
+}
+
 // What is wrong with a chunk, or an empty string, and whether its first piece, the row ids, is
 // good.
 struct Verdict {
@@ -144,13 +160,15 @@ Arrivals take_in(const RestoreTable& wanted, const ReadChunk& read, ThreadPool* 
     }
   }
   result->bytes_read += read.bytes;
+  const std::byte* exact = nullptr;
   if (verdict.damage.empty() && chunk.exact.count > 0) {
-    verdict.damage =
-        check_exact(chunk, read.slot.data() + chunk_bytes(table, chunk.first, chunk.count));
+    exact = read.slot.data() + chunk_bytes(table, chunk.first, chunk.count);
+    verdict.damage = check_exact(chunk, exact);
   }
   const Run run = rows_known ? wanted_run(wanted, row_ids, chunk) : Run{0, 0};
   if (verdict.damage.empty()) {
     result->rows_restored[chunk.table] += run.end - run.begin;
+    mark_rows(table, chunk, row_ids, run, exact);
     return scatter_chunk(table, chunk, row_ids, run, data, threads);
   }
   DamagedChunk damaged{chunk.table, chunk.first, chunk.count, verdict.damage, rows_known, {}};

@@ -15,9 +15,18 @@ constexpr int64_t kLanes = 16;
 
 #define CPR_EXT_INLINE CPR_EXT_AVX512 inline __attribute__((always_inline))
 
+// Rows are rounded in groups: what each row needs once is then computed for all of them at once.
+constexpr int64_t kGroupRows = 16;
+// A group is read twice, and as many bytes are prefetched meanwhile.
+constexpr int64_t kGroupBytes = 8192;
+
 CPR_EXT_INLINE __mmask16 lanes_from(int64_t begin, int64_t elements) {
   const int64_t left = elements - begin;
   return left >= kLanes ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1u << left) - 1);
+}
+
+CPR_EXT_INLINE __m512 load(const float* values, __mmask16 lanes) {
+  return lanes == 0xffff ? _mm512_loadu_ps(values) : _mm512_maskz_loadu_ps(lanes, values);
 }
 
 CPR_EXT_INLINE __m512 magnitude(__m512 values) {
@@ -32,118 +41,200 @@ struct Errors {
 
   CPR_EXT_INLINE void add(__mmask16 lanes, __m512 values, __m512 rounded) {
     const __m512i error = _mm512_castps_si512(magnitude(_mm512_sub_ps(values, rounded)));
-    largest = _mm512_mask_max_epu32(largest, lanes, largest, error);
+    largest = lanes == 0xffff ? _mm512_max_epu32(largest, error)
+                              : _mm512_mask_max_epu32(largest, lanes, largest, error);
   }
   CPR_EXT_INLINE bool are_broken() const {
     return _mm512_cmp_ps_mask(_mm512_castsi512_ps(largest), limit, _CMP_NLE_UQ) != 0;
   }
 };
 
-struct VectorEnds {
-  float smallest;
-  float largest;
+struct Smaller {
+  CPR_EXT_INLINE static __m512 of(__m512 a, __m512 b) { return _mm512_min_ps(a, b); }
+};
+struct Larger {
+  CPR_EXT_INLINE static __m512 of(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
 };
 
+// Lane i: the smallest or the largest lane of vector i.
+template <class Pick>
+CPR_EXT_INLINE __m512 reduce_each(const __m512 (&rows)[kGroupRows]) {
+  __m512 quarters[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = rows[i], b = rows[4 + i], c = rows[8 + i], d = rows[12 + i];
+    const __m512 ab = Pick::of(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const __m512 cd = Pick::of(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    quarters[i] = Pick::of(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  }
+  __m512 halves[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m512 a = quarters[2 * i], b = quarters[2 * i + 1];
+    halves[i] = Pick::of(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  }
+  return Pick::of(_mm512_shuffle_ps(halves[0], halves[1], 0x88),
+                  _mm512_shuffle_ps(halves[0], halves[1], 0xdd));
+}
+
+CPR_EXT_INLINE __m512 limits_of(RowPrecision precision, __m512 extents) {
+  const __mmask16 is_finite =
+      _mm512_cmp_ps_mask(extents, _mm512_set1_ps(kLargestExtent), _CMP_LE_OQ);
+  const __mmask16 is_large =
+      _mm512_cmp_ps_mask(extents, _mm512_set1_ps(kSmallestExtent), _CMP_NLT_UQ);
+  const __m512 limits =
+      _mm512_maskz_mul_ps(is_large, extents, _mm512_set1_ps(limit_factor(precision)));
+  return _mm512_mask_blend_ps(is_finite, _mm512_set1_ps(-1), limits);
+}
+
+// What each row of a group needs; of halves only the limit.
+struct Scales {
+  alignas(64) float limit[kGroupRows];
+  alignas(64) float bias[kGroupRows];
+  alignas(64) float scale[kGroupRows];
+  alignas(64) float inverse[kGroupRows];
+  alignas(64) float extent[kGroupRows];     // int8
+  alignas(64) uint32_t halves[kGroupRows];  // int4: scale and bias, as they are kept
+};
+
+CPR_EXT_INLINE void scale_int8(__m512 smallest, __m512 extents, Scales* scales) {
+  const __m512 levels = _mm512_set1_ps(255);
+  _mm512_store_ps(scales->bias, smallest);
+  _mm512_store_ps(scales->extent, extents);
+  _mm512_store_ps(scales->scale, _mm512_div_ps(extents, levels));
+  const __m512 widened = _mm512_add_ps(extents, _mm512_set1_ps(kFbgemmEpsilon));
+  _mm512_store_ps(scales->inverse, _mm512_div_ps(levels, widened));
+}
+
+CPR_EXT_INLINE void scale_int4(__m512 smallest, __m512 largest, Scales* scales) {
+  const __m512 ones = _mm512_set1_ps(1);
+  const __m256i biases = _mm512_cvtps_ph(smallest, _MM_FROUND_TO_NEAREST_INT);
+  const __m512 bias = _mm512_cvtph_ps(biases);
+  const __m512 steps = _mm512_div_ps(_mm512_sub_ps(largest, bias), _mm512_set1_ps(15));
+  __m256i halves = _mm512_cvtps_ph(steps, _MM_FROUND_TO_NEAREST_INT);
+  // float16 has no number, other than 0, whose inverse is infinite.
+  const __mmask16 is_zero = _mm256_testn_epi16_mask(halves, _mm256_set1_epi16(0x7fff));
+  halves =
+      _mm256_mask_blend_epi16(is_zero, halves, _mm512_cvtps_ph(ones, _MM_FROUND_TO_NEAREST_INT));
+  const __m512 scale = _mm512_cvtph_ps(halves);
+  _mm512_store_ps(scales->bias, bias);
+  _mm512_store_ps(scales->scale, scale);
+  _mm512_store_ps(scales->inverse, _mm512_div_ps(ones, scale));
+  _mm512_store_si512(scales->halves,
+                     _mm512_or_si512(_mm512_cvtepu16_epi32(halves),
+                                     _mm512_slli_epi32(_mm512_cvtepu16_epi32(biases), 16)));
+}
+
+// Rows [0, count) of a group; the others are any that can be read.
 // kDim: elements of a row if they are known, else 0.
-template <int64_t kDim>
-CPR_EXT_INLINE VectorEnds ends_of(const float* row, int64_t elements) {
+template <RowPrecision kPrecision, int64_t kDim>
+CPR_EXT_INLINE void scale_group(const float* const* rows, int64_t count, int64_t elements,
+                                Scales* scales) {
   const int64_t dim = kDim > 0 ? kDim : elements;
-  __m512 smallest = _mm512_set1_ps(row[0]);
-  __m512 largest = smallest;
-  for (int64_t i = 0; i < dim; i += kLanes) {
-    const __mmask16 lanes = lanes_from(i, dim);
-    const __m512 values = _mm512_maskz_loadu_ps(lanes, row + i);
-    smallest = _mm512_mask_min_ps(smallest, lanes, smallest, values);
-    largest = _mm512_mask_max_ps(largest, lanes, largest, values);
+  constexpr bool kIsHalf =
+      kPrecision == RowPrecision::kFloat16 || kPrecision == RowPrecision::kBFloat16;
+  __m512 smallest[kGroupRows], largest[kGroupRows];
+  for (int64_t r = 0; r < kGroupRows; ++r) {
+    smallest[r] = largest[r] = _mm512_setzero_ps();
+    if (r >= count) continue;
+    int64_t begin = 0;
+    if (!kIsHalf && dim < kLanes) smallest[r] = largest[r] = _mm512_set1_ps(rows[r][0]);
+    if (!kIsHalf && dim >= kLanes) {
+      smallest[r] = largest[r] = _mm512_loadu_ps(rows[r]);
+      begin = kLanes;
+    }
+    for (int64_t i = begin; i < dim; i += kLanes) {
+      const __mmask16 lanes = lanes_from(i, dim);
+      const __m512 values = load(rows[r] + i, lanes);
+      if (kIsHalf) {
+        largest[r] = _mm512_max_ps(largest[r], magnitude(values));
+      } else {
+        smallest[r] = _mm512_mask_min_ps(smallest[r], lanes, smallest[r], values);
+        largest[r] = _mm512_mask_max_ps(largest[r], lanes, largest[r], values);
+      }
+    }
   }
-  return {_mm512_reduce_min_ps(smallest) + 0.0f, _mm512_reduce_max_ps(largest) + 0.0f};
+  const __m512 high = reduce_each<Larger>(largest);
+  if constexpr (kIsHalf) {
+    _mm512_store_ps(scales->limit, limits_of(kPrecision, high));
+    return;
+  }
+  const __m512 zeros = _mm512_setzero_ps();  // added to have no negative ones
+  const __m512 bottom = _mm512_add_ps(reduce_each<Smaller>(smallest), zeros);
+  const __m512 top = _mm512_add_ps(high, zeros);
+  const __m512 extents = _mm512_sub_ps(top, bottom);
+  _mm512_store_ps(scales->limit, limits_of(kPrecision, extents));
+  if constexpr (kPrecision == RowPrecision::kInt8) {
+    scale_int8(bottom, extents, scales);
+  } else {
+    scale_int4(bottom, top, scales);
+  }
 }
 
+// Row r of its group.
 template <int64_t kDim>
-CPR_EXT_INLINE float magnitude_of(const float* row, int64_t elements) {
+CPR_EXT_INLINE Errors round_int8(const float* row, int64_t elements, const Scales& scales,
+                                 int64_t r, std::byte* out) {
   const int64_t dim = kDim > 0 ? kDim : elements;
-  __m512 largest = _mm512_setzero_ps();
-  for (int64_t i = 0; i < dim; i += kLanes) {
-    const __m512 values = _mm512_maskz_loadu_ps(lanes_from(i, dim), row + i);
-    largest = _mm512_max_ps(largest, magnitude(values));
-  }
-  return _mm512_reduce_max_ps(largest);
-}
-
-template <int64_t kDim>
-CPR_EXT_INLINE Errors round_int8(const float* row, int64_t elements, VectorEnds ends, float epsilon,
-                                 std::byte* out) {
-  const int64_t dim = kDim > 0 ? kDim : elements;
-  const float extent = ends.largest - ends.smallest;
-  const float scale = extent / 255;
-  const __m512 scales = _mm512_set1_ps(scale);
-  const __m512 biases = _mm512_set1_ps(ends.smallest);
-  const __m512 inverses = _mm512_set1_ps(255 / (extent + epsilon));
-  Errors errors{_mm512_set1_ps(limit_of(RowPrecision::kInt8, extent)), _mm512_setzero_si512()};
+  const __m512 steps = _mm512_set1_ps(scales.scale[r]);
+  const __m512 biases = _mm512_set1_ps(scales.bias[r]);
+  const __m512 inverses = _mm512_set1_ps(scales.inverse[r]);
+  Errors errors{_mm512_set1_ps(scales.limit[r]), _mm512_setzero_si512()};
   for (int64_t i = 0; i < dim; i += kLanes) {
     const __mmask16 lanes = lanes_from(i, dim);
-    const __m512 values = _mm512_maskz_loadu_ps(lanes, row + i);
+    const __m512 values = load(row + i, lanes);
     const __m512i levels =
         _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(values, biases), inverses));
-    errors.add(lanes, values, _mm512_fmadd_ps(_mm512_cvtepi32_ps(levels), scales, biases));
-    _mm_mask_storeu_epi8(out + i, lanes, _mm512_cvtepi32_epi8(levels));
+    errors.add(lanes, values, _mm512_fmadd_ps(_mm512_cvtepi32_ps(levels), steps, biases));
+    const __m128i bytes = _mm512_cvtepi32_epi8(levels);
+    if (lanes == 0xffff) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), bytes);
+    } else {
+      _mm_mask_storeu_epi8(out + i, lanes, bytes);
+    }
   }
-  std::memcpy(out + dim, &scale, sizeof(float));
-  std::memcpy(out + dim + sizeof(float), &ends.smallest, sizeof(float));
+  std::memcpy(out + dim, &scales.scale[r], sizeof(float));
+  std::memcpy(out + dim + sizeof(float), &scales.bias[r], sizeof(float));
   return errors;
 }
 
 template <int64_t kDim>
-CPR_EXT_INLINE Errors round_int4(const float* row, int64_t elements, VectorEnds ends,
-                                 std::byte* out) {
+CPR_EXT_INLINE Errors round_int4(const float* row, int64_t elements, const Scales& scales,
+                                 int64_t r, std::byte* out) {
   const int64_t dim = kDim > 0 ? kDim : elements;
-  const __m256i bias_halves =
-      _mm512_cvtps_ph(_mm512_set1_ps(ends.smallest), _MM_FROUND_TO_NEAREST_INT);
-  const __m512 biases = _mm512_cvtph_ps(bias_halves);
-  const __m512 extents = _mm512_sub_ps(_mm512_set1_ps(ends.largest), biases);
-  const __m512 ones = _mm512_set1_ps(1);
-  __m256i scale_halves =
-      _mm512_cvtps_ph(_mm512_div_ps(extents, _mm512_set1_ps(15)), _MM_FROUND_TO_NEAREST_INT);
-  __m512 scales = _mm512_cvtph_ps(scale_halves);
-  // float16 has no number, other than 0, whose inverse is infinite.
-  if ((_mm_extract_epi16(_mm256_castsi256_si128(scale_halves), 0) & 0x7fff) == 0) {
-    scales = ones;
-    scale_halves = _mm512_cvtps_ph(ones, _MM_FROUND_TO_NEAREST_INT);
-  }
-  const __m512 inverses = _mm512_div_ps(ones, scales);
-  Errors errors{_mm512_set1_ps(limit_of(RowPrecision::kInt4, ends.largest - ends.smallest)),
-                _mm512_setzero_si512()};
+  const __m512 steps = _mm512_set1_ps(scales.scale[r]);
+  const __m512 biases = _mm512_set1_ps(scales.bias[r]);
+  const __m512 inverses = _mm512_set1_ps(scales.inverse[r]);
+  Errors errors{_mm512_set1_ps(scales.limit[r]), _mm512_setzero_si512()};
   for (int64_t i = 0; i < dim; i += kLanes) {
     const __mmask16 lanes = lanes_from(i, dim);
-    const __m512 values = _mm512_maskz_loadu_ps(lanes, row + i);
-    const __m512i steps =
+    const __m512 values = load(row + i, lanes);
+    const __m512i nearest =
         _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(values, biases), inverses));
-    const __m512i levels = _mm512_maskz_min_epi32(
-        lanes, _mm512_max_epi32(steps, _mm512_setzero_si512()), _mm512_set1_epi32(15));
+    const __m512i positive = _mm512_max_epi32(nearest, _mm512_setzero_si512());
+    const __m512i levels = _mm512_maskz_min_epi32(lanes, positive, _mm512_set1_epi32(15));
     errors.add(lanes, values,
-               _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(levels), scales), biases));
+               _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(levels), steps), biases));
     // Two lanes of 32 bits, of which 4 count, become 8 bits.
-    const __m512i pairs = _mm512_or_si512(levels, _mm512_srli_epi64(levels, 28));
-    const int64_t bytes = (std::min(kLanes, dim - i) + 1) / 2;
-    _mm_mask_storeu_epi8(out + i / 2, static_cast<__mmask16>((1u << bytes) - 1),
-                         _mm512_cvtepi64_epi8(pairs));
+    const __m128i bytes =
+        _mm512_cvtepi64_epi8(_mm512_or_si512(levels, _mm512_srli_epi64(levels, 28)));
+    if (lanes == 0xffff) {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + i / 2), bytes);
+    } else {
+      const int64_t num_bytes = (dim - i + 1) / 2;
+      _mm_mask_storeu_epi8(out + i / 2, static_cast<__mmask16>((1u << num_bytes) - 1), bytes);
+    }
   }
-  const uint16_t halves[] = {
-      static_cast<uint16_t>(_mm_extract_epi16(_mm256_castsi256_si128(scale_halves), 0)),
-      static_cast<uint16_t>(_mm_extract_epi16(_mm256_castsi256_si128(bias_halves), 0))};
-  std::memcpy(out + (dim + 1) / 2, halves, sizeof(halves));
+  std::memcpy(out + (dim + 1) / 2, &scales.halves[r], sizeof(uint32_t));
   return errors;
 }
 
 template <int64_t kDim, bool kIsFloat16>
-CPR_EXT_INLINE Errors round_halves(const float* row, int64_t elements, std::byte* out) {
+CPR_EXT_INLINE Errors round_halves(const float* row, int64_t elements, float limit,
+                                   std::byte* out) {
   const int64_t dim = kDim > 0 ? kDim : elements;
-  const auto precision = kIsFloat16 ? RowPrecision::kFloat16 : RowPrecision::kBFloat16;
-  const float limit = limit_of(precision, magnitude_of<kDim>(row, dim));
   Errors errors{_mm512_set1_ps(limit), _mm512_setzero_si512()};
   for (int64_t i = 0; i < dim; i += kLanes) {
     const __mmask16 lanes = lanes_from(i, dim);
-    const __m512 values = _mm512_maskz_loadu_ps(lanes, row + i);
+    const __m512 values = load(row + i, lanes);
     __m256i halves;
     __m512 rounded;
     if (kIsFloat16) {
@@ -159,9 +250,29 @@ CPR_EXT_INLINE Errors round_halves(const float* row, int64_t elements, std::byte
       rounded = _mm512_castsi512_ps(_mm512_slli_epi32(high, 16));
     }
     errors.add(lanes, values, rounded);
-    _mm256_mask_storeu_epi16(out + i * 2, lanes, halves);
+    if (lanes == 0xffff) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i * 2), halves);
+    } else {
+      _mm256_mask_storeu_epi16(out + i * 2, lanes, halves);
+    }
   }
   return errors;
+}
+
+template <RowPrecision kPrecision, int64_t kDim>
+CPR_EXT_INLINE Errors round_of_group(const float* row, int64_t dim, Scales* scales, int64_t r,
+                                     std::byte* out) {
+  if constexpr (kPrecision == RowPrecision::kInt4) {
+    return round_int4<kDim>(row, dim, *scales, r, out);
+  } else if constexpr (kPrecision == RowPrecision::kInt8) {
+    const Errors errors = round_int8<kDim>(row, dim, *scales, r, out);
+    if (__builtin_expect(!errors.are_broken(), 1)) return errors;
+    scales->inverse[r] = 255 / scales->extent[r];
+    return round_int8<kDim>(row, dim, *scales, r, out);
+  } else {
+    return round_halves<kDim, kPrecision == RowPrecision::kFloat16>(row, dim, scales->limit[r],
+                                                                    out);
+  }
 }
 
 template <RowPrecision kPrecision, int64_t kDim>
@@ -170,32 +281,29 @@ CPR_EXT_AVX512 float round_rows(const RowsOf& rows, int64_t begin, int64_t end, 
   const int64_t dim = kDim > 0 ? kDim : rows.array->row_bytes / static_cast<int64_t>(sizeof(float));
   const int64_t row_bytes = dim * static_cast<int64_t>(sizeof(float));
   const int64_t stored_bytes = stored_row_bytes(kPrecision, dim);
-  const int64_t ahead = std::clamp<int64_t>(kPrefetchBytes / row_bytes, 2, 16);
+  const int64_t group_rows = std::clamp<int64_t>(kGroupBytes / row_bytes, 2, kGroupRows);
+  const int64_t ahead = std::clamp<int64_t>(kGroupBytes / row_bytes, group_rows, 2 * kGroupRows);
   __m512 largest = _mm512_setzero_ps();
-  for (int64_t i = begin; i < end; ++i) {
-    if (i + ahead < end) {
-      const std::byte* next = rows.row(i + ahead);
+  Scales scales;
+  const float* group[kGroupRows];
+  for (int64_t first = begin; first < end; first += group_rows) {
+    const int64_t count = std::min(group_rows, end - first);
+    for (int64_t r = 0; r < count; ++r) {
+      group[r] = reinterpret_cast<const float*>(rows.row(first + r));
+    }
+    scale_group<kPrecision, kDim>(group, count, dim, &scales);
+    for (int64_t r = 0; r < count; ++r) {
+      // One by one: all at once they would wait for one another.
+      const std::byte* next = rows.row(std::min(first + r + ahead, end - 1));
       for (int64_t at = 0; at < row_bytes; at += kCacheLine) __builtin_prefetch(next + at, 0);
-    }
-    const auto* row = reinterpret_cast<const float*>(rows.row(i));
-    std::byte* to = out + i * stored_bytes;
-    Errors errors;
-    if constexpr (kPrecision == RowPrecision::kInt8) {
-      const VectorEnds ends = ends_of<kDim>(row, dim);
-      errors = round_int8<kDim>(row, dim, ends, kFbgemmEpsilon, to);
+      std::byte* to = out + (first + r) * stored_bytes;
+      const Errors errors = round_of_group<kPrecision, kDim>(group[r], dim, &scales, r, to);
       if (__builtin_expect(errors.are_broken(), 0)) {
-        errors = round_int8<kDim>(row, dim, ends, 0, to);
+        std::memset(to, 0, stored_bytes);
+        broken[first + r] = 1;
+      } else {
+        largest = _mm512_max_ps(largest, _mm512_castsi512_ps(errors.largest));
       }
-    } else if constexpr (kPrecision == RowPrecision::kInt4) {
-      errors = round_int4<kDim>(row, dim, ends_of<kDim>(row, dim), to);
-    } else {
-      errors = round_halves<kDim, kPrecision == RowPrecision::kFloat16>(row, dim, to);
-    }
-    if (__builtin_expect(errors.are_broken(), 0)) {
-      std::memset(to, 0, stored_bytes);
-      broken[i] = 1;
-    } else {
-      largest = _mm512_max_ps(largest, _mm512_castsi512_ps(errors.largest));
     }
   }
   return _mm512_reduce_max_ps(largest);

@@ -66,6 +66,18 @@ def recovered(directory, **options):
     return report, rows
 
 
+def num_different(rows, *others):
+    """How many rows differ from each in a bit of a weight: of random ones, those that are rounded.
+
+    Rounding changes a bit of almost every row.
+    """
+    count = 0
+    for table in rows:
+        held = [each[table]["weight"].view(torch.int32) for each in (rows, *others)]
+        count += int(torch.stack([(held[0] != each).any(1) for each in held[1:]]).all(0).sum())
+    return count
+
+
 @pytest.mark.parametrize("precision", PRECISIONS[1:])
 @pytest.mark.parametrize("overlap", ["never", "always"])
 def test_changed_rows_are_recovered_rounded_and_all_others_bit_for_bit(
@@ -76,7 +88,7 @@ def test_changed_rows_are_recovered_rounded_and_all_others_bit_for_bit(
     run.die()
     report, rows = recovered(tmp_path)
     assert_same(rows, expected(before, after, precision))
-    assert 100 < report.rows_rounded <= report.rows_restored
+    assert report.rows_rounded == num_different(rows, after) > 100
     error = max((rows[t]["weight"] - after[t]["weight"]).abs().max() for t in rows)
     assert 0 < error <= report.largest_rounding_error < 0.5
 
@@ -108,17 +120,21 @@ def test_rows_that_break_the_bound_are_recovered_bit_for_bit(tmp_path):
     run.checkpointer.save(kind="base")
     run.checkpointer.wait()
     run.train(1)
+    run.checkpointer.save(kind="partial")  # row 7 is rounded here, but not in the newest snapshot
+    run.checkpointer.wait()
     with torch.no_grad():
         weight = run.model.tables["big"].weight
         weight[3, 2], weight[400, 0], weight[599, 15] = float("inf"), float("nan"), 3e38
-        weight[7] = torch.linspace(1, 1 + 1e-6, 16)
+        weight[7] = torch.linspace(1e-9, 2e-9, 16)
     run.checkpointer.save(kind="partial")
     run.checkpointer.wait()
-    after = run.rows()["tables.big"]["weight"]
+    after = run.rows()
     run.die()
-    _, rows = recovered(tmp_path, on_nan="save")
+    report, rows = recovered(tmp_path, on_nan="save")
     exact = [3, 400, 7]
-    assert_same(rows["tables.big"]["weight"][exact], after[exact])
+    weights = (each["tables.big"]["weight"] for each in (rows, after))
+    assert_same(*(each[exact] for each in weights))
+    assert report.rows_rounded == num_different(rows, after) > 100
 
 
 def test_a_row_with_nan_is_refused_by_its_name(tmp_path):
@@ -165,6 +181,7 @@ def test_damage_costs_the_rows_of_its_chunk_alone(tmp_path):
             report = fresh.checkpointer.recover(on_damage="fall_back")
             assert report.rows_stale is None or report.rows_stale + report.rows_possibly_stale > 0
             rows = fresh.rows()
+            assert report.rows_rounded == num_different(rows, before, after) > 0
             for table, arrays in rows.items():
                 for name, values in arrays.items():
                     same = (values == wanted[table][name]).reshape(len(values), -1).all(1)
@@ -203,7 +220,8 @@ def test_compaction_into_a_base_keeps_the_values_that_a_recovery_gives(tmp_path,
     assert verify(tmp_path).is_sound
     after, merged = recovered(tmp_path)
     assert_same(merged, rows)
-    assert after.rows_rounded > 0  # although they are float32 in the file now
+    # Although they are float32 in the file now.
+    assert after.rows_rounded == report.rows_rounded > 0
     assert after.largest_rounding_error == report.largest_rounding_error
 
 
@@ -243,20 +261,35 @@ def test_another_number_of_shards_takes_the_rounded_rows(tmp_path):
     other = Trained(tmp_path / "three", seed=9, **{**OPTIONS, "num_shards": 3})
     report = other.checkpointer.recover(from_store=tmp_path / "two")
     assert_same(other.rows(), expected(before, after, "int4"))
-    assert report.rows_rounded > 0
+    assert report.rows_rounded == num_different(other.rows(), after) > 100
     other.checkpointer.close()
 
 
 def test_tables_on_a_device_take_rows_that_the_host_decodes(tmp_path, monkeypatch):
     precision = cpr_ext.Precision(base="int8", partial="int4")
-    run, _, _ = saved_twice(tmp_path, precision=precision, lookups=20)
+    run, _, after = saved_twice(tmp_path, precision=precision, lookups=20)
     run.die()
     _, rows = recovered(tmp_path)
     monkeypatch.setattr(restore, "_is_on_device", lambda table: True)
     report, decoded = recovered(tmp_path)
     assert_same(decoded, rows)
-    assert report.rows_restored == 690 >= report.rows_rounded > 600
+    assert report.rows_restored == 690 >= report.rows_rounded == num_different(rows, after) > 600
     assert report.segments_read == 4
+
+
+def test_a_device_takes_rows_of_which_none_could_be_rounded(tmp_path, monkeypatch):
+    options = {**OPTIONS, "tables": {"big": (20, 16)}, "on_nan": "save"}
+    run = Trained(tmp_path, **options, precision=cpr_ext.Precision(base="int8"))
+    with torch.no_grad():
+        run.model.tables["big"].weight[:] = float("inf")
+    run.checkpointer.save(kind="base")
+    run.checkpointer.wait()
+    after = run.rows()
+    run.die()
+    monkeypatch.setattr(restore, "_is_on_device", lambda table: True)
+    report, rows = recovered(tmp_path, **{"tables": options["tables"], "on_nan": "save"})
+    assert_same(rows, after)
+    assert report.rows_rounded == 0
 
 
 def test_a_table_on_a_device_is_not_rounded(tmp_path, monkeypatch):
