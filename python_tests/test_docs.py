@@ -25,6 +25,11 @@ def test_the_quickstart_runs_and_goes_on_when_it_is_run_again(tmp_path: Path) ->
         assert result.returncode == 0, result.stderr
         assert "step=500" in result.stdout
         assert "rows_restored=25000, rows_stale=0" in result.stdout
+        shown = re.search(r"^RecoveryReport.*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+        assert shown
+        assert re.sub(r"seconds=[\d.e-]+", "", shown[0]) in re.sub(
+            r"seconds=[\d.e-]+", "", result.stdout
+        )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -70,3 +70,21 @@ def test_links_to_files_that_are_no_pages_become_plain(site, link, expected):
     names = ("guide.md", "decisions/README.md", "notebooks/first_job.ipynb")
     pages = [ROOT / "docs" / name for name in names]
     assert site.with_reachable_links(link, ROOT / "docs/tools.md", pages) == expected
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "expected"),
+    [
+        (
+            "docs/a.md",
+            "see `examples/demo.py`,",
+            "see {download}`examples/demo.py <../examples/demo.py>`,",
+        ),
+        ("README.md", "`examples/demo.py`", "{download}`examples/demo.py <examples/demo.py>`"),
+        ("README.md", "`examples/none.py`", "`examples/none.py`"),
+        ("README.md", "```\npython examples/demo.py\n```", "```\npython examples/demo.py\n```"),
+    ],
+)
+def test_examples_that_a_page_names_can_be_downloaded(site, staged, page, text, expected):
+    assert site.with_downloads(text, ROOT / page) == expected
+    assert (staged / "examples/demo.py").is_file()

@@ -3,9 +3,9 @@
     python tools/site.py [--out build/site]
 
 Pages are staged in the folders that they have here, so that their links to each other hold. A
-notebook becomes a page. A link to a file that is no page becomes plain code. A warning of Sphinx,
-such as a link that leads nowhere, fails the build. Needs sphinx, myst-parser and furo, and what
-`import cpr_ext` needs.
+notebook becomes a page. A link to a file that is no page becomes plain code, and the name of an
+example a download. A warning of Sphinx, such as a link that leads nowhere, fails the build. Needs
+sphinx, myst-parser and furo, and what `import cpr_ext` needs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("*.md", "docs/*.md", "docs/decisions/*.md", "docs/notebooks/*.ipynb", "csrc/README.md")
 MODULES = ("", ".maintenance", ".distributed", ".publishing", ".policy", ".doctor")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_EXAMPLE = re.compile(r"`(examples/[\w.]+)`")
 
 
 def main() -> None:
@@ -53,10 +54,12 @@ def stage(source: Path) -> None:
         if path.suffix == ".ipynb":
             shutil.copy(path, place.parent)
         text = with_reachable_links(page_text(path), path, pages)
+        text = with_downloads(text, path)
         if path == ROOT / "docs" / "decisions" / "README.md":
             text += all_decisions(pages)
         place.write_text(text)
     shutil.copytree(ROOT / "docs" / "images", source / "docs" / "images")
+    shutil.copytree(ROOT / "examples", source / "examples")
     shutil.copy(ROOT / "docs" / "site" / "conf.py", source)
     index = (ROOT / "docs" / "site" / "index.md").read_text()
     (source / "index.md").write_text(index + unlisted(index, pages))
@@ -92,6 +95,17 @@ def with_reachable_links(text: str, path: Path, pages: list[Path]) -> str:
         return label if label.startswith("`") else f"{label} (`{name}`)"
 
     return _LINK.sub(replace, text)
+
+
+def with_downloads(text: str, path: Path) -> str:
+    """Return a page that offers the examples that it names: who installed a wheel has no others."""
+
+    def replace(name: re.Match[str]) -> str:
+        if not (ROOT / name[1]).is_file():
+            return name[0]
+        return f"{{download}}`{name[1]} <{os.path.relpath(ROOT / name[1], path.parent)}>`"
+
+    return _EXAMPLE.sub(replace, text)
 
 
 def all_decisions(pages: list[Path]) -> str:

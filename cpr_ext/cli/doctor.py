@@ -48,6 +48,6 @@ def doctor(folder: str, size_mb: float, as_json: bool) -> None:
 
 
 def _show(check: Check) -> None:
-    echo(f"{check.status:<6}{check.name:<14}{check.found}")
+    echo(f"{check.status:<6}{check.name:<15}{check.found}")
     if check.remedy:
-        echo(f"{'':<20}-> {check.remedy}")
+        echo(f"{'':<21}-> {check.remedy}")

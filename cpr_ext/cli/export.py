@@ -10,6 +10,7 @@ from cpr_ext.cli.output import (
     count,
     echo,
     json_option,
+    open_store,
     print_json,
     size,
     store_argument,
@@ -67,9 +68,8 @@ def export(
     say so; --full takes one step for all. STORE may also be the address of a copy (s3://...).
     """
     from cpr_ext import maintenance
-    from cpr_ext.storage.remote import local_store
 
-    store = click.get_current_context().with_resource(local_store(store))
+    store = open_store(store)
     report = maintenance.export(
         store,
         out,

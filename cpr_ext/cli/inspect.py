@@ -11,6 +11,7 @@ from cpr_ext.cli.output import (
     count,
     echo,
     json_option,
+    open_store,
     print_json,
     print_table,
     size,
@@ -39,10 +40,8 @@ def inspect(store: str, world_size: int | None, table: str | None, as_json: bool
     from cpr_ext import maintenance
     from cpr_ext.errors import UsageError
     from cpr_ext.storage.job_stores import find_stores
-    from cpr_ext.storage.remote import local_store
 
-    place = local_store(store, headers_only=table is None)
-    store = click.get_current_context().with_resource(place)
+    store = open_store(store, headers_only=table is None)
     found = find_stores(store, world_size=world_size)
     if not found.is_one_store:
         if table is not None:

@@ -23,6 +23,7 @@ json_option = click.option(
     help="Print one JSON document to stdout instead of lines; all else goes to stderr.",
 )
 store_argument = click.argument("store", type=click.Path(file_okay=False))
+_addresses: dict[str, str] = {}  # of the temporary directories that hold copies
 world_size_option = click.option(
     "--world-size",
     type=click.IntRange(min=1),
@@ -30,9 +31,29 @@ world_size_option = click.option(
 )
 
 
+def open_store(store: str, *, headers_only: bool = False) -> str:
+    """Return a directory with the store; while the command runs, if it is the address of a copy.
+
+    What is printed names the address.
+    """
+    from cpr_ext.storage.remote import local_store
+
+    place = local_store(store, headers_only=headers_only)
+    directory = click.get_current_context().with_resource(place)
+    if directory != store:
+        _addresses[directory] = store
+    return directory
+
+
+def _with_addresses(text: str) -> str:
+    for directory, address in _addresses.items():
+        text = text.replace(directory, address)
+    return text
+
+
 def print_json(result: DataclassInstance, **more: Any) -> None:
     """Print a result as one JSON document."""
-    click.echo(to_json({**asdict(result), **more}))
+    click.echo(_with_addresses(to_json({**asdict(result), **more})))
 
 
 def to_json(document: Any) -> str:
@@ -51,11 +72,14 @@ def _without_nan(value: Any) -> Any:
 def printable(text: str, *, keep: str = "") -> str:
     """Return text without control characters: names in a store may hold any.
 
+    The temporary directory of a copy is named by the copy's address.
+
     Args:
         keep: characters that stay all the same.
     """
     return "".join(
-        letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1] for letter in text
+        letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1]
+        for letter in _with_addresses(text)
     )
 
 

@@ -12,6 +12,7 @@ from cpr_ext.cli.output import (
     count,
     echo,
     json_option,
+    open_store,
     print_json,
     size,
     store_argument,
@@ -36,9 +37,8 @@ def verify(store: str, world_size: int | None, quiet: bool, as_json: bool) -> No
     """
     from cpr_ext import maintenance
     from cpr_ext.storage.job_stores import find_stores
-    from cpr_ext.storage.remote import local_store
 
-    store = click.get_current_context().with_resource(local_store(store))
+    store = open_store(store)
     bar = ByteBar(disable=quiet)
     try:
         report: VerifyReport | JobVerifyReport

@@ -16,12 +16,14 @@ def _no_torchrec(monkeypatch):
 def test_it_shows_what_it_found_and_the_remedy(cpr, tmp_path):
     code, output, _ = cpr("doctor", tmp_path, "--size-mb", 8)
     assert code == 0, output
-    names = [line[6:20].strip() for line in output.splitlines() if line[:2] in ("ok", "no")]
+    lines = [line for line in output.splitlines() if line[:2] in ("ok", "no")]
+    assert {line[20] for line in lines} == {" "}  # behind the longest name, too
+    names = [line[6:20].strip() for line in lines]
     assert names == [
         *("Python", "torch", "cpr_ext", "CPU", "CUDA", "disk", "commands", "training"),
         *("object storage", "live recovery", "TorchRec"),
     ]
-    assert "note  TorchRec      old\n                    -> new\n" in output
+    assert "note  TorchRec       old\n                     -> new\n" in output
     assert output.endswith("\nNothing is wrong.\n")
 
 

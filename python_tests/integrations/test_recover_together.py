@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
+from python_tests.integrations.together_job import STEPS
 
 JOB = "python_tests.integrations.together_job"
 
@@ -53,6 +54,13 @@ class Restarts:
             for rank in range(self.world_size)
         ]
 
+    def ends(self):
+        """What each rank of the last life held after its last step, in every bit."""
+        return [
+            json.loads((self.directory / f"end-{rank}-{self.life}.json").read_text())
+            for rank in range(self.world_size)
+        ]
+
     def logs(self):
         return "\n".join(path.read_text()[-2000:] for path in self.directory.glob("log-*"))
 
@@ -79,10 +87,17 @@ def test_a_rank_killed_in_a_commit_leaves_no_two_ranks_at_different_steps(nurser
     assert steps[-1] > 0
 
 
-def test_full_recovery_goes_to_a_point_that_all_have(nursery, tmp_path):
-    steps = kill_in_commits(Restarts(nursery, tmp_path), [(1, 5), (0, 6)], mode="full")
+def test_full_recovery_ends_bit_for_bit_as_a_job_that_nobody_killed(nursery, tmp_path):
+    folders = [tmp_path / name for name in ("killed", "untouched")]
+    for folder in folders:
+        folder.mkdir()
+    killed, untouched = (Restarts(nursery, folder) for folder in folders)
+    steps = kill_in_commits(killed, [(1, 5), (0, 6)], mode="full")
     assert steps == sorted(steps)
-    assert steps[-1] > 0
+    assert steps[1] > 0  # all goes back to what the first life began with
+    whole = (None, "full", steps[-1] + STEPS)
+    assert untouched.live(whole, whole) == [0, 0], untouched.logs()
+    assert killed.ends() == untouched.ends()
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """Ranks of an ordinary process group, which all restart together: the first snippet of torchrec.md.
 
-Each rank writes what it recovered to ``RANK-LIFE.json``.
+Each rank writes what it recovered to ``RANK-LIFE.json``, where it ended to ``end-RANK-LIFE.json``.
 """
 
 import json
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import cpr_ext
 from cpr_ext.distributed import recover_together
-from cpr_ext.distributed.collective.comparison import facts_of
+from cpr_ext.distributed.collective.comparison import checksum, facts_of
 from cpr_ext.integrations.torchrec import make_checkpointer
 from cpr_ext.storage.retention import Retention
 from python_tests.integrations.sharded_models import SAMPLES, join, make_batch, sharded
@@ -43,7 +43,7 @@ def die_at_rename(number):
     Path.replace = replace
 
 
-def run(directory, rank, world_size, life, dies_at, mode):
+def run(directory, rank, world_size, life, dies_at, mode, num_steps=STEPS):
     directory = Path(directory)
     log = os.open(directory / f"log-{rank}-{life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -61,13 +61,19 @@ def run(directory, rank, world_size, life, dies_at, mode):
         (directory / f"{rank}-{life}.json").write_text(json.dumps({**said, "facts": facts}))
         if dies_at is not None:
             die_at_rename(dies_at)
-        for step in range(report.step, report.step + STEPS):
+        for step in range(report.step, report.step + num_steps):
             inputs, _ = make_batch(step, rank)
             optimizer.zero_grad()
             model(*inputs).backward()
             optimizer.step()
             checkpointer.step(SAMPLES * world_size)
             checkpointer.wait()
+        end = {"facts": facts_of(model, checkpointer, buffers=True)}
+        end["tables"] = [
+            {name: checksum(array) for name, array in table.arrays().items()}
+            for table in checkpointer.tables
+        ]
+        (directory / f"end-{rank}-{life}.json").write_text(json.dumps(end))
     dist.destroy_process_group()
 
 

@@ -215,9 +215,10 @@ def test_the_tools_take_an_address(objects, tmp_path, monkeypatch, capsys):
     trained.checkpointer.close()
     monkeypatch.setattr("cpr_ext.storage.remote.fetching.open_objects", lambda options: objects)
     for arguments, expected in [
-        (["inspect"], "2 shards"),
+        (["inspect"], "memory:///: 2 shards"),
         (["inspect", "--table", "tables.big"], "60 rows"),
-        (["verify", "--quiet"], "no damage"),
+        (["verify", "--quiet"], "memory:///: no damage"),
+        (["inspect", "--json"], '"store": "memory:///"'),
         (["export", str(tmp_path / "out")], "model.safetensors"),
     ]:
         monkeypatch.setattr("sys.argv", ["cpr", arguments[0], "memory:///", *arguments[1:]])
