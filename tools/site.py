@@ -61,6 +61,7 @@ def stage(source: Path) -> None:
     shutil.copytree(ROOT / "docs" / "images", source / "docs" / "images")
     shutil.copytree(ROOT / "examples", source / "examples")
     shutil.copy(ROOT / "docs" / "site" / "conf.py", source)
+    shutil.copytree(ROOT / "docs" / "site" / "_static", source / "_static")
     index = (ROOT / "docs" / "site" / "index.md").read_text()
     (source / "index.md").write_text(index + unlisted(index, pages))
     (source / "api").mkdir()
