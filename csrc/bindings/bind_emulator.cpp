@@ -55,6 +55,10 @@ void register_broken_calls(py::module_& emulator) {
       "mix_devices",
       [=](const std::string& fault) { return as_int(emulated_cuda::mix_devices(fault)); },
       py::arg("fault"), "The error of a call with an object of another device.");
+  emulator.def(
+      "see_host_memory",
+      [=](const std::string& fault) { return as_int(emulated_cuda::see_host_memory(fault)); },
+      py::arg("fault"), "The error of asking where a device sees host memory.");
   emulator.def("count_mappings", &emulated_cuda::count_mappings, py::arg("times"), py::arg("keeps"),
                "How often a pool maps memory that is allocated again and again.");
   emulator.def("read_freed", &emulated_cuda::read_freed, py::arg("frees_late"),

@@ -19,6 +19,10 @@ cudaError_t wait_beside_capture(bool waits_beside);
 // With two devices: "launch on the other's stream", "record the other's event".
 cudaError_t mix_devices(const std::string& fault);
 
+// The error of asking where a device sees a byte of host memory that is registered as "mapped" or
+// as "portable" alone; "beside": the byte after the mapped ones.
+cudaError_t see_host_memory(const std::string& fault);
+
 // How often memory is mapped if it is allocated and freed `times` times, with a wait between; it is
 // of a pool that keeps what is freed, or not.
 int64_t count_mappings(int times, bool keeps);
