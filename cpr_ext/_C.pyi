@@ -393,6 +393,29 @@ class DeviceStager:
         memory; waits until they are there.
         """
 
+    def restore_rows(
+        self,
+        stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        precision: str,
+        table: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    ) -> None:
+        """Write rounded rows (n, bytes) uint8 to the rows row_ids, distinct, as float32; waits."""
+
+    def round_rows(
+        self,
+        table: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        precision: str,
+        stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    ) -> tuple[numpy.typing.NDArray[numpy.bool], float, numpy.typing.NDArray[numpy.float32]]:
+        """Pack rows of a float32 table, rounded, into stored (n, bytes) uint8 in host memory;
+        waits.
+
+        Returns (n,) bool, which rows broke the bound and are zeros; the largest error of the
+        others; and (k, columns) float32, those rows as they are.
+        """
+
     def scatter_rows(
         self,
         packed: torch.Tensor | numpy.typing.NDArray[typing.Any],

@@ -7,12 +7,13 @@ import torch
 
 import cpr_ext
 from cpr_ext import _emulated, cuda
-from cpr_ext.checkpointer import call_guard
+from cpr_ext.checkpointer import call_guard, parts
 from cpr_ext.errors import CudaError, RowIndexError, UntrackedChangeWarning, UsageError
-from cpr_ext.saving import background_capture, priorities
+from cpr_ext.maintenance import compact
+from cpr_ext.saving import background_capture, priorities, row_samples
 from cpr_ext.storage import segment_format
 from cpr_ext.tracking import lookup_recorder, table_watch
-from python_tests.helpers import assert_same, read_chunks, shard_records
+from python_tests.helpers import Trained, assert_same, read_chunks, shard_records
 
 emulator = _emulated.emulator
 
@@ -219,17 +220,92 @@ def saved_rows(directory, priority):
     return saved, kinds
 
 
+def move_to_host(patch):
+    """Tables are on the CPU from now on, in the same process."""
+    users = (parts, priorities, background_capture, row_samples, lookup_recorder, table_watch)
+    for module in (cuda, *users):
+        patch.setattr(module, "device_of", lambda tensor: None)
+    patch.setattr(segment_format, "stager_of", lambda tensor: None)
+
+
 @pytest.mark.parametrize("priority", PRIORITIES, ids=lambda priority: type(priority).__name__)
 def test_snapshots_of_a_run_hold_the_rows_that_those_on_the_cpu_do(tmp_path, priority, monkeypatch):
     on_device, kinds = saved_rows(tmp_path / "device", priority)
     assert all(kind.startswith("Device") for kind in kinds)
-    for module in (priorities, background_capture):
-        monkeypatch.setattr(module, "device_of", lambda tensor: None)
-    monkeypatch.setattr(segment_format, "stager_of", lambda tensor: None)
+    move_to_host(monkeypatch)
     on_host, kinds = saved_rows(tmp_path / "host", priority)
     assert not any(kind.startswith("Device") for kind in kinds)
     assert len([kind for kind, *_ in on_host if kind == "partial"]) >= 5
     assert_same(on_device, on_host)
+
+
+MIXED = cpr_ext.Precision(base="float32", partial="int8", state="bfloat16")
+OTHER = cpr_ext.Precision(base="float16", partial="int4")
+
+
+def train_rounded(directory, *, gather_bytes=1 << 30):
+    """A run with a base and partial snapshots of mixed precisions, which another continued."""
+    for precision in (MIXED, OTHER):
+        torch.manual_seed(0)
+        options = {"num_shards": 3, "lookups": 100, "priority": cpr_ext.AllRows()}
+        run = Trained(
+            directory,
+            tables={"big": (600, 16), "wide": (50, 33), "thin": (40, 2)},
+            schedule=cpr_ext.EverySteps(10**9),
+            precision=precision,
+            overlap="never",
+            staging=cpr_ext.StagingOptions(gather_bytes=gather_bytes),
+            **options,
+        )
+        if precision is OTHER:
+            run.checkpointer.recover()
+        for kind in ("base", "partial", "partial"):
+            run.train(1)
+            with torch.no_grad():  # a row that breaks every bound
+                run.model.tables["big"].weight[17, 3] = 1e38
+            run.checkpointer.save(kind=kind)
+            run.checkpointer.wait()
+        run.die()
+    return {
+        path.relative_to(directory): path.read_bytes() for _, _, path in shard_records(run.store)
+    }
+
+
+def recovered_rows(directory):
+    run = Trained(
+        directory,
+        tables={"big": (600, 16), "wide": (50, 33), "thin": (40, 2)},
+        num_shards=3,
+        seed=9,
+    )
+    report = run.checkpointer.recover()
+    rows = run.rows()
+    run.checkpointer.close()
+    return rows, (report.rows_restored, report.rows_rounded, report.largest_rounding_error)
+
+
+@pytest.mark.parametrize("gather_bytes", [1 << 30, 0])
+def test_rounded_snapshots_are_those_of_the_cpu_and_each_restores_the_other(tmp_path, gather_bytes):
+    before = emulator.calls().get("cudaLaunchKernelEx", 0)
+    of_device = train_rounded(tmp_path / "device", gather_bytes=gather_bytes)
+    on_device = recovered_rows(tmp_path / "device")
+    assert emulator.calls()["cudaLaunchKernelEx"] > before
+    with pytest.MonkeyPatch.context() as patch:
+        move_to_host(patch)
+        of_host = train_rounded(tmp_path / "host")
+        on_host = recovered_rows(tmp_path / "host")
+        device_to_host = recovered_rows(tmp_path / "device")
+    host_to_device = recovered_rows(tmp_path / "host")
+    assert of_device.keys() == of_host.keys()
+    for name, data in of_host.items():
+        assert of_device[name] == data, name
+    for rows, report in (on_device, device_to_host, host_to_device):
+        assert_same(rows, on_host[0])
+        assert report == on_host[1]
+    assert on_host[1][1] > 600
+    rows = on_device[0]
+    compact(tmp_path / "device")
+    assert_same(recovered_rows(tmp_path / "device")[0], rows)
 
 
 @pytest.mark.parametrize("priority", PRIORITIES, ids=lambda priority: type(priority).__name__)

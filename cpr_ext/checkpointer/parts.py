@@ -25,7 +25,6 @@ from cpr_ext.saving.saver import Saver, SavingOptions
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector
 from cpr_ext.saving.slot_size import choose_slot_bytes
-from cpr_ext.state.precision import Precision
 from cpr_ext.state.row_caches import refuse_cached_rows
 from cpr_ext.state.stateful import Stateful
 from cpr_ext.state.table import Table, find_tables, prioritized_tables, register_tables
@@ -105,7 +104,6 @@ def build_parts(
     overlaps = Overlap.is_wanted(settings.overlap, tables)
     slot_bytes = choose_slot_bytes(staging.slot_bytes, tables, settings.precision)
     devices = devices_of(table.weight for table in tables)
-    _refuse_rounding_on_devices(tables, settings.precision)
     all_on_gpu = bool(tables) and all(device_of(t.weight) is not None for t in tables)
     use_training_streams(devices)
     stagers = make_stagers(devices, slot_bytes=slot_bytes, num_slots=staging.num_slots)
@@ -229,15 +227,6 @@ def build_parts(
         saver,
         copy,
     )
-
-
-def _refuse_rounding_on_devices(tables: Sequence[Table], precision: Precision) -> None:
-    on_devices = [table.name for table in tables if device_of(table.weight) is not None]
-    if on_devices and not precision.is_exact:
-        raise UsageError(
-            f"table {on_devices[0]!r} is on a GPU, whose rows are not rounded: precision is "
-            f"{precision}; leave it out, or keep the tables on the CPU"
-        )
 
 
 def _start_copy(

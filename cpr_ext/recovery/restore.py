@@ -17,7 +17,7 @@ from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.recovery.damage_accounting import account
 from cpr_ext.recovery.findings import Findings
-from cpr_ext.recovery.shard_segments import ShardSegments, UsableSegment, open_shard
+from cpr_ext.recovery.shard_segments import ShardSegments, open_shard
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.stateful import Stateful
@@ -145,52 +145,6 @@ def _restore_segments(shards: Sequence[ShardSegments], live: LiveModel, findings
     for shard in shards:
         shard.make_marks()
     found = [(usable, shard) for shard in shards for usable in shard.usable]
-    segments = [usable.rows.segment for usable, _ in found]
-    if any(_is_decoded_first(segment, live.tables) for segment in segments):
-        for usable, shard in found:  # in their order: of a row the last one stays
-            if _is_decoded_first(usable.rows.segment, live.tables):
-                _restore_decoded(usable, shard, live.tables, findings)
-            else:
-                _restore_natively([(usable, shard)], live, findings)
-    else:
-        _restore_natively(found, live, findings)
-
-
-def _is_decoded_first(segment: Segment, tables: Mapping[str, Table]) -> bool:
-    """Return whether a segment has rounded rows of a table on a device, which does not decode."""
-    return any(
-        spec.exact_row_bytes and _is_on_device(tables[spec.name]) for spec in segment.layout.tables
-    )
-
-
-def _is_on_device(table: Table) -> bool:
-    return bool(table.weight.is_cuda)
-
-
-def _restore_decoded(
-    usable: UsableSegment, shard: ShardSegments, tables: Mapping[str, Table], findings: Findings
-) -> None:
-    """Restore a segment chunk by chunk, decoded on the host."""
-    rows = usable.rows
-    for number, chunk in enumerate(rows.segment.chunks):
-        table = tables[rows.segment.layout.tables[chunk.table].name]
-        try:
-            read = rows.rows(number)
-        except DamageError as error:
-            usable.damaged.add(number)
-            findings.add_damaged(rows.segment.path, error, chunk.num_rows)
-            continue
-        for name, live in table.arrays().items():
-            if name in read.arrays:
-                live[read.row_ids.to(live.device)] = read.arrays[name].to(live.device)
-        shard.marks[table.name][read.row_ids - shard.ranges[table.name][0]] = read.marks
-    findings.segments_read += 1
-    findings.bytes_read += rows.bytes_read
-
-
-def _restore_natively(
-    found: Sequence[tuple[UsableSegment, ShardSegments]], live: LiveModel, findings: Findings
-) -> None:
     segments = [usable.rows.segment for usable, _ in found]
     results = native.restore_segments(
         [_native_source(usable.rows.segment, shard, live.tables) for usable, shard in found],

@@ -7,7 +7,7 @@ snapshot are copied there in one step, and go to the host while training continu
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -27,8 +27,14 @@ def bytes_of(selections: Sequence[Selection]) -> int:
     )
 
 
-def gather(selections: Sequence[Selection], max_bytes: int) -> list[Source] | None:
+def gather(
+    selections: Sequence[Selection], max_bytes: int, precision_of: Callable[[str], str]
+) -> list[Source] | None:
     """Copy the rows as they are when training's streams get here.
+
+    Args:
+        precision_of: of an array of a table, by its name. The copies are exact; they are rounded
+            on their way to the host.
 
     Returns:
         What to capture each selection from; None if the copies take more than ``max_bytes``, or
@@ -43,14 +49,14 @@ def gather(selections: Sequence[Selection], max_bytes: int) -> list[Source] | No
         )
         return None
     try:
-        return [_gathered(selection) for selection in selections]
+        return [_gathered(selection, precision_of) for selection in selections]
     except torch.cuda.OutOfMemoryError as error:
         logger.info("a snapshot's rows are not gathered at one step: %s", error)
         return None
 
 
-def _gathered(selection: Selection) -> Source:
-    of_table = selection_source(selection)
+def _gathered(selection: Selection, precision_of: Callable[[str], str]) -> Source:
+    of_table = selection_source(selection, precision_of)
     if of_table.row_ids is None:
         copies = {
             name: array.detach()[selection.begin : selection.end].clone()

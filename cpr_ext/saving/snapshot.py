@@ -290,7 +290,8 @@ class Snapshot:
         if self._state != "capturing":
             return False
         try:
-            found = gather([each for part in self._parts for each in part.selections], max_bytes)
+            selections = [each for part in self._parts for each in part.selections]
+            found = gather(selections, max_bytes, self._precision_of)
             if found is None:
                 self.mode = otherwise
                 return False

@@ -2,7 +2,7 @@
 
 Rows are rounded in FBGEMM's row-wise layout. int8: one byte an element, then scale and bias as
 float32. int4: two elements a byte, the first in the low half, then scale and bias as float16. The
-functions here are the specification in NumPy; ``csrc/staging/row_codec.h`` has the kernels.
+functions here are the specification in NumPy; ``csrc/staging/row_rounding.h`` has the kernels.
 """
 
 from __future__ import annotations

@@ -2,17 +2,24 @@
 #include <pybind11/typing.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/annotations.h"
 #include "bindings/register.h"
 #include "bindings/row_array_view.h"
+#include "bindings/row_precision_name.h"
 #include "bindings/tensor_view.h"
 #include "bindings/vector_array.h"
 #include "core/error.h"
 #include "core/stream_mark.h"
 #include "staging/device_stager.h"
+#include "staging/pinned_slots.h"
+#include "storage/segment_writer.h"
 #include "tracking/row_tracker.h"
 
 #if CPR_EXT_HAS_CUDA
@@ -37,17 +44,22 @@ struct DeviceCopy {
   StagedRows rows;
   std::byte* packed;
 
-  DeviceCopy(const DeviceStager& stager, py::handle table, py::handle row_ids, py::handle packed) {
+  DeviceCopy(const DeviceStager& stager, py::handle table, py::handle row_ids, py::handle packed,
+             RowPrecision precision = RowPrecision::kExact) {
     array.rows = view_rows(table, "table", 0, stager.device());
+    array.precision = precision;
+    if (precision != RowPrecision::kExact && array.rows.dtype != DType::kFloat32) {
+      throw UsageError("table is not float32");
+    }
     const TensorView ids = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
     rows.row_ids = static_cast<const int64_t*>(ids.data);
     rows.count = ids.shape[0];
     const TensorView bytes = view_tensor(packed, "packed");
-    const int64_t needed = rows.count * array.rows.row_bytes;
+    const int64_t needed = rows.count * array.packed_row_bytes();
     if (!bytes.is_contiguous() || bytes.numel() * bytes.item_bytes != needed) {
       throw UsageError("packed has " + std::to_string(bytes.numel() * bytes.item_bytes) +
                        " bytes; needed are " + std::to_string(rows.count) + " contiguous rows of " +
-                       std::to_string(array.rows.row_bytes));
+                       std::to_string(array.packed_row_bytes()));
     }
     this->packed = static_cast<std::byte*>(bytes.data);
   }
@@ -86,6 +98,53 @@ void gather_to_host(DeviceStager& stager, const ArrayLike& table, const ArrayLik
 void scatter_from_host(DeviceStager& stager, const ArrayLike& packed, const ArrayLike& row_ids,
                        const ArrayLike& table) {
   const DeviceCopy copy(stager, table, row_ids, packed);
+  py::gil_scoped_release release;
+  copy.check(0, copy.rows.count);
+  stager.scatter({copy.array}, copy.rows, copy.packed)->wait();
+}
+
+// As the pipeline does: through a slot, which has row ids, rounded rows, errors and exact rows.
+std::tuple<py::array_t<bool>, float, py::array_t<float>> round_to_host(DeviceStager& stager,
+                                                                       const ArrayLike& table,
+                                                                       const ArrayLike& row_ids,
+                                                                       const std::string& precision,
+                                                                       const ArrayLike& stored) {
+  if (!view_tensor(stored, "stored").writable) throw UsageError("stored is read-only");
+  DeviceCopy copy(stager, table, row_ids, stored, parse_precision(precision));
+  if (copy.array.precision == RowPrecision::kExact)
+    throw UsageError("float32 rows are not rounded");
+  copy.check(0, copy.rows.count);
+  const int64_t count = copy.rows.count;
+  const int64_t row_bytes = copy.array.rows.row_bytes;
+  const int64_t stored_bytes = count * copy.array.packed_row_bytes();
+  copy.rows.errors_offset = align_up(stored_bytes);
+  copy.array.exact_offset = copy.rows.errors_offset + align_up(count * int64_t{sizeof(float)});
+  SlotPool slots(1, copy.array.exact_offset + align_up(count * row_bytes) + kAlignment);
+  const PinnedSlots pinned(slots, &stager);
+  const SlotLease slot = slots.acquire();
+  stager.gather({copy.array}, copy.rows, slot.data())->wait();
+  std::copy_n(slot.data(), stored_bytes, copy.packed);
+  const auto* errors = reinterpret_cast<const float*>(slot.data() + copy.rows.errors_offset);
+  const auto* exact = reinterpret_cast<const float*>(slot.data() + copy.array.exact_offset);
+  const int64_t elements = row_bytes / int64_t{sizeof(float)};
+  py::array_t<bool> broken(count);
+  std::vector<float> exact_rows;
+  float largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    broken.mutable_at(i) = std::signbit(errors[i]);
+    largest = std::max(largest, std::fabs(errors[i]));
+    if (!std::signbit(errors[i])) continue;
+    exact_rows.insert(exact_rows.end(), exact + i * elements, exact + (i + 1) * elements);
+  }
+  const auto num_exact = static_cast<int64_t>(exact_rows.size()) / elements;
+  py::array_t<float> out({num_exact, elements});
+  std::copy(exact_rows.begin(), exact_rows.end(), out.mutable_data());
+  return {std::move(broken), largest, std::move(out)};
+}
+
+void restore_from_host(DeviceStager& stager, const ArrayLike& stored, const ArrayLike& row_ids,
+                       const std::string& precision, const ArrayLike& table) {
+  const DeviceCopy copy(stager, table, row_ids, stored, parse_precision(precision));
   py::gil_scoped_release release;
   copy.check(0, copy.rows.count);
   stager.scatter({copy.array}, copy.rows, copy.packed)->wait();
@@ -157,7 +216,16 @@ void register_stager(py::module_& module) {
            "memory; waits until they are there.")
       .def("scatter_rows", &scatter_from_host, py::arg("packed"), py::arg("row_ids"),
            py::arg("table"),
-           "Write packed rows (n, ...) to the rows row_ids (n,) int64, distinct, of table; waits.");
+           "Write packed rows (n, ...) to the rows row_ids (n,) int64, distinct, of table; waits.")
+      .def("round_rows", &round_to_host, py::arg("table"), py::arg("row_ids"), py::arg("precision"),
+           py::arg("stored"),
+           "Pack rows of a float32 table, rounded, into stored (n, bytes) uint8 in host memory;\n"
+           "waits.\n\n"
+           "Returns (n,) bool, which rows broke the bound and are zeros; the largest error of the\n"
+           "others; and (k, columns) float32, those rows as they are.")
+      .def("restore_rows", &restore_from_host, py::arg("stored"), py::arg("row_ids"),
+           py::arg("precision"), py::arg("table"),
+           "Write rounded rows (n, bytes) uint8 to the rows row_ids, distinct, as float32; waits.");
 }
 
 }  // namespace

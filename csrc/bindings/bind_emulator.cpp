@@ -63,6 +63,10 @@ void register_broken_calls(py::module_& emulator) {
       "call_wrongly",
       [=](const std::string& fault) { return as_int(emulated_cuda::call_wrongly(fault)); },
       py::arg("fault"), "The error of a call that is wrong at any time; 0: none.");
+  emulator.def(
+      "see_host_memory",
+      [=](const std::string& fault) { return as_int(emulated_cuda::see_host_memory(fault)); },
+      py::arg("fault"), "The error of asking where a device sees host memory.");
   emulator.def("count_mappings", &emulated_cuda::count_mappings, py::arg("times"), py::arg("keeps"),
                "How often a pool maps memory that is allocated again and again.");
   emulator.def("read_freed", &emulated_cuda::read_freed, py::arg("frees_late"), py::arg("has_next"),

@@ -44,8 +44,8 @@ void TableSpec::add_rows(std::string name, const ArrayLike& tensor, int64_t file
   RowArray rows = view_rows(tensor, name.c_str(), first_row_id, device);
   rows.stager = stager.get();
   const RowPrecision stored = parse_precision(precision);
-  if (stored != RowPrecision::kExact && (rows.dtype != DType::kFloat32 || stager != nullptr)) {
-    throw UsageError(name + ": only float32 rows on the CPU can be " + precision + " in a file");
+  if (stored != RowPrecision::kExact && rows.dtype != DType::kFloat32) {
+    throw UsageError(name + ": only float32 rows can be " + precision + " in a file");
   }
   add({name, rows, file_offset, stored}, tensor);
   owners.append(py::cast(stager));

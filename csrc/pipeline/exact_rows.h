@@ -1,4 +1,6 @@
 // Rows of a chunk that broke the bound of their precision: kept as float32 after its other pieces.
+// Those of a device lie there at first with room for all rows of the chunk, until it is known how
+// many there are.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipeline/segment_plan.h"
@@ -21,8 +24,8 @@ struct OverlaidRows {
 };
 
 // Writes the exact rows of a chunk to `out`, see ExactRows; returns how many there are.
-// row_at(array, i): row i of the chunk in memory. A row that was copied before it changed is taken
-// from `overlaid`.
+// row_at(array, i): row i of the chunk in memory, which may be in `out` with room for all rows. A
+// row that was copied before it changed is taken from `overlaid`.
 template <class RowAt>
 int64_t gather_exact(const SegmentTable& table, const std::vector<uint8_t>& broken,
                      const OverlaidRows& overlaid, const RowAt& row_at, std::byte* out) {
@@ -44,7 +47,7 @@ int64_t gather_exact(const SegmentTable& table, const std::vector<uint8_t>& brok
       const auto copied = overlaid.exact.find(position);
       const std::byte* row =
           copied == overlaid.exact.end() ? row_at(array, position) : copied->second.data() + offset;
-      std::memcpy(out, row, array.rows.row_bytes);
+      std::memmove(out, row, array.rows.row_bytes);
       out += array.rows.row_bytes;
     }
     offset += array.rows.row_bytes;
@@ -52,26 +55,27 @@ int64_t gather_exact(const SegmentTable& table, const std::vector<uint8_t>& brok
   return static_cast<int64_t>(positions.size());
 }
 
+// Where a device writes, in the room of a chunk for exact rows: (count,) float32 of errors, see
+// StagedRows, then each rounded array's rows at their positions. Offsets from `out`.
+int64_t room_for_exact(const SegmentTable& table, int64_t count, const SegmentArray& array);
+
+// Packs the exact rows of a chunk once a device has written them to `out`, and notes them and the
+// largest error in the chunk.
+void pack_exact(const SegmentTable& table, std::byte* out, Chunk* chunk);
+
 // What is wrong with the exact rows of a chunk, read from a file, or an empty string.
 std::string check_exact(const Chunk& chunk, const std::byte* data);
 
-// Writes those of the exact rows whose position is in [begin, end) to their places: row_at(array,
-// position). REQUIRES: check_exact() has found nothing.
-template <class RowAt>
-void scatter_exact(const SegmentTable& table, const Chunk& chunk, const std::byte* data,
-                   int64_t begin, int64_t end, const RowAt& row_at) {
-  const auto* positions = reinterpret_cast<const int32_t*>(data);
-  data += chunk.exact.count * static_cast<int64_t>(sizeof(int32_t));
-  for (const SegmentArray& array : table.arrays) {
-    if (!array.is_rounded()) continue;
-    for (int64_t i = 0; i < chunk.exact.count; ++i) {
-      if (positions[i] >= begin && positions[i] < end) {
-        std::memcpy(row_at(array, positions[i]), data + i * array.rows.row_bytes,
-                    array.rows.row_bytes);
-      }
-    }
-    data += chunk.exact.count * array.rows.row_bytes;
-  }
-}
+// Those of the exact rows whose position is in a range.
+struct ExactRun {
+  const int32_t* positions;  // (count,)
+  int64_t count;
+  // Of each rounded array, in their order: its rows.
+  std::vector<std::pair<const SegmentArray*, const std::byte*>> rows;
+};
+
+// Those in [begin, end). REQUIRES: check_exact() has found nothing.
+ExactRun exact_between(const SegmentTable& table, const Chunk& chunk, const std::byte* data,
+                       int64_t begin, int64_t end);
 
 }  // namespace cpr_ext

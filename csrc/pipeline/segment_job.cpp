@@ -15,16 +15,29 @@ namespace cpr_ext {
 
 namespace {
 
+bool is_on_device(const SegmentTable& table) {
+  return !table.arrays.empty() && table.arrays.front().rows.stager != nullptr;
+}
+
+// Whether the chunks of the table are not known before their rows have arrived from a device: which
+// of them are exact, or how row ids are packed, which the device reads as they are.
+bool is_completed_later(const SegmentTable& table) {
+  return is_on_device(table) && (table.exact_row_bytes() > 0 || !table.packed_ids.empty());
+}
+
+// Bytes before a chunk in a slot. Row ids that are packed in the file are there as they are, for
+// the device; the chunk, which begins with the packed ones, takes the place of their end.
+int64_t bytes_ahead(const SegmentTable& table, int64_t first, int64_t count) {
+  if (table.packed_ids.empty() || !is_on_device(table)) return 0;
+  return align_up(count * kRowIdBytes) - row_ids_bytes(table, first, count);
+}
+
 // A row is whole only if one memory holds all of it, as its stream sees it at one moment.
 void check_devices(const SegmentTable& table, bool copy_on_write) {
   for (const SegmentArray& array : table.arrays) {
     if (array.rows.stager != table.arrays.front().rows.stager) {
       throw UsageError("table '" + table.name + "': " + array.name + " and " +
                        table.arrays.front().name + " lie on different devices; move them to one");
-    }
-    if (array.rows.stager != nullptr && (array.is_rounded() || !table.packed_ids.empty())) {
-      throw UsageError("table '" + table.name + "', " + array.name +
-                       " lies on a device: its rows are not rounded");
     }
     if (array.rows.stager != nullptr && copy_on_write) {
       throw UsageError("table '" + table.name +
@@ -97,10 +110,10 @@ void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_s
       continue;
     }
     const int64_t count = std::min(rows_per_chunk_[next_table_], table.num_rows - next_row_);
-    const bool may_be_exact = table.exact_row_bytes() > 0;
+    const bool may_grow = table.exact_row_bytes() > 0 || is_completed_later(table);
     int64_t bytes = chunk_bytes(table, next_row_, count);
     if (captured_bytes > 0 && max_bytes > 0 && captured_bytes + bytes > max_bytes) break;
-    const int64_t most_bytes = may_be_exact ? most_chunk_bytes(table, count) : bytes;
+    const int64_t most_bytes = may_grow ? most_chunk_bytes(table, count) : bytes;
     if (open.slot && open_bytes + most_bytes > slot_bytes) {
       submit(std::exchange(open, FilledSlot()), false);
       open_bytes = 0;
@@ -110,10 +123,11 @@ void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_s
       if (!open.slot) break;
     }
     Chunk chunk{next_table_, next_row_, count, step, {}, {}, 0};
-    gather_chunk(&chunk, open.slot.data() + open_bytes, &open);
+    open.offsets.push_back(open_bytes + bytes_ahead(table, next_row_, count));
+    gather_chunk(&chunk, open.slot.data() + open.offsets.back(), &open);
     if (!record(chunk, &open)) return;
     bytes += align_up(chunk.exact.count * table.exact_row_bytes());
-    open_bytes += bytes;
+    open_bytes += is_completed_later(table) ? most_bytes : bytes;
     captured_bytes += bytes;
     next_row_ += count;
     captured->push_back(std::move(chunk));
@@ -146,6 +160,10 @@ void SegmentJob::gather_chunk(Chunk* chunk, std::byte* out, FilledSlot* filled) 
     if (table.packed_ids.empty()) {
       std::memcpy(out, row_ids, chunk->count * sizeof(int64_t));
       pad(chunk->count * static_cast<int64_t>(sizeof(int64_t)));
+    } else if (is_on_device(table)) {  // they are packed later
+      const int64_t ahead = bytes_ahead(table, chunk->first, chunk->count);
+      std::memcpy(out - ahead, row_ids, chunk->count * sizeof(int64_t));
+      out += row_ids_bytes(table, chunk->first, chunk->count);
     } else {
       const RowIdRun run{chunk->count, row_ids[0], row_ids[chunk->count - 1]};
       pack_row_ids(row_ids, run, out);
@@ -160,7 +178,7 @@ void SegmentJob::gather_chunk(Chunk* chunk, std::byte* out, FilledSlot* filled) 
   std::vector<StagedArray> on_device;
   for (const SegmentArray& array : table.arrays) {
     if (array.rows.stager != nullptr) {
-      on_device.push_back({array.rows, out - begin});
+      on_device.push_back({array.rows, out - begin, array.precision, 0});
     } else if (array.is_rounded()) {
       const RowsOf rows{&array.rows, row_ids, first_row_id, chunk->count};
       const float error = gather_rounded(rows, array.precision, out, broken_.data(), threads);
@@ -173,10 +191,16 @@ void SegmentJob::gather_chunk(Chunk* chunk, std::byte* out, FilledSlot* filled) 
     pad(chunk->count * array.file_row_bytes());
   }
   if (!on_device.empty()) {
+    const int64_t room = out - begin;  // for exact rows
+    for (size_t i = 0; i < on_device.size(); ++i) {
+      on_device[i].exact_offset = room + room_for_exact(table, chunk->count, table.arrays[i]);
+    }
     // The row ids as they lie in the slot: its memory is pinned.
-    const auto* ids = row_ids == nullptr ? nullptr : reinterpret_cast<const int64_t*>(begin);
-    const StagedRows rows{ids, first_row_id, chunk->count};
+    const std::byte* ids = begin - bytes_ahead(table, chunk->first, chunk->count);
+    const StagedRows rows{row_ids == nullptr ? nullptr : reinterpret_cast<const int64_t*>(ids),
+                          first_row_id, chunk->count, room};
     filled->arrivals.push_back(on_device.front().rows.stager->gather(on_device, rows, begin));
+    return;
   }
   OverlaidRows overlaid{broken_.data(), {}, 0};
   if (!copies_.empty()) {
@@ -184,15 +208,35 @@ void SegmentJob::gather_chunk(Chunk* chunk, std::byte* out, FilledSlot* filled) 
     chunk->largest_error = std::max(chunk->largest_error, overlaid.largest_error);
   }
   if (table.exact_row_bytes() > 0) {
-    chunk->exact = {chunk->first, 0, next_exact_offset_};
     const auto row_at = [&](const SegmentArray& array, int64_t i) {
       return RowsOf{&array.rows, row_ids, first_row_id, chunk->count}.row(i);
     };
     chunk->exact.count = gather_exact(table, broken_, overlaid, row_at, out);
-    const int64_t bytes = chunk->exact.count * table.exact_row_bytes();
-    pad(bytes);
-    next_exact_offset_ += align_up(bytes);
+    pad(chunk->exact.count * table.exact_row_bytes());
   }
+}
+
+// What a chunk of `data` lacked until its rows had arrived. Exact rows get their places in the file
+// in the order of the chunks, whoever has rounded them.
+void SegmentJob::complete_on_host(std::byte* data, Chunk* chunk) {
+  const SegmentTable& table = plan_.tables[chunk->table];
+  const auto pad = [](std::byte* from, int64_t bytes) {
+    std::memset(from + bytes, 0, align_up(bytes) - bytes);
+  };
+  if (is_on_device(table) && !table.packed_ids.empty()) {
+    const RowIdRun run = packed_run(table, chunk->first, chunk->count);
+    pack_row_ids(plan_.row_ids[chunk->table]->data() + chunk->first, run, data);
+    pad(data, packed_bytes(run));
+  }
+  if (table.exact_row_bytes() == 0) return;
+  if (is_on_device(table)) {
+    std::byte* const exact = data + chunk_bytes(table, chunk->first, chunk->count);
+    pack_exact(table, exact, chunk);
+    pad(exact, chunk->exact.count * table.exact_row_bytes());
+  }
+  chunk->exact.first = chunk->first;
+  chunk->exact.file_offset = next_exact_offset_;
+  next_exact_offset_ += align_up(chunk->exact.count * table.exact_row_bytes());
 }
 
 // Hands over a slot (or none, if nothing was left to capture). The last slot is counted in the same
@@ -227,12 +271,13 @@ void SegmentJob::check(FilledSlot* filled) noexcept {
       for (const size_t index : filled->indices) filled->chunks.push_back(chunks_[index]);
     }
     for (const auto& arrival : filled->arrivals) arrival->wait();
-    const std::byte* data = filled->slot.data();
-    for (Chunk& chunk : filled->chunks) {
+    for (size_t i = 0; i < filled->chunks.size(); ++i) {
+      Chunk& chunk = filled->chunks[i];
+      std::byte* const data = filled->slot.data() + filled->offsets[i];
       const SegmentTable& table = plan_.tables[chunk.table];
       const int64_t* row_ids = table.is_range() ? nullptr : plan_.row_ids[chunk.table]->data();
+      complete_on_host(data, &chunk);
       chunk.checksums = check_captured(table, row_ids, chunk, data, plan_.refuse_nan);
-      for (const Piece& piece : chunk_pieces(table, chunk)) data += piece.size_bytes;
     }
   } catch (...) {
     filled->error = std::current_exception();
@@ -245,15 +290,24 @@ void SegmentJob::write_chunks(const FilledSlot& filled) {
     if (state_ == JobState::kFailed) return;
   }
   if (filled.error) std::rethrow_exception(filled.error);
-  std::vector<Piece> pieces;
-  for (const Chunk& chunk : filled.chunks) {
-    const auto of_chunk = chunk_pieces(plan_.tables[chunk.table], chunk);
-    pieces.insert(pieces.end(), of_chunk.begin(), of_chunk.end());
+  std::vector<Piece> pieces;  // of chunks that follow each other in the slot
+  int64_t begin = 0, end = 0;
+  for (size_t i = 0; i < filled.chunks.size(); ++i) {
+    const Chunk& chunk = filled.chunks[i];
+    if (filled.offsets[i] != end) {
+      writer_.write(pieces, filled.slot.data() + begin);
+      pieces.clear();
+      begin = end = filled.offsets[i];
+    }
+    for (const Piece& piece : chunk_pieces(plan_.tables[chunk.table], chunk)) {
+      pieces.push_back(piece);
+      end += piece.size_bytes;
+    }
   }
-  writer_.write(pieces, filled.slot.data());
+  writer_.write(pieces, filled.slot.data() + begin);
   std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < filled.chunks.size(); ++i) {
-    chunks_[filled.indices[i]].checksums = filled.chunks[i].checksums;
+    chunks_[filled.indices[i]] = filled.chunks[i];
   }
 }
 

@@ -94,6 +94,7 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
     SlotLease slot;
     std::vector<std::unique_ptr<Arrival>> arrivals;  // from devices; awaited before `slot` is free
     std::vector<size_t> indices;                     // of its chunks in chunks_
+    std::vector<int64_t> offsets;                    // of its chunks in the slot
     std::vector<Chunk> chunks;                       // copies, with checksums once it is checked
     std::exception_ptr error;                        // of the check
   };
@@ -101,6 +102,7 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
                       const std::atomic<bool>* stop, std::vector<Chunk>* captured);
   bool record(const Chunk& chunk, FilledSlot* filled);
   void gather_chunk(Chunk* chunk, std::byte* out, FilledSlot* filled);
+  void complete_on_host(std::byte* data, Chunk* chunk);
   void submit(FilledSlot filled, bool is_last);
   void check(FilledSlot* filled) noexcept;  // on the checker's thread
   void write(FilledSlot filled);            // on the writer's thread
@@ -117,8 +119,9 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
                               // before mutex_
   int next_table_ = 0;
   int64_t next_row_ = 0;
-  int64_t next_exact_offset_;    // in the file, after all that was planned
   std::vector<uint8_t> broken_;  // per row of a chunk: it is to be kept exactly
+
+  int64_t next_exact_offset_;  // in the file, after all that was planned; the checker's thread
 
   mutable std::mutex mutex_;  // guards all below
   mutable std::condition_variable changed_;

@@ -54,23 +54,61 @@ std::string check_row_ids(const RestoreTable& wanted, const int64_t* row_ids, co
   return "";
 }
 
-using Arrivals = std::vector<std::unique_ptr<Arrival>>;
+// What devices still read of a chunk: its slot until all has arrived, and row ids.
+struct Arrivals {
+  std::vector<std::vector<int64_t>> row_ids;
+  std::vector<std::unique_ptr<Arrival>> of_devices;  // destroyed first, which waits
+};
+
+using OnDevices = std::map<DeviceStager*, std::vector<StagedArray>>;
+
+// `slot`: what the arrays' offsets are from.
+void scatter_on_devices(const OnDevices& on_devices, const StagedRows& rows, const std::byte* slot,
+                        Arrivals* arrivals) {
+  for (const auto& [stager, arrays] : on_devices) {
+    arrivals->of_devices.push_back(stager->scatter(arrays, rows, slot));
+  }
+}
+
+// Writes those exact rows of a chunk that are in the run, over what was written before.
+void scatter_exact(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids, Run run,
+                   const std::byte* data, Arrivals* arrivals) {
+  const ExactRun exact = exact_between(table, chunk, data, run.begin, run.end);
+  if (exact.count == 0) return;
+  std::vector<int64_t> ids(exact.count);
+  for (int64_t i = 0; i < exact.count; ++i) {
+    const int64_t position = exact.positions[i];
+    ids[i] = row_ids == nullptr ? table.range_begin + chunk.first + position : row_ids[position];
+  }
+  OnDevices on_devices;
+  for (const auto& [array, packed] : exact.rows) {
+    if (array->rows.stager != nullptr) {
+      on_devices[array->rows.stager].push_back(
+          {array->rows, packed - data, RowPrecision::kExact, 0});
+    } else {
+      scatter_rows(packed, ids.data(), exact.count, array->rows, nullptr);
+    }
+  }
+  arrivals->row_ids.push_back(std::move(ids));
+  const StagedRows rows{arrivals->row_ids.back().data(), 0, exact.count, 0};
+  scatter_on_devices(on_devices, rows, data, arrivals);
+}
 
 // Scatters the wanted rows of an undamaged chunk. Devices may still read `row_ids` and `data` until
-// what it returns has arrived.
-Arrivals scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids,
-                       Run run, const std::byte* data, ThreadPool* threads) {
+// `arrivals` are there.
+void scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int64_t* row_ids, Run run,
+                   const std::byte* data, ThreadPool* threads, Arrivals* arrivals) {
   const std::byte* const begin = data;
-  std::map<DeviceStager*, std::vector<StagedArray>> on_devices;
+  OnDevices on_devices;
   for (const SegmentArray& array : table.arrays) {
     const std::byte* packed = data + run.begin * array.file_row_bytes();
     const int64_t count = run.end - run.begin;
     const RowsOf rows{&array.rows, row_ids == nullptr ? nullptr : row_ids + run.begin,
                       table.range_begin + chunk.first + run.begin, count};
-    if (array.is_rounded()) {
+    if (array.rows.stager != nullptr) {
+      on_devices[array.rows.stager].push_back({array.rows, packed - begin, array.precision, 0});
+    } else if (array.is_rounded()) {
       scatter_rounded(packed, array.precision, rows, threads);
-    } else if (array.rows.stager != nullptr) {
-      on_devices[array.rows.stager].push_back({array.rows, packed - begin});
     } else if (row_ids == nullptr) {
       scatter_range(packed, table.range_begin + chunk.first + run.begin, count, array.rows,
                     threads);
@@ -79,20 +117,10 @@ Arrivals scatter_chunk(const SegmentTable& table, const Chunk& chunk, const int6
     }
     data += align_up(chunk.count * array.file_row_bytes());
   }
-  if (chunk.exact.count > 0) {
-    scatter_exact(table, chunk, data, run.begin, run.end,
-                  [&](const SegmentArray& array, int64_t i) {
-                    return array.rows.row(row_ids == nullptr ? table.range_begin + chunk.first + i
-                                                             : row_ids[i]);
-                  });
-  }
   const StagedRows rows{row_ids == nullptr ? nullptr : row_ids + run.begin,
-                        table.range_begin + chunk.first + run.begin, run.end - run.begin};
-  Arrivals arrivals;
-  for (const auto& [stager, arrays] : on_devices) {
-    arrivals.push_back(stager->scatter(arrays, rows, begin));
-  }
-  return arrivals;
+                        table.range_begin + chunk.first + run.begin, run.end - run.begin, 0};
+  scatter_on_devices(on_devices, rows, begin, arrivals);
+  if (chunk.exact.count > 0) scatter_exact(table, chunk, row_ids, run, data, arrivals);
 }
 
 // Notes the rows that scatter_chunk() writes. `exact`: positions of the chunk's exact rows.
@@ -169,7 +197,10 @@ Arrivals take_in(const RestoreTable& wanted, const ReadChunk& read, ThreadPool* 
   if (verdict.damage.empty()) {
     result->rows_restored[chunk.table] += run.end - run.begin;
     mark_rows(table, chunk, row_ids, run, exact);
-    return scatter_chunk(table, chunk, row_ids, run, data, threads);
+    Arrivals arrivals;
+    arrivals.row_ids.push_back(std::move(unpacked));  // where row_ids may point
+    scatter_chunk(table, chunk, row_ids, run, data, threads, &arrivals);
+    return arrivals;
   }
   DamagedChunk damaged{chunk.table, chunk.first, chunk.count, verdict.damage, rows_known, {}};
   for (int64_t i = run.begin; i < run.end; ++i) {
@@ -200,10 +231,10 @@ class SlotsInUse {
 
   // Waits for the oldest until few enough are left; throws CudaError.
   void add(SlotLease slot, Arrivals arrivals) {
-    if (arrivals.empty()) return;
+    if (arrivals.of_devices.empty()) return;
     slots_.push_back({std::move(slot), std::move(arrivals)});
     while (slots_.size() > most_) {
-      for (const auto& arrival : slots_.front().arrivals) arrival->wait();
+      for (const auto& arrival : slots_.front().arrivals.of_devices) arrival->wait();
       slots_.pop_front();
     }
   }

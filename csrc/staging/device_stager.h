@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "staging/row_array.h"
+#include "staging/row_precision.h"
 
 namespace cpr_ext {
 
@@ -24,12 +25,24 @@ struct StagedRows {
   const int64_t* row_ids = nullptr;
   int64_t first_row_id = 0;
   int64_t count = 0;
+  // Of a gather that rounds: where in the slot (count,) float32 lie. That of a row is its largest
+  // error in the arrays where it is within the bound; its sign is set if it breaks it in any.
+  int64_t errors_offset = 0;
 };
 
 // An array of the table, and where in the slot its packed rows lie.
 struct StagedArray {
   RowArray rows;
   int64_t offset = 0;
+  RowPrecision precision = RowPrecision::kExact;  // of the packed rows; else float32 on the device
+  // Of a gather that rounds: where in the slot the rows lie that break the bound in any array, row
+  // i at i * row_bytes. All between stays as it was.
+  int64_t exact_offset = 0;
+
+  int64_t packed_row_bytes() const {
+    return precision == RowPrecision::kExact ? rows.row_bytes
+                                             : stored_row_bytes(precision, rows.row_bytes / 4);
+  }
 };
 
 class DeviceStager {
@@ -47,11 +60,14 @@ class DeviceStager {
 
   // Packs rows of `arrays`, as they are when the stream gets here, into `slot`. Only submits it:
   // rows may change as soon as whoever changes them submits that to the same stream.
-  // REQUIRES: every array lies on this device and holds the rows; `row_ids` stay until arrival.
+  // REQUIRES: every array lies on this device and holds the rows; `row_ids` stay until arrival; a
+  // slot that rounded rows go to is pinned, and aligned there to float32. Throws UsageError if too
+  // many arrays are rounded.
   virtual std::unique_ptr<Arrival> gather(const std::vector<StagedArray>& arrays,
                                           const StagedRows& rows, std::byte* slot) = 0;
 
-  // Writes packed rows to the rows of `arrays`, which have them when the stream gets here.
+  // Writes packed rows to the rows of `arrays`, which have them, as float32 if they were rounded,
+  // when the stream gets here.
   // REQUIRES: as gather; the rows are distinct; `slot`, which is pinned or else is copied more
   // slowly, and `row_ids` stay until arrival.
   virtual std::unique_ptr<Arrival> scatter(const std::vector<StagedArray>& arrays,

@@ -1,26 +1,28 @@
 // float16 and bfloat16 from float32 and back, rounded to nearest, ties to even. For CPUs without
-// instructions for it.
+// instructions for it, and for devices, which get the same bits so.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#include "core/host_device.h"
+
 namespace cpr_ext {
 
-inline uint32_t bits_of(float value) {
+CPR_EXT_HOST_DEVICE inline uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-inline float float_of(uint32_t bits) {
+CPR_EXT_HOST_DEVICE inline float float_of(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
 // Of a NaN: some NaN.
-inline uint16_t to_float16(float value) {
+CPR_EXT_HOST_DEVICE inline uint16_t to_float16(float value) {
   const uint32_t bits = bits_of(value);
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
   const uint32_t magnitude = bits & 0x7fffffff;
@@ -34,7 +36,7 @@ inline uint16_t to_float16(float value) {
   return sign | static_cast<uint16_t>((rounded - 0x38000000) >> 13);
 }
 
-inline float from_float16(uint16_t half) {
+CPR_EXT_HOST_DEVICE inline float from_float16(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t magnitude = half & 0x7fff;
   if (magnitude >= 0x7c00) return float_of(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
@@ -45,11 +47,13 @@ inline float from_float16(uint16_t half) {
 }
 
 // Of a NaN: anything.
-inline uint16_t to_bfloat16(float value) {
+CPR_EXT_HOST_DEVICE inline uint16_t to_bfloat16(float value) {
   const uint32_t bits = bits_of(value);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-inline float from_bfloat16(uint16_t half) { return float_of(static_cast<uint32_t>(half) << 16); }
+CPR_EXT_HOST_DEVICE inline float from_bfloat16(uint16_t half) {
+  return float_of(static_cast<uint32_t>(half) << 16);
+}
 
 }  // namespace cpr_ext

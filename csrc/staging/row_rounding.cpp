@@ -15,32 +15,6 @@ namespace cpr_ext {
 
 namespace {
 
-struct Scale {
-  float scale;
-  float bias;
-  float inverse;
-};
-
-Scale scale_int8(float smallest, float largest, float epsilon) {
-  const float extent = largest - smallest;
-  return {extent / 255, smallest, 255 / (extent + epsilon)};
-}
-
-// As FBGEMM, which rounds bias and scale to float16 and takes 1 for a scale that is of no use.
-Scale scale_int4(float smallest, float largest) {
-  const float bias = from_float16(to_float16(smallest));
-  const float extent = largest - bias;
-  float scale = extent == 0 ? 1 : from_float16(to_float16(extent / 15));
-  if (scale == 0 || std::isinf(1 / scale)) scale = 1;
-  return {scale, bias, 1 / scale};
-}
-
-// To the nearest level, ties to even; NaN to 0.
-int to_level(float value, const Scale& scale, float most) {
-  const float level = std::nearbyint((value - scale.bias) * scale.inverse);
-  return static_cast<int>(level > 0 ? std::min(level, most) : 0);
-}
-
 struct Ends {
   float smallest;
   float largest;
@@ -82,11 +56,11 @@ class ErrorCheck {
 
 bool round_int8(const float* row, int64_t elements, const Ends& ends, float epsilon, std::byte* out,
                 float* largest_error) {
-  const Scale scale = scale_int8(ends.smallest, ends.largest, epsilon);
+  const RowScale scale = scale_int8(ends.smallest, ends.largest, epsilon);
   ErrorCheck errors(limit_of(RowPrecision::kInt8, ends.largest - ends.smallest));
   for (int64_t i = 0; i < elements; ++i) {
     const int level = to_level(row[i], scale, 255);
-    errors.add(row[i], std::fma(static_cast<float>(level), scale.scale, scale.bias));
+    errors.add(row[i], from_int8(level, scale.scale, scale.bias));
     out[i] = static_cast<std::byte>(level);
   }
   std::memcpy(out + elements, &scale.scale, sizeof(float));
@@ -96,13 +70,13 @@ bool round_int8(const float* row, int64_t elements, const Ends& ends, float epsi
 
 bool round_int4(const float* row, int64_t elements, const Ends& ends, std::byte* out,
                 float* largest_error) {
-  const Scale scale = scale_int4(ends.smallest, ends.largest);
+  const RowScale scale = scale_int4(ends.smallest, ends.largest);
   ErrorCheck errors(limit_of(RowPrecision::kInt4, ends.largest - ends.smallest));
   const int64_t level_bytes = (elements + 1) / 2;
   std::memset(out, 0, level_bytes);
   for (int64_t i = 0; i < elements; ++i) {
     const int level = to_level(row[i], scale, 15);
-    errors.add(row[i], static_cast<float>(level) * scale.scale + scale.bias);
+    errors.add(row[i], from_int4(level, scale.scale, scale.bias));
     out[i / 2] |= static_cast<std::byte>(level << (i % 2 * 4));
   }
   const uint16_t halves[] = {to_float16(scale.scale), to_float16(ends.smallest)};
@@ -160,14 +134,14 @@ void restore_row(const std::byte* stored, RowPrecision precision, int64_t elemen
   switch (precision) {
     case RowPrecision::kInt8:
       std::memcpy(ends, stored + elements, sizeof(ends));
-      for (int64_t i = 0; i < elements; ++i) row[i] = std::fma(levels[i], ends[0], ends[1]);
+      for (int64_t i = 0; i < elements; ++i) row[i] = from_int8(levels[i], ends[0], ends[1]);
       return;
     case RowPrecision::kInt4:
       std::memcpy(halves, stored + (elements + 1) / 2, sizeof(halves));
       for (int i = 0; i < 2; ++i) ends[i] = from_float16(halves[i]);
       for (int64_t i = 0; i < elements; ++i) {
         const int level = levels[i / 2] >> (i % 2 * 4) & 15;
-        row[i] = static_cast<float>(level) * ends[0] + ends[1];
+        row[i] = from_int4(level, ends[0], ends[1]);
       }
       return;
     case RowPrecision::kFloat16:

@@ -5,35 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "staging/row_levels.h"
 #include "staging/row_rounding.h"
 
 namespace cpr_ext {
-
-constexpr float kFbgemmEpsilon = 1e-8f;  // FBGEMM adds it to the range of a row in int8
-// Below this range no row is rounded: limits would be too small to be computed.
-constexpr float kSmallestExtent = 0x1p-100f;
-constexpr float kLargestExtent = 0x1.fffffep+127f;
-
-// The bound of a row, half a step. The factor is a little less than that, for what rounds on the
-// way.
-constexpr float limit_factor(RowPrecision precision) {
-  switch (precision) {
-    case RowPrecision::kInt8:
-      return static_cast<float>((1 - 0x1p-20) / (2 * 255));
-    case RowPrecision::kInt4:
-      return static_cast<float>((1 - 0x1p-20) / (2 * 15));
-    case RowPrecision::kFloat16:
-      return 0x1p-11f;
-    default:
-      return 0x1p-8f;
-  }
-}
-
-// Infinity is no limit: nothing is within it.
-inline float limit_of(RowPrecision precision, float extent) {
-  if (!(extent <= kLargestExtent)) return -1;
-  return extent < kSmallestExtent ? 0 : extent * limit_factor(precision);
-}
 
 // Rounds rows [begin, end) of `rows` into `out`, the place of row 0; see gather_rounded().
 using RoundBlock = float (*)(const RowsOf& rows, RowPrecision precision, int64_t begin, int64_t end,

@@ -122,6 +122,18 @@ cudaError_t call_wrongly(const std::string& fault) {
   return error;
 }
 
+cudaError_t see_host_memory(const std::string& fault) {
+  char memory[16];
+  void* seen = nullptr;
+  const unsigned flags = fault == "portable" ? cudaHostRegisterPortable : cudaHostRegisterMapped;
+  (void)cudaHostRegister(memory, 8, flags);
+  const cudaError_t error =
+      cudaHostGetDevicePointer(&seen, memory + (fault == "beside" ? 8 : 7), 0);
+  (void)cudaHostUnregister(memory);
+  (void)cudaGetLastError();
+  return error;
+}
+
 int64_t count_mappings(int times, bool keeps) {
   const cudaMemPool_t pool = make_pool(keeps);
   mappings();

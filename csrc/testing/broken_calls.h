@@ -26,6 +26,10 @@ cudaError_t mix_devices(const std::string& fault);
 // "use a device that is not there", "launch too many threads", "launch no block", "free twice".
 cudaError_t call_wrongly(const std::string& fault);
 
+// The error of asking where a device sees a byte of host memory that is registered as "mapped" or
+// as "portable" alone; "beside": the byte after the mapped ones.
+cudaError_t see_host_memory(const std::string& fault);
+
 // How often memory is mapped if it is allocated and freed `times` times, with a wait between; it is
 // of a pool that keeps what is freed, or not.
 int64_t count_mappings(int times, bool keeps);

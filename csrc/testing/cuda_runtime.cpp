@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -85,34 +86,47 @@ cudaError_t cudaFree(void* data) {
   return cudaSuccess;
 }
 
-cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned flags) {
   Lock lock(machine().mutex);
   if (const cudaError_t error = begin_call("cudaHostAlloc", InCapture::kUnsafe)) return error;
   *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  return *data == nullptr ? note(cudaErrorMemoryAllocation) : cudaSuccess;
+  if (*data == nullptr) return note(cudaErrorMemoryAllocation);
+  if (flags & cudaHostAllocMapped) machine().mapped_memory[static_cast<char*>(*data)] = bytes;
+  return cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void* data) {
   Lock lock(machine().mutex);
   machine().used_devices.insert(current_device());
   run_all();
+  machine().mapped_memory.erase(static_cast<char*>(data));
   std::free(data);
   return cudaSuccess;
 }
 
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  Lock lock(machine().mutex);
+  const auto& mapped = machine().mapped_memory;
+  auto* const at = static_cast<char*>(host);
+  const auto after = mapped.upper_bound(at);
+  if (after == mapped.begin()) return note(cudaErrorInvalidValue);
+  const auto& [begin, bytes] = *std::prev(after);
+  if (at >= begin + bytes) return note(cudaErrorInvalidValue);
   *device = host;
   return cudaSuccess;
 }
 
-cudaError_t cudaHostRegister(void*, size_t, unsigned) {
+cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned flags) {
   Lock lock(machine().mutex);
-  return begin_call("cudaHostRegister", InCapture::kUnsafe);
+  if (const cudaError_t error = begin_call("cudaHostRegister", InCapture::kUnsafe)) return error;
+  if (flags & cudaHostRegisterMapped) machine().mapped_memory[static_cast<char*>(data)] = bytes;
+  return cudaSuccess;
 }
 
-cudaError_t cudaHostUnregister(void*) {
+cudaError_t cudaHostUnregister(void* data) {
   Lock lock(machine().mutex);
   run_all();
+  machine().mapped_memory.erase(static_cast<char*>(data));
   return begin_call("cudaHostUnregister", InCapture::kUnsafe);
 }
 

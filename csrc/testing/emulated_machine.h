@@ -52,6 +52,7 @@ struct Machine {
   int num_devices = 1;
   std::set<int> used_devices;  // that have a context
   std::map<void*, size_t> device_memory;
+  std::map<char*, size_t> mapped_memory;          // of the host, that kernels may use
   std::map<int, EmulatedStream> default_streams;  // by device
   std::set<EmulatedStream*> streams;              // all others
   cudaError_t last_error = cudaSuccess;

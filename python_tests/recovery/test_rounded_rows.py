@@ -7,10 +7,8 @@ import torch
 from safetensors import safe_open
 
 import cpr_ext
-from cpr_ext.checkpointer import parts
 from cpr_ext.errors import DamageError, NanError, SnapshotError, UsageError
 from cpr_ext.maintenance import compact, verify
-from cpr_ext.recovery import restore
 from cpr_ext.state.precision import PRECISIONS, round_rows
 from cpr_ext.storage.merge import MergeLimits, write_merged
 from cpr_ext.storage.merge_plan import Merge
@@ -263,39 +261,6 @@ def test_another_number_of_shards_takes_the_rounded_rows(tmp_path):
     assert_same(other.rows(), expected(before, after, "int4"))
     assert report.rows_rounded == num_different(other.rows(), after) > 100
     other.checkpointer.close()
-
-
-def test_tables_on_a_device_take_rows_that_the_host_decodes(tmp_path, monkeypatch):
-    precision = cpr_ext.Precision(base="int8", partial="int4")
-    run, _, after = saved_twice(tmp_path, precision=precision, lookups=20)
-    run.die()
-    _, rows = recovered(tmp_path)
-    monkeypatch.setattr(restore, "_is_on_device", lambda table: True)
-    report, decoded = recovered(tmp_path)
-    assert_same(decoded, rows)
-    assert report.rows_restored == 690 >= report.rows_rounded == num_different(rows, after) > 600
-    assert report.segments_read == 4
-
-
-def test_a_device_takes_rows_of_which_none_could_be_rounded(tmp_path, monkeypatch):
-    options = {**OPTIONS, "tables": {"big": (20, 16)}, "on_nan": "save"}
-    run = Trained(tmp_path, **options, precision=cpr_ext.Precision(base="int8"))
-    with torch.no_grad():
-        run.model.tables["big"].weight[:] = float("inf")
-    run.checkpointer.save(kind="base")
-    run.checkpointer.wait()
-    after = run.rows()
-    run.die()
-    monkeypatch.setattr(restore, "_is_on_device", lambda table: True)
-    report, rows = recovered(tmp_path, **{"tables": options["tables"], "on_nan": "save"})
-    assert_same(rows, after)
-    assert report.rows_rounded == 0
-
-
-def test_a_table_on_a_device_is_not_rounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "device_of", lambda tensor: 0)
-    with pytest.raises(UsageError, match=r"table 'tables.big' is on a GPU, whose rows are not"):
-        Trained(tmp_path, **OPTIONS, precision=cpr_ext.Precision(partial="int8"))
 
 
 def test_without_rounding_a_recovery_reports_none(tmp_path):

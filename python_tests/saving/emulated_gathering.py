@@ -154,7 +154,7 @@ def test_a_table_that_is_saved_whole_is_copied_too(tmp_path):
             assert torch.equal(table.weight[:100], values[:100])
 
 
-def no_memory(selection):
+def no_memory(selection, precision_of):
     raise torch.cuda.OutOfMemoryError("there is none")
 
 
@@ -183,8 +183,8 @@ def test_the_copies_are_freed_with_the_snapshot_though_its_handle_is_kept(tmp_pa
     copies = []
     gathered = gathered_rows._gathered
 
-    def noted(selection):
-        source = gathered(selection)
+    def noted(selection, precision_of):
+        source = gathered(selection, precision_of)
         copies.extend(weakref.ref(array) for array in source.arrays.values())
         return source
 
@@ -204,7 +204,7 @@ def test_the_copies_are_freed_with_the_snapshot_though_its_handle_is_kept(tmp_pa
 def test_a_device_that_fails_while_it_copies_costs_that_snapshot_only(tmp_path, monkeypatch):
     run = start(tmp_path / "s")
     with monkeypatch.context() as patch:
-        patch.setattr(gathered_rows, "_gathered", lambda selection: 1 / 0)
+        patch.setattr(gathered_rows, "_gathered", lambda selection, precision_of: 1 / 0)
         with pytest.warns(UserWarning, match="training continues: division by zero"):
             begin(run)
     assert len(run.checkpointer.metrics.failures) == 1

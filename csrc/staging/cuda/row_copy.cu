@@ -6,6 +6,7 @@
 #include "core/cuda/device.h"
 #include "core/error.h"
 #include "staging/cuda/row_copy.h"
+#include "staging/cuda/row_rounding.h"
 
 namespace cpr_ext {
 
@@ -15,6 +16,8 @@ constexpr int kThreads = 256;
 constexpr int kRowsPerThread = 4;        // independent loads that overlap
 constexpr int64_t kAlign = 256;          // of each array in a buffer
 constexpr int64_t kSlack = 64 * kAlign;  // beside buffer_bytes, so that padding takes none of them
+// From any device; kernels write rows that are not rounded.
+constexpr unsigned kRegister = cudaHostRegisterPortable | cudaHostRegisterMapped;
 constexpr int64_t kSmallestBuffer = 64 * 1024;  // where memory is short
 // A launch's parameters are limited to 4 KB.
 constexpr int kArraysPerLaunch = 32;
@@ -184,7 +187,7 @@ class CudaStager final : public DeviceStager {
 
   void pin(std::byte* slot, int64_t bytes) override {
     const DeviceGuard guard(device_);
-    CPR_EXT_CUDA(cudaHostRegister(slot, static_cast<size_t>(bytes), cudaHostRegisterPortable));
+    CPR_EXT_CUDA(cudaHostRegister(slot, static_cast<size_t>(bytes), kRegister));
   }
 
   void unpin(std::byte* slot) noexcept override {
@@ -196,18 +199,22 @@ class CudaStager final : public DeviceStager {
                                   std::byte* slot) override {
     std::lock_guard<std::mutex> lock(mutex_);
     const DeviceGuard guard(device_);
-    auto arrival = std::make_unique<Submitted>(device_, copies_out_.get());
+    auto arrival = std::make_unique<Submitted>(device_, copies_out_.get(), stream());
+    std::byte* const mapped = num_rounded(arrays) > 0 ? mapped_to_device(slot) : nullptr;
     in_rounds(arrays, rows, [&](const Round& round) {
-      const Staged staged = stage(arrays, rows, round);
+      const Staged staged = stage(arrays, rows, round, mapped);
       if (rows.row_ids != nullptr) upload_ids(rows, round);
       staged.launches.submit<true>(stream());
+      if (!staged.rounded.empty()) {
+        launch_rounding(staged.rows, staged.rounded, staged.errors, stream());
+      }
       round.buffer->is_filled.record(stream());
       round.buffer->is_filled.block(copies_out_.get());
       for (size_t i = 0; i < arrays.size(); ++i) {
-        const int64_t row_bytes = arrays[i].rows.row_bytes;
-        CPR_EXT_CUDA(cudaMemcpyAsync(slot + arrays[i].offset + round.first * row_bytes,
-                                     staged.packed[i], static_cast<size_t>(round.count * row_bytes),
-                                     cudaMemcpyDeviceToHost, copies_out_.get()));
+        copy_out(staged.packed[i], slot + arrays[i].offset, arrays[i].packed_row_bytes(), round);
+      }
+      if (!staged.rounded.empty()) {
+        copy_out(staged.errors, slot + rows.errors_offset, sizeof(float), round);
       }
       round.buffer->is_free.record(copies_out_.get());
     });
@@ -219,18 +226,19 @@ class CudaStager final : public DeviceStager {
                                    const std::byte* slot) override {
     std::lock_guard<std::mutex> lock(mutex_);
     const DeviceGuard guard(device_);
-    auto arrival = std::make_unique<Submitted>(device_, stream());
+    auto arrival = std::make_unique<Submitted>(device_, stream(), stream());
     open_ = nullptr;  // its copies go another way
     in_rounds(arrays, rows, [&](const Round& round) {
-      const Staged staged = stage(arrays, rows, round);
+      const Staged staged = stage(arrays, rows, round, nullptr);
       if (rows.row_ids != nullptr) upload_ids(rows, round);
       for (size_t i = 0; i < arrays.size(); ++i) {
-        const int64_t row_bytes = arrays[i].rows.row_bytes;
+        const int64_t row_bytes = arrays[i].packed_row_bytes();
         CPR_EXT_CUDA(cudaMemcpyAsync(
             staged.packed[i], slot + arrays[i].offset + round.first * row_bytes,
             static_cast<size_t>(round.count * row_bytes), cudaMemcpyHostToDevice, stream()));
       }
       staged.launches.submit<false>(stream());
+      if (!staged.rounded.empty()) launch_restoring(staged.rows, staged.rounded, stream());
       round.buffer->is_free.record(stream());
     });
     open_ = nullptr;
@@ -251,15 +259,20 @@ class CudaStager final : public DeviceStager {
     Event is_free;
   };
 
-  // Everything that was submitted to a stream before record(), or if that was never reached before
-  // it is destroyed.
+  // Everything that was submitted to a stream before record(). If that was never reached: to both
+  // streams before it is destroyed, as kernels write to slots, too.
   class Submitted final : public Arrival {
    public:
-    Submitted(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
+    Submitted(int device, cudaStream_t stream, cudaStream_t kernels)
+        : device_(device), stream_(stream), kernels_(kernels) {}
     ~Submitted() override {
       try {
         const DeviceGuard guard(device_);
-        if (!is_recorded_) record();
+        if (!is_recorded_) {
+          event_.record(kernels_);
+          event_.block(stream_);
+          record();
+        }
         wait();
       } catch (const CudaError&) {  // nothing will arrive any more
       }
@@ -277,6 +290,7 @@ class CudaStager final : public DeviceStager {
    private:
     int device_;
     cudaStream_t stream_;
+    cudaStream_t kernels_;
     Event event_;
     bool is_recorded_ = false;
   };
@@ -293,6 +307,9 @@ class CudaStager final : public DeviceStager {
   struct Staged {
     std::vector<std::byte*> packed;
     Launches launches;
+    RoundedRows rows;
+    std::vector<RoundedArray> rounded;
+    float* errors;  // (count,) of a gather that rounds
   };
 
   cudaStream_t stream() const { return stream_of(device_); }
@@ -306,8 +323,9 @@ class CudaStager final : public DeviceStager {
   template <class Body>
   void in_rounds(const std::vector<StagedArray>& arrays, const StagedRows& rows, const Body& body) {
     int64_t row_bytes = rows.row_ids == nullptr ? 0 : static_cast<int64_t>(sizeof(int64_t));
-    for (const StagedArray& array : arrays) row_bytes += array.rows.row_bytes;
-    const int64_t padding = kAlign * (static_cast<int64_t>(arrays.size()) + 1);
+    for (const StagedArray& array : arrays) row_bytes += array.packed_row_bytes();
+    if (num_rounded(arrays) > 0) row_bytes += static_cast<int64_t>(sizeof(float));
+    const int64_t padding = kAlign * (static_cast<int64_t>(arrays.size()) + 2);
     const int64_t most_rows = (buffer_bytes_ + kSlack - padding) / row_bytes;
     if (most_rows < 1) {
       throw UsageError("a row of " + std::to_string(row_bytes) + " bytes does not fit the " +
@@ -337,8 +355,9 @@ class CudaStager final : public DeviceStager {
     return memory;
   }
 
-  Staged stage(const std::vector<StagedArray>& arrays, const StagedRows& rows,
-               const Round& round) const {
+  // mapped: the slot as the device sees it, of a gather that rounds.
+  Staged stage(const std::vector<StagedArray>& arrays, const StagedRows& rows, const Round& round,
+               std::byte* mapped) const {
     std::byte* to = round.memory;
     const bool has_ids = rows.row_ids != nullptr;
     RowCopies copies{};
@@ -346,13 +365,46 @@ class CudaStager final : public DeviceStager {
     copies.range_begin = rows.first_row_id + round.first;
     copies.count = round.count;
     if (has_ids) to += round_up(static_cast<int64_t>(id_bytes(round.count)));
-    Staged staged{{}, Launches(copies)};
+    Staged staged{{}, Launches(copies), {copies.row_ids, copies.range_begin, round.count}, {}, {}};
     for (const StagedArray& array : arrays) {
-      staged.launches.add(copy_of(array.rows, to));
       staged.packed.push_back(to);
-      to += round_up(round.count * array.rows.row_bytes);
+      if (array.precision == RowPrecision::kExact) {
+        staged.launches.add(copy_of(array.rows, to));
+      } else {
+        const int64_t exact = array.exact_offset + round.first * array.rows.row_bytes;
+        staged.rounded.push_back(
+            rounded_array(array, to, mapped == nullptr ? nullptr : mapped + exact));
+      }
+      to += round_up(round.count * array.packed_row_bytes());
     }
+    staged.errors = reinterpret_cast<float*>(to);
     return staged;
+  }
+
+  static int64_t num_rounded(const std::vector<StagedArray>& arrays) {
+    const auto count = std::count_if(arrays.begin(), arrays.end(), [](const StagedArray& array) {
+      return array.precision != RowPrecision::kExact;
+    });
+    if (count > kMostRoundedArrays) {
+      throw UsageError("a table has " + std::to_string(count) +
+                       " arrays that are rounded; at most " + std::to_string(kMostRoundedArrays) +
+                       " can be on a device");
+    }
+    return count;
+  }
+
+  // REQUIRES: pinned
+  static std::byte* mapped_to_device(std::byte* slot) {
+    void* mapped = nullptr;
+    CPR_EXT_CUDA(cudaHostGetDevicePointer(&mapped, slot, 0));
+    return static_cast<std::byte*>(mapped);
+  }
+
+  // A round's part of what has `row_bytes` per row.
+  void copy_out(const void* from, std::byte* to, int64_t row_bytes, const Round& round) const {
+    CPR_EXT_CUDA(cudaMemcpyAsync(to + round.first * row_bytes, from,
+                                 static_cast<size_t>(round.count * row_bytes),
+                                 cudaMemcpyDeviceToHost, copies_out_.get()));
   }
 
   const int device_;

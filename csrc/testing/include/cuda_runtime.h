@@ -64,6 +64,7 @@ enum cudaDriverEntryPointQueryResult {
 constexpr unsigned long long cudaEnableDefault = 0;
 constexpr unsigned cudaHostAllocMapped = 2;
 constexpr unsigned cudaHostRegisterPortable = 1;
+constexpr unsigned cudaHostRegisterMapped = 2;
 constexpr unsigned cudaEventDisableTiming = 2;
 constexpr unsigned cudaEventBlockingSync = 1;
 constexpr unsigned cudaStreamNonBlocking = 1;

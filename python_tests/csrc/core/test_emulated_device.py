@@ -69,6 +69,13 @@ def test_a_wait_on_another_thread_breaks_a_capture_unless_the_thread_may(emulate
     assert emulator.wait_beside_capture(waits_beside=True) == 0
 
 
+@pytest.mark.parametrize(
+    ("fault", "error"), [("none", 0), ("portable", INVALID_VALUE), ("beside", INVALID_VALUE)]
+)
+def test_a_device_sees_mapped_host_memory_alone(emulated, fault, error):
+    assert emulated.native.emulator.see_host_memory(fault) == error
+
+
 def test_what_is_captured_runs_at_each_replay(emulated):
     emulator = emulated.native.emulator
     counter = emulated.access_counter("t", 10)
