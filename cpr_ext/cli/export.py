@@ -69,15 +69,16 @@ def export(
     """
     from cpr_ext import maintenance
 
-    store = open_store(store)
+    directory = open_store(store)
     report = maintenance.export(
-        store,
+        directory,
         out,
         format=format_name,
         full=full,
         keep_names=keep_names,
         rows_in_order=rows_in_order,
         world_size=world_size,
+        address=store,
     )
     print_json(report) if as_json else _show(report)
 

@@ -49,7 +49,7 @@ class ExportedStore:
     """What was taken of one worker's store.
 
     Attributes:
-        store: the directory.
+        store: the directory, or its address in a copy.
         worker: its rank, or the name of the store.
         step, num_samples: of its snapshot; no row of it is newer.
         samples_lost: samples whose effect failures had taken from its rows until then.
@@ -104,6 +104,7 @@ def export(
     keep_names: bool = False,
     rows_in_order: bool = False,
     world_size: int | None = None,
+    address: str | None = None,
 ) -> ExportReport:
     """Write the newest snapshot as two plain state dicts: the model's, and optimizers' row states.
 
@@ -129,6 +130,7 @@ def export(
         rows_in_order: several stores may have a table under one name without recording their parts
             (``Table(part=...)``); its rows then follow each other in the order of workers.
         world_size: of a directory with jobs of several sizes, the one of so many workers.
+        address: of the copy that ``store`` was read from; the report names it instead.
 
     Raises:
         UsageError: ``out`` exists, or no such format.
@@ -144,7 +146,8 @@ def export(
         raise UsageError(f"'{target}' exists; choose a new directory")
     job = find_stores(store, world_size=world_size)
     job.require_all()
-    options = _Options(format, full, keep_names, rows_in_order)
+    renamed = ("", "") if address is None else (os.fspath(store), address)
+    options = _Options(format, full, keep_names, rows_in_order, renamed)
     return read_committed_all(job.stores, lambda readers: _export(job, readers, target, options))
 
 
@@ -154,6 +157,7 @@ class _Options:
     full: bool
     keep_names: bool
     rows_in_order: bool
+    renamed: tuple[str, str]  # a directory, and the address that the report has instead
 
 
 def _export(
@@ -179,7 +183,7 @@ def _export(
         num_samples=source.position.num_samples,
         tensors=len(sizes),
         tensor_bytes=sum(spec.size_bytes for spec in sizes),
-        stores=tuple(map(_exported, parts)),
+        stores=tuple(_exported(part, *options.renamed) for part in parts),
         step_of_rows=step_of_all(members),
         dense_from=source.member.worker,
         removed=tuple(content.removed),
@@ -199,10 +203,10 @@ def _parts_alone(job: JobStores, reader: StoreReader) -> list[str]:
     ]
 
 
-def _exported(part: MemberPart) -> ExportedStore:
+def _exported(part: MemberPart, directory: str, address: str) -> ExportedStore:
     member, position = part.member, part.position
     return ExportedStore(
-        str(member.reader.directory),
+        str(member.reader.directory).replace(directory, address, 1),
         member.worker,
         position.step,
         position.num_samples,

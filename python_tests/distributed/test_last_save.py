@@ -57,6 +57,7 @@ def make_job(disk, steps=3):
         model(torch.randint(0, 8000, (64, 4))).sum().backward()
         optimizer.step()
         checkpointer.step(64)
+    checkpointer.wait()  # no snapshot is written while the disk is filled
     job = SimpleNamespace(
         model=model, optimizers=optimizer, checkpointer=checkpointer, step=checkpointer.step_count
     )

@@ -1,5 +1,6 @@
 """A Checkpointer whose store is copied to object storage while it trains."""
 
+import json
 import shutil
 from unittest.mock import patch
 
@@ -226,3 +227,5 @@ def test_the_tools_take_an_address(objects, tmp_path, monkeypatch, capsys):
             run()
         assert not ended.value.code
         assert expected in capsys.readouterr().out
+    (exported,) = json.loads((tmp_path / "out" / "export.json").read_text())["stores"]
+    assert exported["store"] == "memory:///"
