@@ -146,7 +146,7 @@ def export(
         raise UsageError(f"'{target}' exists; choose a new directory")
     job = find_stores(store, world_size=world_size)
     job.require_all()
-    renamed = ("", "") if address is None else (os.fspath(store), address)
+    renamed = ("", "") if address is None else (str(store), address)
     options = _Options(format, full, keep_names, rows_in_order, renamed)
     return read_committed_all(job.stores, lambda readers: _export(job, readers, target, options))
 
