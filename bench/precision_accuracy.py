@@ -12,21 +12,15 @@ Running it again continues; --minutes ends it after a seed. Results in bench/res
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import math
-import re
-import shlex
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from precision_seeds import run_seeds
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from cpr_ext.dlrm.batch import Batch
@@ -34,7 +28,6 @@ from cpr_ext.dlrm.evaluation import evaluate
 from cpr_ext.dlrm.model import DLRM
 from cpr_ext.dlrm.optimizers import build_optimizers
 from cpr_ext.dlrm.presets import find_preset
-from cpr_ext.emulation.machine import describe_machine
 from cpr_ext.emulation.run_strategy import Training
 from cpr_ext.emulation.statistics import estimate
 from cpr_ext.policy.precision import id_bytes, weight_bytes
@@ -43,7 +36,6 @@ from cpr_ext.saving.selection import Selector
 from cpr_ext.state.precision import EXACT, encode_rows, round_rows
 from cpr_ext.state.table import Table, find_tables, prioritized_tables, shard_row_range
 
-RESULTS = Path(__file__).resolve().parent / "results"
 NUM_SHARDS, NUM_LOST = 8, 4
 FRACTION = 0.125
 # Save intervals of float32, as shares of the training; 0.1 is that of the paper's abstract.
@@ -293,38 +285,8 @@ def rate(arm: dict[str, Any]) -> float:
     return float(arm["bytes"] / arm["snapshots"] / arm["every_steps"])
 
 
-def command(script: str) -> str:
-    """Return how a script was called, without the folder of the data."""
-    given = [re.sub(r"^(movietweetings|criteo):.*", r"\1:DIR", word) for word in sys.argv[1:]]
-    return shlex.join(["python", f"bench/{script}", *given])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="synthetic", help="as for cpr emulate")
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="end after so long")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    started = time.monotonic()
-    training = Training(options.data)
-    file = RESULTS / f"precision_accuracy_{options.data.partition(':')[0]}.json"
-    runs = json.loads(file.read_text())["runs"] if file.exists() else []
-    done = {run["seed"] for run in runs}
-    for seed in range(options.seeds):
-        if seed in done or time.monotonic() - started > 60 * options.minutes:
-            continue
-        runs.append(play(training, seed))
-        print(f"seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
-        plain = {
-            "command": command(Path(__file__).name),
-            "machine": describe_machine(),
-            "summary": summarize(runs),
-        }
-        head = json.dumps(plain, indent=1).removesuffix("\n}")
-        lines = ",\n  ".join(json.dumps(run) for run in runs)
-        file.write_text(f'{head},\n "runs": [\n  {lines}\n ]\n}}\n')
-    show(summarize(runs))
+    show(run_seeds(__file__, __doc__, play, summarize))
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:

@@ -9,24 +9,18 @@ snapshot of that very step. So nothing is lost but what rounding loses. Running 
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from precision_accuracy import Model, command
+from precision_accuracy import Model
+from precision_seeds import run_seeds
 
 from cpr_ext.dlrm.evaluation import evaluate
-from cpr_ext.emulation.machine import describe_machine
 from cpr_ext.emulation.run_strategy import Training
 from cpr_ext.emulation.statistics import estimate
 from cpr_ext.state.precision import round_rows
 
-RESULTS = Path(__file__).resolve().parent / "results"
 ARMS = (("int4", 1), ("int4", 3), ("int4", 20), ("int4", 100), ("int8", 20), ("int8", 100))
 
 
@@ -66,31 +60,7 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="synthetic", help="as for cpr emulate")
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="end after so long")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    started = time.monotonic()
-    training = Training(options.data)
-    file = RESULTS / f"precision_restores_{options.data.partition(':')[0]}.json"
-    runs = json.loads(file.read_text())["runs"] if file.exists() else []
-    done = {run["seed"] for run in runs}
-    for seed in range(options.seeds):
-        if seed in done or time.monotonic() - started > 60 * options.minutes:
-            continue
-        runs.append(play(training, seed))
-        print(f"seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
-        plain = {
-            "command": command(Path(__file__).name),
-            "machine": describe_machine(),
-            "summary": summarize(runs),
-        }
-        head = json.dumps(plain, indent=1).removesuffix("\n}")
-        lines = ",\n  ".join(json.dumps(run) for run in runs)
-        file.write_text(f'{head},\n "runs": [\n  {lines}\n ]\n}}\n')
-    for row in summarize(runs):
+    for row in run_seeds(__file__, __doc__, play, summarize):
         loss = row["auc_loss"]
         print(
             f"{row['precision']} {row['restores']:>3} restores: AUC loss {1e3 * loss['mean']:.3f} "

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from precision_accuracy import FRACTION, NUM_SHARDS, PRECISIONS, RESULTS, SHARES
+from precision_accuracy import FRACTION, NUM_SHARDS, PRECISIONS, SHARES
+from precision_seeds import RESULTS
 
 from cpr_ext import MostFrequentlyUsed, Precision
 from cpr_ext.dlrm.failures import PlannedFailure

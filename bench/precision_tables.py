@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from precision_accuracy import PRECISIONS, RESULTS
+from precision_accuracy import PRECISIONS
+from precision_seeds import RESULTS
 from results import Row
 
 DATA = {"synthetic": "synthetic", "movietweetings": "MovieTweetings"}
