@@ -92,8 +92,31 @@ struct Scales {
   alignas(64) float scale[kGroupRows];
   alignas(64) float inverse[kGroupRows];
   alignas(64) float extent[kGroupRows];     // int8
+  alignas(64) float sure[kGroupRows];       // int8, see sure_offsets()
   alignas(64) uint32_t halves[kGroupRows];  // int4: scale and bias, as they are kept
 };
+
+// The offset of a value is how far it lies from its level, in steps. No value of a row whose
+// offsets are all below what is returned breaks the bound, or has an error above `largest`.
+//
+// With u = 2^-24, E the extent and M the largest magnitude: |x - x'|, as Errors computes it, is at
+// most offset * E / 255 if nothing else is rounded; kFbgemmEpsilon, 5.2 u E and 1.01 u (M + E /
+// 255) are the most that the epsilon and roundings add. A little more than that is taken off here.
+CPR_EXT_INLINE __m512 sure_offsets(__m512 smallest, __m512 highest, __m512 extents, __m512 inverses,
+                                   float largest) {
+  const __m512 magnitudes = _mm512_max_ps(magnitude(smallest), magnitude(highest));
+  const __m512 lost = _mm512_fmadd_ps(_mm512_set1_ps(1.1f * 0x1p-24f),
+                                      _mm512_fmadd_ps(_mm512_set1_ps(6), extents, magnitudes),
+                                      _mm512_set1_ps(1.1f * kFbgemmEpsilon));
+  const __m512 allowed =
+      _mm512_min_ps(_mm512_mul_ps(_mm512_set1_ps(limit_factor(RowPrecision::kInt8)), extents),
+                    _mm512_set1_ps(largest));
+  const __m512 sure = _mm512_mul_ps(_mm512_sub_ps(allowed, lost), inverses);
+  const __mmask16 is_usual =
+      _mm512_cmp_ps_mask(extents, _mm512_set1_ps(kLargestExtent / 1024), _CMP_LE_OQ) &
+      _mm512_cmp_ps_mask(extents, _mm512_set1_ps(kSmallestExtent), _CMP_GE_OQ);
+  return _mm512_mask_blend_ps(is_usual, _mm512_set1_ps(-1), sure);
+}
 
 CPR_EXT_INLINE void scale_int8(__m512 smallest, __m512 extents, Scales* scales) {
   const __m512 levels = _mm512_set1_ps(255);
@@ -127,7 +150,7 @@ CPR_EXT_INLINE void scale_int4(__m512 smallest, __m512 largest, Scales* scales) 
 // kDim: elements of a row if they are known, else 0.
 template <RowPrecision kPrecision, int64_t kDim>
 CPR_EXT_INLINE void scale_group(const float* const* rows, int64_t count, int64_t elements,
-                                Scales* scales) {
+                                float largest_error, Scales* scales) {
   const int64_t dim = kDim > 0 ? kDim : elements;
   constexpr bool kIsHalf =
       kPrecision == RowPrecision::kFloat16 || kPrecision == RowPrecision::kBFloat16;
@@ -164,6 +187,8 @@ CPR_EXT_INLINE void scale_group(const float* const* rows, int64_t count, int64_t
   _mm512_store_ps(scales->limit, limits_of(kPrecision, extents));
   if constexpr (kPrecision == RowPrecision::kInt8) {
     scale_int8(bottom, extents, scales);
+    const __m512 inverses = _mm512_load_ps(scales->inverse);
+    _mm512_store_ps(scales->sure, sure_offsets(bottom, top, extents, inverses, largest_error));
   } else {
     scale_int4(bottom, top, scales);
   }
@@ -194,6 +219,57 @@ CPR_EXT_INLINE Errors round_int8(const float* row, int64_t elements, const Scale
   std::memcpy(out + dim, &scales.scale[r], sizeof(float));
   std::memcpy(out + dim + sizeof(float), &scales.bias[r], sizeof(float));
   return errors;
+}
+
+// The levels of 16 values in int8, and how far the furthest of each lane lies from its own.
+struct Levels {
+  __m512 biases;
+  __m512 inverses;
+  __m512i furthest = _mm512_setzero_si512();  // as numbers without a sign: NaN is above all others
+
+  CPR_EXT_INLINE __m512i of(__m512 values) {
+    const __m512 steps = _mm512_mul_ps(_mm512_sub_ps(values, biases), inverses);
+    const __m512 offsets = magnitude(_mm512_reduce_ps(steps, _MM_FROUND_TO_NEAREST_INT));
+    furthest = _mm512_max_epu32(furthest, _mm512_castps_si512(offsets));
+    return _mm512_cvtps_epi32(steps);
+  }
+};
+
+// 64 levels, as bytes.
+CPR_EXT_INLINE __m512i bytes_of(__m512i a, __m512i b, __m512i c, __m512i d) {
+  const __m512i packed = _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, packed);
+}
+
+// Row r of its group; false if it must be rounded anew, by round_int8.
+template <int64_t kDim>
+CPR_EXT_INLINE bool round_surely(const float* row, int64_t elements, const Scales& scales,
+                                 int64_t r, std::byte* out) {
+  const int64_t dim = kDim > 0 ? kDim : elements;
+  Levels levels{_mm512_set1_ps(scales.bias[r]), _mm512_set1_ps(scales.inverse[r])};
+  int64_t i = 0;
+  for (; kDim >= 4 * kLanes && i + 4 * kLanes <= dim; i += 4 * kLanes) {
+    const __m512i a = levels.of(_mm512_loadu_ps(row + i));
+    const __m512i b = levels.of(_mm512_loadu_ps(row + i + kLanes));
+    const __m512i c = levels.of(_mm512_loadu_ps(row + i + 2 * kLanes));
+    const __m512i d = levels.of(_mm512_loadu_ps(row + i + 3 * kLanes));
+    _mm512_storeu_si512(out + i, bytes_of(a, b, c, d));
+  }
+  for (; i < dim; i += kLanes) {
+    const __mmask16 lanes = lanes_from(i, dim);
+    if (lanes == 0xffff) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                       _mm512_cvtepi32_epi8(levels.of(_mm512_loadu_ps(row + i))));
+    } else {
+      const __m512i last = levels.of(_mm512_mask_loadu_ps(levels.biases, lanes, row + i));
+      _mm_mask_storeu_epi8(out + i, lanes, _mm512_cvtepi32_epi8(last));
+    }
+  }
+  std::memcpy(out + dim, &scales.scale[r], sizeof(float));
+  std::memcpy(out + dim + sizeof(float), &scales.bias[r], sizeof(float));
+  return _mm512_cmp_ps_mask(_mm512_castsi512_ps(levels.furthest), _mm512_set1_ps(scales.sure[r]),
+                            _CMP_NLT_UQ) == 0;
 }
 
 template <int64_t kDim>
@@ -283,7 +359,7 @@ CPR_EXT_AVX512 float round_rows(const RowsOf& rows, int64_t begin, int64_t end, 
   const int64_t stored_bytes = stored_row_bytes(kPrecision, dim);
   const int64_t group_rows = std::clamp<int64_t>(kGroupBytes / row_bytes, 2, kGroupRows);
   const int64_t ahead = std::clamp<int64_t>(kGroupBytes / row_bytes, group_rows, 2 * kGroupRows);
-  __m512 largest = _mm512_setzero_ps();
+  __m512 largest = _mm512_setzero_ps();  // errors so far
   Scales scales;
   const float* group[kGroupRows];
   for (int64_t first = begin; first < end; first += group_rows) {
@@ -291,12 +367,17 @@ CPR_EXT_AVX512 float round_rows(const RowsOf& rows, int64_t begin, int64_t end, 
     for (int64_t r = 0; r < count; ++r) {
       group[r] = reinterpret_cast<const float*>(rows.row(first + r));
     }
-    scale_group<kPrecision, kDim>(group, count, dim, &scales);
+    const float largest_error =
+        kPrecision == RowPrecision::kInt8 ? _mm512_reduce_max_ps(largest) : 0;
+    scale_group<kPrecision, kDim>(group, count, dim, largest_error, &scales);
     for (int64_t r = 0; r < count; ++r) {
       // One by one: all at once they would wait for one another.
       const std::byte* next = rows.row(std::min(first + r + ahead, end - 1));
       for (int64_t at = 0; at < row_bytes; at += kCacheLine) __builtin_prefetch(next + at, 0);
       std::byte* to = out + (first + r) * stored_bytes;
+      if constexpr (kPrecision == RowPrecision::kInt8) {
+        if (__builtin_expect(round_surely<kDim>(group[r], dim, scales, r, to), 1)) continue;
+      }
       const Errors errors = round_of_group<kPrecision, kDim>(group[r], dim, &scales, r, to);
       if (__builtin_expect(errors.are_broken(), 0)) {
         std::memset(to, 0, stored_bytes);

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext._native import native
@@ -15,6 +15,7 @@ from cpr_ext.state.precision import (
     fits,
     stored_row_bytes,
 )
+from python_tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("every_instruction_set")
 
@@ -55,7 +56,7 @@ tables = st.builds(
 
 @pytest.mark.parametrize("precision", ROUNDED)
 @given(tables, st.integers(0, 2**32))
-@settings(max_examples=60)
+@examples(60)
 def test_rows_are_rounded_as_the_reference_does(precision, table, seed):
     row_ids = np.random.default_rng(seed).integers(0, len(table), 40)
     stored, broken, error = rounded(table, row_ids, precision)
@@ -70,7 +71,7 @@ def test_rows_are_rounded_as_the_reference_does(precision, table, seed):
 
 @pytest.mark.parametrize("precision", ROUNDED)
 @given(tables, st.floats(0, 1), st.integers(0, 2**32))
-@settings(max_examples=60)
+@examples(60)
 def test_rounded_rows_are_restored_to_their_places_and_no_other(precision, table, share, seed):
     row_ids = np.flatnonzero(np.random.default_rng(seed).random(len(table)) < share)
     stored, _ = encode_rows(table[row_ids], precision)
@@ -79,6 +80,26 @@ def test_rounded_rows_are_restored_to_their_places_and_no_other(precision, table
     expected[row_ids] = decode_rows(stored, table.shape[1], precision)
     native.restore_rows(stored, row_ids, precision, target)
     np.testing.assert_array_equal(target.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("order", ["rising", "falling", "mixed"])
+@pytest.mark.parametrize("dim", [16, 33, 64])
+def test_values_half_a_step_from_their_levels_are_rounded_as_the_reference_does(dim, order):
+    """Where the bound is just kept or just broken, row by row; and so is the largest error."""
+    generator = np.random.default_rng(dim)
+    extents = 10.0 ** generator.uniform(-7, 3, 20_000)
+    extents = {"rising": np.sort(extents), "falling": -np.sort(-extents), "mixed": extents}[order]
+    steps = generator.integers(0, 255, (len(extents), dim)) + 0.5
+    steps += generator.choice([0, 1e-6, -1e-6, 1e-5, -1e-4, 0.1, 0.5], (len(extents), dim))
+    steps[:, 0], steps[:, 1] = 0, 255
+    biases = extents * generator.choice([0, -0.5, -1, 1, 10, 1000], len(extents))
+    table = (biases[:, None] + steps * extents[:, None] / 255).astype(np.float32)
+    stored, broken, error = rounded(table, np.arange(len(table)), "int8")
+    expected, kept = encode_rows(table, "int8")
+    np.testing.assert_array_equal(broken, ~kept)
+    np.testing.assert_array_equal(stored, expected)
+    assert 100 < broken.sum() < len(table) - 100
+    assert error == np.abs(table - decode_rows(stored, dim, "int8"))[kept].max()
 
 
 def test_threads_round_and_restore_the_same_rows():
