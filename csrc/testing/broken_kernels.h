@@ -16,4 +16,11 @@ cudaError_t run_broken_kernel(const std::string& fault);
 // relied on zeros: with two blocks, each of 64 threads.
 uint64_t sum_shared(bool clears);
 
+// How many threads of a block of two warps read a wrong sum: each warp puts its part into shared
+// memory twice, and waits, or, wrongly, does not wait until all have read the first.
+uint64_t misread_sums(bool waits);
+
+// What freeing memory says of which a kernel has written so many elements more than it has.
+cudaError_t overrun_memory(int64_t num_elements, int64_t num_more);
+
 }  // namespace emulated_cuda

@@ -9,6 +9,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <new>
 #include <numeric>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "testing/emulated_machine.h"
+#include "testing/emulated_memory.h"
 
 // The section of all shared memory, as linkers name its ends.
 extern "C" {
@@ -30,6 +32,7 @@ namespace {
 constexpr int kWarp = 32;
 constexpr size_t kStackBytes = 64 * 1024;
 constexpr unsigned kAtomicsPerChange = 4;  // on average
+constexpr int kMostTurns = 64;             // of a warp that runs ahead of the others
 
 // What runs on a stack of its own.
 struct Context {
@@ -123,6 +126,23 @@ void run_threads() {
   }
 }
 
+// Each thread of the warp runs until it waits for others. False if none could.
+bool run_warp(int warp) {
+  std::array<int, kWarp> lanes;
+  std::iota(lanes.begin(), lanes.end(), 0);
+  if (block->random != nullptr) std::shuffle(lanes.begin(), lanes.end(), *block->random);
+  bool progressed = false;
+  for (const int lane : lanes) {
+    const int thread = warp * kWarp + lane;
+    if (thread >= static_cast<int>(block->threads.size())) continue;
+    if (block->threads[thread] != ThreadState::kReady || !block->misuse.empty()) continue;
+    progressed = true;
+    place(thread);
+    change(block->scheduler, context_of(thread));
+  }
+  return progressed;
+}
+
 }  // namespace
 
 int64_t shared_bytes() { return __stop_emulated_shared - __start_emulated_shared; }
@@ -145,18 +165,15 @@ bool run_block(const std::function<void()>& body, std::mt19937_64* random) {
   here.body = &body;
   here.random = random;
   block = &here;
-  std::vector<int> order(num_threads);
+  std::vector<int> order(here.warps.size());
   std::iota(order.begin(), order.end(), 0);
   bool progressed = true;
   while (here.num_alive > 0 && progressed && here.misuse.empty()) {
     if (random != nullptr) std::shuffle(order.begin(), order.end(), *random);
     progressed = false;
-    for (const int thread : order) {
-      if (here.threads[thread] != ThreadState::kReady) continue;
-      progressed = true;
-      place(thread);
-      change(here.scheduler, context_of(thread));
-      if (!here.misuse.empty()) break;
+    for (const int warp : order) {
+      // As far as barriers let it: what it must not do before the others shows.
+      for (int turn = 0; turn < kMostTurns && run_warp(warp); ++turn) progressed = true;
     }
   }
   block = nullptr;

@@ -90,19 +90,6 @@ void run_all() {
   for (EmulatedStream* stream : machine().streams) run_stream(stream);
 }
 
-cudaError_t allocate(void** data, size_t bytes) {
-  *data = std::aligned_alloc(512, (std::max<size_t>(bytes, 1) + 511) / 512 * 512);
-  if (*data == nullptr) return note(cudaErrorMemoryAllocation);
-  std::memset(*data, kGarbage, bytes);
-  machine().device_memory[*data] = bytes;
-  return cudaSuccess;
-}
-
-void release(void* data) {
-  machine().device_memory.erase(data);
-  std::free(data);
-}
-
 void set_lazy(bool lazy) {
   Lock lock(machine().mutex);
   run_all();

@@ -96,9 +96,4 @@ void reach(EmulatedEvent* event, int64_t record);
 
 void run_all();
 
-constexpr unsigned char kGarbage = 0xab;  // in memory that nobody has written
-
-cudaError_t allocate(void** data, size_t bytes);
-void release(void* data);
-
 }  // namespace emulated_cuda

@@ -8,19 +8,11 @@
 #include <vector>
 
 #include "testing/emulated_machine.h"
-
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#else
-#define ASAN_POISON_MEMORY_REGION(data, bytes) ((void)(data), (void)(bytes))
-#define ASAN_UNPOISON_MEMORY_REGION(data, bytes) ((void)(data), (void)(bytes))
-#endif
+#include "testing/emulated_memory.h"
 
 using namespace emulated_cuda;  // NOLINT: these are its functions
 
 namespace {
-
-constexpr size_t kUnit = 512;
 
 // Memory that was freed. Its own stream may have it again at once, in the order of that stream;
 // others once the stream has got to where it was freed.
@@ -141,7 +133,7 @@ cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t poo
                                     cudaStream_t stream) {
   Lock lock(machine().mutex);
   if (const cudaError_t error = begin_call("cudaMallocFromPoolAsync")) return error;
-  const size_t size = (std::max<size_t>(bytes, 1) + kUnit - 1) / kUnit * kUnit;
+  const size_t size = guarded_size(bytes);
   void* found = take_unused(pool, size, of(stream));
   if (found == nullptr) {
     found = std::aligned_alloc(kUnit, size);
@@ -151,11 +143,7 @@ cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t poo
   }
   pools().in_use[found] = {pool, size};
   *data = found;
-  submit(stream, [found, bytes] {
-    ASAN_UNPOISON_MEMORY_REGION(found, bytes);
-    std::memset(found, kGarbage, bytes);
-    machine().device_memory[found] = bytes;
-  });
+  submit(stream, [found, bytes] { begin_use(found, bytes); });
   return cudaSuccess;
 }
 
@@ -168,8 +156,7 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   const int64_t number = ++pools().num_freed;
   pool->unused.push_back({data, size, of(stream), number});
   submit(stream, [data = data, pool = pool, size = size, number] {
-    machine().device_memory.erase(data);
-    ASAN_UNPOISON_MEMORY_REGION(data, size);
+    end_use(data);
     std::memset(data, kGarbage, size);
     ASAN_POISON_MEMORY_REGION(data, size);
     for (FreeBlock& block : pool->unused) block.is_reached |= block.number == number;

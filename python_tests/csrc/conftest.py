@@ -8,6 +8,9 @@ import pytest
 from cpr_ext._native import native
 from python_tests.csrc import backends
 
+#: Emulated threads never run in their order: what depends on it fails somewhere.
+THREADS_SEED = 1
+
 
 @pytest.fixture(scope="module", params=native.instruction_sets())
 def every_instruction_set(request):
@@ -36,7 +39,7 @@ def emulated():
     yield found
     found.native.emulator.fail_call("", 0)
     found.native.emulator.set_lazy(False)
-    found.native.emulator.shuffle_threads(0)
+    found.native.emulator.shuffle_threads(THREADS_SEED)
     found.native.emulator.set_capturing(False)
     found.native.emulator.set_device(0)
     found.native.emulator.set_num_devices(1)
@@ -58,6 +61,7 @@ def marked_if_emulated(request):
 
 @pytest.fixture(autouse=True, scope="session")
 def shuffled_threads():
-    """Emulated threads never run in their order: what depends on it fails somewhere."""
+    """As `emulated` leaves them."""
     with contextlib.suppress(ImportError):
-        importlib.import_module("cpr_ext._emulated").emulator.shuffle_threads(1)
+        emulator = importlib.import_module("cpr_ext._emulated").emulator
+        emulator.shuffle_threads(THREADS_SEED)

@@ -27,6 +27,22 @@ def test_shared_memory_that_a_kernel_does_not_clear_is_garbage_in_every_block(em
         assert emulator.sum_shared(clears=False) == 2 * 64 * 0xABABABAC
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_warp_runs_ahead_of_the_others_where_no_barrier_holds_it(emulated, seed):
+    emulated.native.emulator.shuffle_threads(seed)
+    assert emulated.native.emulator.misread_sums(waits=True) == 0
+    assert emulated.native.emulator.misread_sums(waits=False) > 0
+
+
+@pytest.mark.skipif(SANITIZER != "", reason="AddressSanitizer ends the process at such a write")
+@pytest.mark.parametrize("num_elements", [1, 127, 128, 1000])
+def test_a_kernel_that_writes_behind_its_memory_fails(emulated, num_elements):
+    emulator = emulated.native.emulator
+    assert emulator.overrun_memory(num_elements, 0) == 0
+    assert emulator.overrun_memory(num_elements, 1) == LAUNCH_FAILURE
+    assert emulator.overrun_memory(num_elements, 0) == 0
+
+
 def test_all_shared_memory_of_the_kernels_is_among_it(emulated):
     """What a template has is not: it must lie in plain functions."""
     selection = 2048 * 4 + 8 + 8 * 8
