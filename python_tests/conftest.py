@@ -2,7 +2,7 @@
 
 The checkout is appended to the path, not inserted: ``python_tests.*`` can be imported, and the
 cpr_ext under test stays the installed one or that on PYTHONPATH (such as a sanitizer build).
-Profiles are chosen by CPR_EXT_HYPOTHESIS=dev|ci|sanitize|threads (dev if unset).
+Profiles are chosen by CPR_EXT_HYPOTHESIS=dev|ci|mutants|sanitize|threads (dev if unset).
 
 Tests with the marker ``gpu`` are skipped where there is no GPU. CPR_EXT_GPU=required makes every
 skip of such a test a failure; ``emulated`` lets them run on what python_tests/emulated_gpu.py sets.
@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ _COMMON = {
 }
 settings.register_profile("dev", max_examples=60, **_COMMON)
 settings.register_profile("ci", max_examples=300, print_blob=True, **_COMMON)
+settings.register_profile("mutants", max_examples=15, **_COMMON)
 settings.register_profile("sanitize", max_examples=15, **_COMMON)
 settings.register_profile("threads", max_examples=5, **_COMMON)
 settings.load_profile(os.environ.get("CPR_EXT_HYPOTHESIS", "dev"))
@@ -101,6 +102,16 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped, with CPR_EXT_GPU=required: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_group_is_left() -> Iterator[None]:
+    """A file whose tests leave a process group fails itself, rather than one that comes later."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("a test left its process group")
 
 
 @pytest.fixture(scope="session")

@@ -206,8 +206,10 @@ class Worker:
                     finish_notes,
                 )
             finally:
-                self._abort(group)
-                dist.destroy_process_group()
+                try:
+                    self._abort(group)
+                finally:
+                    dist.destroy_process_group()
         finally:
             rank_lock.release()
 
