@@ -39,6 +39,7 @@ class Written:
 
     Attributes:
         stager: None: the arrays are on the CPU.
+        first_row_id: of the arrays' first row.
     """
 
     native: object
@@ -48,6 +49,7 @@ class Written:
     precisions: dict = field(default_factory=lambda: PRECISIONS)
     is_packed: bool = False
     slot_bytes: int = SLOT_BYTES
+    first_row_id: int = 0
 
     def __post_init__(self):
         self.num_rows = len(next(iter(self.arrays.values())))
@@ -78,10 +80,12 @@ class Written:
             num_rows=self.count,
             row_ids_offset=-1 if self.row_ids is None else 0,
             row_ids=row_ids,
+            range_begin=0 if row_ids is not None else self.first_row_id,
             is_packed=is_packed,
         )
         for name, array in arrays.items():
-            spec.add_rows(name, array, 0, stager=stager, precision=self.precisions[name])
+            precision = self.precisions[name]
+            spec.add_rows(name, array, 0, self.first_row_id, stager=stager, precision=precision)
         return spec
 
     def _placed(self, spec):
@@ -176,6 +180,29 @@ def test_row_ids_are_packed_also_of_a_table_that_is_not_rounded(emulated, tmp_pa
     table = Written(emulated.native, arrays, row_ids, stager_of(emulated), exact, is_packed)
     assert table.write(tmp_path / "device") == on_host
     assert (tmp_path / "device").read_bytes() == (tmp_path / "host").read_bytes()
+
+
+@pytest.mark.parametrize("where", [None, "a device"])
+@pytest.mark.parametrize("row_ids", SELECTED, ids=["range", "every third"])
+def test_a_shard_of_later_rows_makes_the_bytes_of_one_of_the_first(
+    emulated, tmp_path, row_ids, where
+):
+    arrays, first = random_arrays(), 123_456
+    stager = where and stager_of(emulated, 9_000)
+    Written(emulated.native, arrays, row_ids).write(tmp_path / "first")
+    later = None if row_ids is None else row_ids + first
+    table = Written(emulated.native, arrays, later, stager, first_row_id=first)
+    noted = table.write(tmp_path / "later")
+    files = [(tmp_path / name).read_bytes() for name in ("first", "later")]
+    begin = table.offsets[0]  # behind the row ids, if there are any
+    assert files[0][begin:] == files[1][begin:]
+    targets = {name: np.full_like(array, 5) for name, array in arrays.items()}
+    assert table.restore(tmp_path / "later", noted, targets, stager)["damaged"] == []
+    emulated.native.emulator.synchronize()
+    rows = slice(None) if row_ids is None else row_ids
+    np.testing.assert_array_equal(targets["step"][rows], arrays["step"][rows])
+    np.testing.assert_array_equal(targets["weight"][rows][::7], arrays["weight"][rows][::7])
+    assert (targets["weight"][rows] != 5).any(axis=1).all()
 
 
 @pytest.mark.parametrize("wanted", [(0, 1 << 40), (1000, 2000), (7, 8), (8, 9)])

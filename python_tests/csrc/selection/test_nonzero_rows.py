@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext import _C
 from cpr_ext.errors import UsageError
+from python_tests.examples import examples
 
 POOLS = [None] + [_C.ThreadPool(num_threads=threads) for threads in (1, 2, 4)]
 DTYPES = [
@@ -27,7 +28,7 @@ def set_rows(rows, row_ids, value=1):
     return rows
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     dtype=st.sampled_from(DTYPES),
     num_rows=st.integers(1, 300),

@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext import _C
 from cpr_ext.errors import UsageError
 from python_tests.csrc import backends, reference
 from python_tests.csrc.segments import SANITIZER
+from python_tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("every_instruction_set")
 
@@ -16,7 +17,7 @@ FLOATS = st.floats(0, width=32, allow_subnormal=True)
 COUNTS = st.one_of(st.integers(0, 3), st.integers(2040, 2056), st.integers(0, 2**32 - 1))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(scores=st.lists(COUNTS, max_size=60), k=st.integers(-1, 61))
 def test_counts_are_ranked_as_a_sort_ranks_them(scores, k):
     row_ids = _C.top_rows(np.array(scores, dtype=np.uint32), k)
@@ -24,7 +25,7 @@ def test_counts_are_ranked_as_a_sort_ranks_them(scores, k):
     assert row_ids.tolist() == reference.top_rows(scores, k)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(scores=st.lists(FLOATS, max_size=60), k=st.integers(-1, 61))
 def test_floats_are_ranked_as_a_sort_ranks_them(scores, k):
     assert _C.top_rows(np.array(scores, dtype=np.float32), k).tolist() == reference.top_rows(
@@ -144,7 +145,7 @@ def device_top_rows(request):
     ).tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(scores=st.lists(COUNTS, max_size=60), k=st.integers(-1, 61))
 def test_a_device_ranks_counts_as_a_sort_does(device_top_rows, scores, k):
     assert device_top_rows(np.array(scores, dtype=np.uint32), k) == reference.top_rows(scores, k)

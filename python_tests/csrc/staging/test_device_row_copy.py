@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.errors import CudaError, RowIndexError, UsageError
 from python_tests.csrc import backends
 from python_tests.csrc.backends import live_bytes
+from python_tests.examples import examples
 
 SLOT_BYTES = 64 * 1024
 row_sizes = st.one_of(
@@ -36,7 +37,7 @@ def random_bytes(shape, seed):
     return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     num_rows=st.integers(1, 200),
     row_bytes=row_sizes,
@@ -52,7 +53,7 @@ def test_gather_is_numpy_indexing(device, stager, num_rows, row_bytes, gap, coun
     np.testing.assert_array_equal(out, whole[row_ids, :row_bytes])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     num_rows=st.integers(1, 200),
     row_bytes=row_sizes,

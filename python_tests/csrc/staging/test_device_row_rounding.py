@@ -2,15 +2,18 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.errors import CudaError, RowIndexError, UsageError
 from cpr_ext.state.precision import PRECISIONS, decode_rows, encode_rows, stored_row_bytes
 from python_tests.csrc import backends
 from python_tests.csrc.staging.test_row_rounding import DIMS, SPECIAL, table_of
+from python_tests.examples import examples
 
 ROUNDED = PRECISIONS[1:]
+#: As on the CPU, and rows of more elements than the lanes of a warp take at once, which is 128.
+DEVICE_DIMS = (*DIMS, 131, 300, 512)
 SLOT_BYTES = 64 * 1024
 
 
@@ -53,8 +56,8 @@ def kinds_of(dim, seed):
 
 
 @pytest.mark.parametrize("precision", ROUNDED)
-@given(dim=st.sampled_from(DIMS), seed=st.integers(0, 2**32))
-@settings(max_examples=25)
+@given(dim=st.sampled_from(DEVICE_DIMS), seed=st.integers(0, 2**32))
+@examples(25)
 def test_rows_are_rounded_to_the_bytes_of_the_specification(device, stager, precision, dim, seed):
     table = kinds_of(dim, seed)
     row_ids = np.random.default_rng(seed).permutation(len(table))
@@ -63,12 +66,12 @@ def test_rows_are_rounded_to_the_bytes_of_the_specification(device, stager, prec
 
 @pytest.mark.parametrize("precision", ROUNDED)
 @given(
-    dim=st.sampled_from(DIMS),
+    dim=st.sampled_from(DEVICE_DIMS),
     gap=st.sampled_from([0, 1, 4]),
     share=st.floats(0, 1),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=25)
+@examples(25)
 def test_rounded_rows_come_back_at_their_places_and_no_other_is_touched(
     device, stager, precision, dim, gap, share, seed
 ):

@@ -3,10 +3,11 @@ import gc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext import _C
+from python_tests.examples import examples
 
 HIGHEST_COUNT = 2**32 - 1
 
@@ -19,7 +20,7 @@ def test_counts_are_those_of_bincount():
     np.testing.assert_array_equal(counter.counts(), np.bincount(indices, minlength=60))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     num_rows=st.sampled_from([1, 3, 100, 2047, 2048, 2049, 70_000]),
     num_indices=st.integers(0, 200),

@@ -9,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multi
 from cpr_ext import _C
 from cpr_ext.errors import RowIndexError, UsageError
 from python_tests.csrc import backends, reference
+from python_tests.examples import examples
 
 POOLS = [None] + [_C.ThreadPool(num_threads=threads) for threads in range(1, 5)]
 SIZES = st.sampled_from([1, 2, 7, 63, 64, 65, 128, 200])
@@ -217,9 +218,9 @@ for life in CUDA_LIVES:
 for life in EMULATED_LIVES:
     pytest.mark.emulated(life.TestCase)
 for life in LIVES:
-    life.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+    life.TestCase.settings = settings(examples(60), stateful_step_count=25)
 for life in DEVICE_LIVES:
-    life.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+    life.TestCase.settings = settings(examples(30), stateful_step_count=25)
 
 TestDirtyRowsLife = DirtyRowsLife.TestCase
 TestAccessCounterLife = AccessCounterLife.TestCase

@@ -5,12 +5,13 @@ import os
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext import _C
 from cpr_ext.errors import RowIndexError
 from python_tests.csrc.backends import find
+from python_tests.examples import examples
 
 ROWS = 5000
 POOL = _C.ThreadPool(num_threads=2)
@@ -31,7 +32,7 @@ def counters(number, num_rows=ROWS):
     return [_C.AccessCounter(name=f"t{i}", num_rows=num_rows) for i in range(number)]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     # around the sizes at which counting is done in place
     steps=st.lists(

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext import _C
 from cpr_ext.errors import NanError, UsageError
 from python_tests.csrc import reference
+from python_tests.examples import examples
 
 DTYPES = [np.float16, np.float32, np.float64]
 
@@ -14,7 +15,7 @@ def make(weight, name="t"):
     return _C.ChangeMeter(name=name, weight=weight)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     num_rows=st.sampled_from([1, 64, 65, 5000]),
     embedding_dim=st.integers(1, 40),

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext import _C
 from cpr_ext.errors import RowIndexError, UsageError
+from python_tests.examples import examples
 
 POOLS = {0: None} | {threads: _C.ThreadPool(num_threads=threads) for threads in range(1, 5)}
 
@@ -13,7 +14,7 @@ def counters(*sizes):
     return [_C.AccessCounter(name=f"t{i}", num_rows=size) for i, size in enumerate(sizes)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     tables=st.lists(
         st.tuples(

@@ -116,6 +116,18 @@ def test_an_index_outside_the_table_is_told_at_the_next_batch_and_not_counted(de
     device.native.count_lookups([counter.tracker], lookups)  # told once
 
 
+@pytest.mark.parametrize("bad", [100, -1])
+def test_a_bad_index_among_as_many_good_ones_as_a_block_takes_is_told(device, bad):
+    indices = np.full(4096, 5)
+    indices[1700] = bad
+    counter = device.access_counter("users", 100)
+    counter.observe(indices)
+    counter.num_dirty()  # the device has passed
+    with pytest.raises(RowIndexError, match=f"index {bad} at position 1700 "):
+        counter.report_faults()
+    assert counter.counts()[5] == 4095
+
+
 @pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**32])
 def test_one_of_several_bad_indices_is_told_once(device, bad):
     counter = device.access_counter("t", 100)
@@ -242,6 +254,7 @@ def counter_of(backend, counts):
 
 COUNTS = {
     "small": lambda random: random.poisson(1, 20_000),
+    "the rows of nine warps": lambda random: random.poisson(1, 9 * 32 * 4),
     "beyond the bins": lambda random: random.integers(2040, 2060, 60) * (random.random(60) < 0.8),
 }
 

@@ -5,13 +5,14 @@ import contextlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext._native import native
 from cpr_ext.errors import CudaError, NanError, UsageError
 from python_tests.csrc import backends
 from python_tests.csrc.backends import live_bytes
+from python_tests.examples import examples
 
 DTYPES = [np.float16, np.float32, np.float64]
 
@@ -21,7 +22,7 @@ def host_meter(weight):
 
 
 @pytest.mark.emulated
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     num_rows=st.sampled_from([1, 31, 33, 200]),
     embedding_dim=st.sampled_from([1, 2, 7, 8, 9, 16, 33, 64]),

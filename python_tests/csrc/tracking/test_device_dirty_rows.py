@@ -23,6 +23,15 @@ def test_rows_of_any_range_are_counted_and_listed(device, begin, size):
     np.testing.assert_array_equal(tracker.select(begin, end, half), expected[:half])
 
 
+def test_more_words_than_the_largest_grid_has_threads_are_counted(device):
+    threads = 2048 * 256
+    words = np.array([0, 1, threads - 1, threads, threads + 1, threads + 200])
+    tracker = device.dirty_rows("t", 32 * (threads + 300))
+    tracker.observe(np.concatenate([32 * words, 32 * words + 31]))
+    assert tracker.num_dirty() == 2 * len(words)
+    assert tracker.num_dirty(32 * threads, 32 * (threads + 1)) == 2
+
+
 def test_it_takes_one_bit_per_row(emulated):
     before = live_bytes(emulated)
     tracker = emulated.dirty_rows("t", 100_001)

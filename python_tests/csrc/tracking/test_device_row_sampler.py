@@ -5,12 +5,13 @@ import ctypes
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.errors import CudaError, UsageError
 from python_tests.csrc import backends, reference
 from python_tests.csrc.backends import live_bytes
+from python_tests.examples import examples
 
 EMPTY = 2**64 - 1
 
@@ -57,7 +58,7 @@ events = st.lists(
 
 
 @pytest.mark.emulated
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     events=events,
     capacity=st.sampled_from([1, 2, 7, 61, 250]),
@@ -109,7 +110,7 @@ def test_in_any_order_of_threads_the_sample_is_one_of_some_order_of_lookups(
 
 
 @pytest.mark.emulated
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(rows=st.lists(st.integers(0, 40), min_size=60, max_size=150), seed=st.integers(0, 99))
 def test_one_lookup_at_a_time_gives_the_references_sample_also_where_it_evicts(rows, seed):
     options = {"capacity": 9, "period": 2, "seed": seed}
@@ -204,14 +205,15 @@ def test_trackers_of_every_kind_share_a_batch(emulated):
     assert sampled_rows(sampler) == sampled_rows(on_host) == [2, 7]
 
 
-def test_slots_of_rows_that_were_taken_are_used_again_before_any_row_is_evicted(emulated):
-    watched = Watched(emulated, 1000, 100, period=1)
-    sampler = watched.sampler
-    sampler.observe(np.arange(100))
-    sampler.take(np.arange(0, 100, 2))
-    assert sampler.num_sampled == 50
-    sampler.observe(np.arange(500, 550))
-    assert sampled_rows(sampler) == [*range(1, 100, 2), *range(500, 550)]
+@pytest.mark.parametrize("capacity", [100, 66_000])  # more than the largest grid has threads
+def test_slots_of_rows_that_were_taken_are_used_again_before_any_row_is_evicted(emulated, capacity):
+    watched = Watched(emulated, 2 * capacity, capacity, period=1)
+    sampler, half = watched.sampler, capacity // 2
+    sampler.observe(np.arange(capacity))
+    sampler.take(np.arange(0, capacity, 2))
+    assert sampler.num_sampled == half
+    sampler.observe(np.arange(capacity, capacity + half))
+    assert sampled_rows(sampler) == [*range(1, capacity, 2), *range(capacity, capacity + half)]
     watched.check_invariant()
 
 

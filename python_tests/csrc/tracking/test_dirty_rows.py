@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext import _C
+from python_tests.examples import examples
 
 
 def test_the_lowest_dirty_rows_are_selected():
@@ -14,7 +15,7 @@ def test_the_lowest_dirty_rows_are_selected():
     assert tracker.select(0, 200, 0).tolist() == []
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     num_rows=st.sampled_from([1, 63, 64, 65, 127, 128, 129, 1000]),
     data=st.data(),

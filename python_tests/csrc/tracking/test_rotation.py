@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from python_tests.csrc import backends
+from python_tests.examples import examples
 
 
 @pytest.fixture(params=backends.NAMES)
@@ -73,7 +74,7 @@ def test_a_save_under_way_when_an_earlier_one_fails_does_not_pass_its_rows(make)
 
 
 @pytest.mark.emulated
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     backend=st.sampled_from(["cpu", "cpu", "cpu", "emulated"]),
     size=st.sampled_from([1, 2, 7, 64, 130]),

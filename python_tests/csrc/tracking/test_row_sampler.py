@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext import _C
 from cpr_ext.errors import UsageError
 from python_tests.csrc import backends, reference
+from python_tests.examples import examples
 
 
 def make(num_rows=1000, **options):
@@ -98,7 +99,7 @@ def test_the_same_seed_gives_the_same_sample_and_another_seed_another():
     assert sample(1) == sample(1) != sample(2)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     num_rows=st.sampled_from([1, 64, 1000, 70_000]),
     share=st.sampled_from([0.001, 0.125, 1.0]),
