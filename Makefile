@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint lint-workflows stub fmt build wheels docs test-site bench bench-tiny microbench reliability power-cut-test sanitize clean
+.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint lint-workflows stub fmt build wheels docs test-site bench bench-tiny microbench reliability power-cut-test sanitize clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
@@ -41,6 +41,10 @@ demo: build
 TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 test: lint
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+
+# Compiles the tests as pytest runs them: 20 seconds, else in each of its processes.
+collect: build
+	$(BIN)/python -m pytest --collect-only -q >$(VENV)/collected || { tail -50 $(VENV)/collected; exit 1; }
 
 test-distributed: build
 	$(BIN)/python -m pytest python_tests/distributed -m long
@@ -106,6 +110,7 @@ bench: build
 
 bench-tiny: build
 	$(BIN)/python bench/run.py --tiny
+	$(BIN)/python -m pytest python_tests/test_bench.py -m long
 
 # PYTEST="--benchmark-autosave --benchmark-compare": what pytest-benchmark offers. TMPDIR chooses the disk.
 microbench: build

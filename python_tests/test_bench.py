@@ -153,6 +153,7 @@ def test_the_comparison_of_what_is_left_when_things_go_wrong_runs(tmp_path: Path
     assert "| torch.save | 0 | 0 | 1 |" in flip
 
 
+@pytest.mark.long
 def test_the_time_from_a_kill_to_the_next_step_is_measured_beside_the_usual_restart() -> None:
     shown = run("bench/recovery_time.py", "--tiny")
     totals = shown.split("SIGKILL to the next trained step")[1].splitlines()[0].split()
