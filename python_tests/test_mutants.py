@@ -64,8 +64,9 @@ def test_the_kernels_have_mutants_and_tests(mutate):
 def test_each_mutant_that_may_survive_is_one_and_has_a_reason(mutate):
     harmless = json.loads((ROOT / "tools/harmless_mutants.json").read_text())
     for file, lines in harmless.items():
-        found = mutate.mutants((ROOT / file).read_text().splitlines())
-        assert set(lines) <= {line.strip() for _, line in found}
+        source = (ROOT / file).read_text().splitlines()
+        found = {mutate.listed_name(source, *mutant) for mutant in mutate.mutants(source)}
+        assert set(lines) <= found
         assert all(reason.endswith(".") for reason in lines.values())
 
 
@@ -78,3 +79,9 @@ def test_a_verdict_is_kept_until_a_kernel_or_a_test_changes(mutate, tmp_path, mo
     assert mutate.Verdicts(path).find(key) == "killed"
     monkeypatch.setattr(mutate, "tests_of", lambda file: [])
     assert mutate.Verdicts.key("csrc/tracking/cuda/bitmap.cu", 3, "  return;") != key
+
+
+def test_a_line_of_which_a_semicolon_is_left_has_the_lines_before_it_in_its_name(mutate):
+    source = ["a();", "  b();", "  return;", "c();", "x < y;"]
+    assert mutate.listed_name(source, 2, "  ;") == "a(); b(); ;"
+    assert mutate.listed_name(source, 4, " x <= y;") == "x <= y;"

@@ -7,7 +7,8 @@ build/mutants; nothing of the sources is changed. A mutant that no test notices 
 shown. Exit status 1 if one does. Verdicts are kept in build/mutants/verdicts.json: a later call
 continues where one ended, by its --minutes or otherwise, until a kernel or a test has changed.
 A header's mutant is compiled into every source that includes it. tools/harmless_mutants.json has
-those that change no result, by file and line, each with the reason: they may survive.
+those that change no result, by file and line, each with the reason: they may survive. A line of
+which only a semicolon is left has the two lines before it, too.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ ALSO_TESTED = {
 }
 #: What tests import that takes long, and is the same for every mutant.
 SLOW_IMPORTS = ("hypothesis.stateful", "numpy", "pytest", "torch")
+#: A thread's own array may be overrun with nothing changed that a test sees.
+TRAPS = ("-fsanitize=bounds", "-fsanitize-undefined-trap-on-error")
 SURVIVED, HARMLESS = "SURVIVED", "changes no result"
 #: What is written in place of what; each place where it matches is a mutant.
 OPERATORS = [
@@ -92,6 +95,12 @@ def tests_of(file: str) -> list[str]:
     """Where the room of a source has its tests."""
     room = Path(file).parts[1]
     return [f"python_tests/csrc/{each}" for each in (room, *ALSO_TESTED.get(room, []))]
+
+
+def listed_name(source: list[str], number: int, line: str) -> str:
+    """Its name among the harmless: of a mere semicolon with the two lines before it."""
+    before = source[max(number - 2, 0) : number] if line.strip() == ";" else []
+    return " ".join(each.strip() for each in [*before, line])
 
 
 class Verdicts:
@@ -158,7 +167,8 @@ class EmulatedModule:
                 if mutant.suffix != ".h":
                     words[words.index("-c") + 1] = str(mutant)
                 words[words.index("-o") + 1] = str(new_object)
-                words = [words[0], f"-I{self._folder / 'mutated'}", "-x", "c++", *words[1:]]
+                include = f"-I{self._folder / 'mutated'}"
+                words = [words[0], include, "-x", "c++", *words[1:], *TRAPS]
                 if self._run(*[word for word in words if word != "-Werror"]).returncode != 0:
                     return False
                 link = link.replace(old_object, str(new_object))
@@ -172,7 +182,7 @@ class EmulatedModule:
         """Each object of the module that depends on it, with the command that makes it."""
         for listed in self._dependencies:
             name, _, files = listed.partition(":")
-            if "_emulated.dir" in name and f" {ROOT / file}\n" in f"{files}\n":
+            if "emulated_native.dir" in name and f" {ROOT / file}\n" in f"{files}\n":
                 yield name, shlex.split(next(c for c in self._commands if f"-o {name} " in c))
 
     def passes(self, tests: list[str], seconds: int) -> bool:
@@ -201,7 +211,7 @@ class EmulatedModule:
             os.dup2(file.fileno(), 2)
         os.chdir(ROOT)
         sys.path[0] = str(self._folder)  # in place of tools/
-        os.environ["CPR_EXT_HYPOTHESIS"] = "sanitize"
+        os.environ["CPR_EXT_HYPOTHESIS"] = "mutants"
         options = ["-x", "-p", "no:cacheprovider", "-o", "timeout=120", "-m", "emulated"]
         status = pytest.main([*options, *tests])
         sys.stdout.flush()
@@ -266,7 +276,8 @@ def main() -> int:
                     changed = [*source[:number], line, *source[number + 1 :]]
                     verdict = judge(module, file, changed, seconds)
                 verdicts.note(key, verdict)
-                if verdict == SURVIVED and line.strip() in harmless.get(file, {}):
+                is_listed = listed_name(source, number, line) in harmless.get(file, {})
+                if verdict == SURVIVED and is_listed:
                     verdict = HARMLESS
                 counts[verdict] += 1
                 print(f"  {verdict:<18}{number + 1}: {line.strip()}", flush=True)
