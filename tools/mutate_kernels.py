@@ -41,7 +41,7 @@ ALSO_TESTED = {
 #: What tests import that takes long, and is the same for every mutant.
 SLOW_IMPORTS = ("hypothesis.stateful", "numpy", "pytest", "torch")
 #: A thread's own array may be overrun with nothing changed that a test sees.
-TRAPS = ("-fsanitize=bounds", "-fsanitize-undefined-trap-on-error")
+TRAPS = ("-fsanitize=bounds-strict", "-fsanitize-undefined-trap-on-error")
 SURVIVED, HARMLESS = "SURVIVED", "changes no result"
 #: What is written in place of what; each place where it matches is a mutant.
 OPERATORS = [
@@ -212,7 +212,7 @@ class EmulatedModule:
         os.chdir(ROOT)
         sys.path[0] = str(self._folder)  # in place of tools/
         os.environ["CPR_EXT_HYPOTHESIS"] = "mutants"
-        options = ["-x", "-p", "no:cacheprovider", "-o", "timeout=120", "-m", "emulated"]
+        options = ["-x", "-p", "no:cacheprovider", "-o", "timeout=300", "-m", "emulated"]
         status = pytest.main([*options, *tests])
         sys.stdout.flush()
         os._exit(int(status))

@@ -73,12 +73,13 @@ void register_broken_calls(py::module_& emulator) {
                "What a kernel reads from memory that is freed before it, or after.");
   emulator.def("sum_shared", &emulated_cuda::sum_shared, py::arg("clears"),
                "The sum of shared memory that a kernel clears first, or not.");
-  emulator.def("overrun_memory",
-               [=](int64_t num_elements, int64_t num_more) {
-                 return as_int(emulated_cuda::overrun_memory(num_elements, num_more));
-               },
-               py::arg("num_elements"), py::arg("num_more"),
-               "The error of freeing memory of which a kernel has written more than there is.");
+  emulator.def(
+      "overrun_memory",
+      [=](int64_t num_elements, int64_t num_more) {
+        return as_int(emulated_cuda::overrun_memory(num_elements, num_more));
+      },
+      py::arg("num_elements"), py::arg("num_more"),
+      "The error of freeing memory of which a kernel has written more than there is.");
   emulator.def("misread_sums", &emulated_cuda::misread_sums, py::arg("waits"),
                "Threads that read wrong sums from shared memory, which their kernel writes twice.");
 }

@@ -16,7 +16,6 @@ namespace cpr_ext {
 namespace {
 
 constexpr uint32_t kHighestCount = std::numeric_limits<uint32_t>::max();
-constexpr int64_t kMostBlocks = 2048;
 
 // A row id in half a register pair, in which lanes compare theirs faster.
 constexpr int64_t kMostRows = kHighestCount - 1;

@@ -8,8 +8,6 @@ namespace cpr_ext {
 
 namespace {
 
-constexpr int64_t kMostBlocks = 2048;
-
 // REQUIRES: begin < end.
 __global__ void __launch_bounds__(kThreads)
     count_bits_kernel(const uint32_t* words, int64_t begin, int64_t end, unsigned long long* sum) {

@@ -5,7 +5,8 @@
 
 namespace cpr_ext {
 
-constexpr int kThreads = 256;  // of a block
+constexpr int kThreads = 256;          // of a block
+constexpr int64_t kMostBlocks = 2048;  // of a grid whose threads take several elements
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 inline int64_t blocks_for(int64_t size, int64_t per_block = kThreads) {
