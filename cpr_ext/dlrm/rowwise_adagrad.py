@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
+import numpy as np
 import torch
 
 from cpr_ext.errors import UsageError
@@ -67,11 +68,8 @@ class RowWiseAdagrad(torch.optim.Optimizer):
                         f"got shape {tuple(parameter.shape)}"
                     )
                 # Made here, not at the first step, so that a snapshot before it has all states.
-                self.state[parameter]["sum"] = torch.full(
-                    (parameter.shape[0],),
-                    group["initial_accumulator_value"],
-                    dtype=torch.float32,
-                    device=parameter.device,
+                self.state[parameter]["sum"] = _sums(
+                    parameter.shape[0], group["initial_accumulator_value"], parameter.device
                 )
 
     @overload
@@ -94,6 +92,13 @@ class RowWiseAdagrad(torch.optim.Optimizer):
                         parameter, self.state[parameter]["sum"], lr=group["lr"], eps=group["eps"]
                     )
         return loss
+
+
+def _sums(count: int, value: float, device: torch.device) -> torch.Tensor:
+    if value == 0 and device.type == "cpu":
+        # Unlike torch's, numpy's zeros take memory and time only as rows are first used.
+        return torch.from_numpy(np.zeros(count, dtype=np.float32))
+    return torch.full((count,), value, dtype=torch.float32, device=device)
 
 
 def _update(parameter: torch.Tensor, row_sum: torch.Tensor, *, lr: float, eps: float) -> None:

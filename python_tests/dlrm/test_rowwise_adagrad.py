@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.errors import UsageError
+from python_tests.faults.memory_meter import MemoryMeter
 from python_tests.helpers import on_devices
 
 
@@ -100,6 +101,14 @@ def test_state_is_one_float32_per_row_before_the_first_step() -> None:
     assert set(state) == {"sum"}
     assert state["sum"].dtype == torch.float32
     assert state["sum"].tolist() == [0.5] * 6
+
+
+def test_state_of_rows_that_are_never_used_takes_no_memory() -> None:
+    parameter = torch.nn.Parameter(torch.empty(50_000_000, 1))
+    meter = MemoryMeter()
+    sums = RowWiseAdagrad([parameter]).state[parameter]["sum"]
+    assert meter.grown_bytes() < 20e6  # of 200 MB
+    assert not sums[::1_000_000].any()
 
 
 def test_run_goes_on_from_a_saved_state() -> None:
