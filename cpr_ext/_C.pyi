@@ -166,7 +166,7 @@ class RowTracker:
         """Return True if no row of [begin, end) is dirty; stops at the first that is."""
 
     def memory_bytes(self) -> int:
-        """Return the bytes held for this table."""
+        """Return the bytes for this table, once all its rows are used."""
 
     def num_dirty(
         self, begin: typing.SupportsIndex = 0, end: typing.SupportsIndex | None = None

@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def kept_results() -> dict[Path, bytes]:
 @pytest.fixture
 def run_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+) -> Iterator[Callable[..., str]]:
     """As ``run``, in this process, which has imported torch already."""
 
     def call(name: str, *arguments: str) -> str:
@@ -51,7 +51,9 @@ def run_here(
         assert kept_results() == kept
         return capsys.readouterr().out
 
-    return call
+    yield call
+    if torch.distributed.is_initialized():  # torch.distributed.checkpoint asks for it
+        torch.distributed.destroy_process_group()
 
 
 def run(*command: str) -> str:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 namespace cpr_ext {
@@ -39,6 +40,12 @@ void* allocate_huge(size_t bytes, size_t alignment) {
 #ifdef MADV_HUGEPAGE
   ::madvise(data, rounded, MADV_HUGEPAGE);  // no more than a hint
 #endif
+  return data;
+}
+
+void* allocate_huge_zeros(size_t bytes, size_t alignment) {
+  void* data = allocate_huge(bytes, alignment);
+  if (bytes < kFewestBytes) std::memset(data, 0, bytes);
   return data;
 }
 

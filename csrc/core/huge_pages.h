@@ -11,6 +11,8 @@ namespace cpr_ext {
 // Aligned to `alignment`, a power of two of at most 4096. Large ones are mapped by themselves, so
 // that nothing else comes to lie in their pages. Throws std::bad_alloc.
 void* allocate_huge(size_t bytes, size_t alignment);
+// As allocate_huge(), of zeros. The pages of a large one are taken when they are first written.
+void* allocate_huge_zeros(size_t bytes, size_t alignment);
 void free_huge(void* data, size_t bytes) noexcept;  // `bytes` as they were allocated
 
 // For containers.
@@ -36,6 +38,28 @@ struct HugePageAllocator {
   bool operator!=(const HugePageAllocator<Other>&) const {
     return false;
   }
+};
+
+// Numbers that are zero at first.
+template <class T>
+class HugeZeros {
+ public:
+  explicit HugeZeros(size_t size)
+      : size_(size),
+        data_(static_cast<T*>(allocate_huge_zeros(size * sizeof(T), alignof(std::max_align_t)))) {}
+  ~HugeZeros() { free_huge(data_, size_ * sizeof(T)); }
+  HugeZeros(const HugeZeros&) = delete;
+  HugeZeros& operator=(const HugeZeros&) = delete;
+
+  size_t size() const { return size_; }
+  T* begin() { return data_; }
+  const T* begin() const { return data_; }
+  T& operator[](size_t i) { return data_[i]; }
+  const T& operator[](size_t i) const { return data_[i]; }
+
+ private:
+  size_t size_;
+  T* data_;
 };
 
 }  // namespace cpr_ext

@@ -39,11 +39,11 @@ int64_t AccessCounter::memory_bytes() const {
 void AccessCounter::observe(const Lookup& lookup) {
   visit_indices(lookup, [&](const auto* indices, int64_t num_indices) {
     if (num_indices <= headroom_) {
-      count_indices(counts_.data(), indices, num_indices);
+      count_indices(counts_.begin(), indices, num_indices);
       headroom_ -= num_indices;
     } else {
       headroom_ = 0;
-      count_saturating(counts_.data(), indices, num_indices);
+      count_saturating(counts_.begin(), indices, num_indices);
     }
   });
 }
@@ -71,7 +71,7 @@ RowIdVector AccessCounter::list_dirty(RowRange range) const {
 
 RowIdVector AccessCounter::select_best(RowRange range, int64_t k, const WeightView*,
                                        ThreadPool* pool) const {
-  RowIdVector row_ids = top_rows(counts_.data() + range.begin, range.size(), k, pool);
+  RowIdVector row_ids = top_rows(counts_.begin() + range.begin, range.size(), k, pool);
   if (range.begin != 0) {
     for (int64_t& row_id : row_ids) row_id += range.begin;
   }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "core/huge_pages.h"
 #include "core/row_id_vector.h"
@@ -19,7 +18,7 @@ class AccessCounter final : public RowTracker {
   int64_t memory_bytes() const override;
   void observe(const Lookup& lookup) override;
 
-  const uint32_t* counts() const { return counts_.data(); }  // (num_rows)
+  const uint32_t* counts() const { return counts_.begin(); }  // (num_rows)
 
  private:
   int64_t count_dirty(RowRange range) const override;
@@ -31,7 +30,7 @@ class AccessCounter final : public RowTracker {
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;
 
-  std::vector<uint32_t, HugePageAllocator<uint32_t>> counts_;
+  HugeZeros<uint32_t> counts_;
   int64_t headroom_ = UINT32_MAX;  // Invariant: no count can saturate within this many lookups
 };
 

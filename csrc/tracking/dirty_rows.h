@@ -6,7 +6,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "core/huge_pages.h"
 #include "core/row_id_vector.h"
@@ -45,7 +44,7 @@ class DirtyRows final : public RowTracker {
   void for_each_word(RowRange range, Body&& body) const;
   void write_dirty(RowRange range, int64_t* row_ids, int64_t size) const;
 
-  std::vector<uint64_t, HugePageAllocator<uint64_t>> words_;
+  HugeZeros<uint64_t> words_;
   mutable Rotation rotation_;  // selecting says where the next selection may begin
 };
 

@@ -132,7 +132,8 @@ SABOTAGES = [
         "rows of a failed snapshot count as saved",
         _rows_not_put_back,
         ("EIO",),
-        lambda call: "-partial" in call.path,
+        # Of the store whose later snapshots do not save all rows anew.
+        lambda call: "-partial" in call.path and call.path.startswith("other/"),
     ),
 ]
 

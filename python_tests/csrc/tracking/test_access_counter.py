@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cpr_ext import _C
 from python_tests.examples import examples
+from python_tests.faults.memory_meter import MemoryMeter
 
 HIGHEST_COUNT = 2**32 - 1
 
@@ -93,3 +94,16 @@ def test_the_highest_counts_are_selected_and_ties_go_to_the_lowest_row():
     assert counter.select(0, 10, 3).tolist() == [1, 4, 9]
     assert counter.select(2, 9, 2).tolist() == [4, 7]
     assert counter.select(0, 10, 99).tolist() == [0, 1, 4, 7, 9]
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_rows"), [(_C.AccessCounter, 50_000_000), (_C.DirtyRows, 1_600_000_000)]
+)
+def test_rows_that_are_never_looked_up_take_no_memory(kind, num_rows):
+    """So a worker that replaces one which was lost starts as fast with large tables."""
+    meter = MemoryMeter()
+    tracker = kind(name="t", num_rows=num_rows)
+    tracker.observe(np.array([0, num_rows // 2, num_rows - 1]))
+    assert tracker.memory_bytes() == 200_000_000
+    assert meter.grown_bytes() < 20e6
+    assert tracker.num_dirty() == 3
