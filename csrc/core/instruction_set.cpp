@@ -9,11 +9,16 @@ namespace cpr_ext {
 
 namespace {
 
-constexpr InstructionSet kAll[] = {InstructionSet::kPortable, InstructionSet::kAvx512};
+constexpr InstructionSet kAll[] = {InstructionSet::kPortable, InstructionSet::kAvx2,
+                                   InstructionSet::kAvx512};
 
 bool is_available(InstructionSet set) {
   if (set == InstructionSet::kPortable) return true;
 #if CPR_EXT_HAS_AVX512
+  if (set == InstructionSet::kAvx2) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+  }
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #else
@@ -41,7 +46,14 @@ std::atomic<InstructionSet>& in_use() {
 }  // namespace
 
 std::string name_of(InstructionSet set) {
-  return set == InstructionSet::kPortable ? "portable" : "avx512";
+  switch (set) {
+    case InstructionSet::kAvx2:
+      return "avx2";
+    case InstructionSet::kAvx512:
+      return "avx512";
+    default:
+      return "portable";
+  }
 }
 
 InstructionSet instruction_set() noexcept { return in_use().load(std::memory_order_relaxed); }

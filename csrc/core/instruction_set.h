@@ -7,12 +7,17 @@
 #include <vector>
 
 #if defined(__x86_64__)
+#define CPR_EXT_HAS_AVX2 1
 #define CPR_EXT_HAS_AVX512 1
+// On a function that may use AVX2, FMA and F16C; called only where instruction_set() says so.
+#define CPR_EXT_AVX2 __attribute__((target("avx2,fma,f16c")))
 // On a function that may use AVX-512; called only where instruction_set() says so.
 #define CPR_EXT_AVX512 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
 #else
+#define CPR_EXT_HAS_AVX2 0
 #define CPR_EXT_HAS_AVX512 0
+#define CPR_EXT_AVX2
 #define CPR_EXT_AVX512
 #endif
 // The body that several forms of a kernel share, each compiled for its own instructions.
@@ -20,7 +25,8 @@
 
 namespace cpr_ext {
 
-enum class InstructionSet { kPortable, kAvx512 };
+// kAvx2 also stands for FMA and F16C, which all CPUs with AVX2 have but a few.
+enum class InstructionSet { kPortable, kAvx2, kAvx512 };
 
 // The best that this CPU has; less if the environment variable CPR_EXT_INSTRUCTION_SET names
 // another one, or use_instruction_set() was called.
@@ -29,7 +35,7 @@ InstructionSet instruction_set() noexcept;
 // For tests and measurements: kernels use `name` from now on. UsageError if this CPU lacks it.
 void use_instruction_set(const std::string& name);
 
-// Names of those that this CPU has, the best one last: "portable", "avx512".
+// Names of those that this CPU has, the best one last: "portable", "avx2", "avx512".
 std::vector<std::string> instruction_sets();
 
 std::string name_of(InstructionSet set);

@@ -154,12 +154,23 @@ void restore_row(const std::byte* stored, RowPrecision precision, int64_t elemen
   }
 }
 
-bool uses_avx512() {
+struct Forms {
+  RoundBlock round;
+  RestoreBlock restore;
+};
+
+Forms forms() {
 #if CPR_EXT_HAS_AVX512
-  return instruction_set() == InstructionSet::kAvx512;
-#else
-  return false;
+  switch (instruction_set()) {
+    case InstructionSet::kAvx2:
+      return {round_block_avx2, restore_block_avx2};
+    case InstructionSet::kAvx512:
+      return {round_block_avx512, restore_block_avx512};
+    case InstructionSet::kPortable:
+      break;
+  }
 #endif
+  return {round_block_portable, restore_block_portable};
 }
 
 }  // namespace
@@ -189,16 +200,9 @@ void restore_block_portable(const std::byte* stored, RowPrecision precision, int
   }
 }
 
-#if !CPR_EXT_HAS_AVX512
-float round_block_avx512(const RowsOf&, RowPrecision, int64_t, int64_t, std::byte*, uint8_t*) {
-  return 0;
-}
-void restore_block_avx512(const std::byte*, RowPrecision, int64_t, int64_t, const RowsOf&) {}
-#endif
-
 float gather_rounded(const RowsOf& rows, RowPrecision precision, std::byte* out, uint8_t* broken,
                      ThreadPool* threads) {
-  const RoundBlock round = uses_avx512() ? round_block_avx512 : round_block_portable;
+  const RoundBlock round = forms().round;
   std::mutex mutex;
   float largest_error = 0;
   for_blocks(rows.count, rows.array->row_bytes, threads, [&](int64_t begin, int64_t end) {
@@ -218,7 +222,7 @@ bool round_row(const float* row, int64_t elements, RowPrecision precision, std::
 
 void scatter_rounded(const std::byte* stored, RowPrecision precision, const RowsOf& rows,
                      ThreadPool* threads) {
-  const RestoreBlock restore = uses_avx512() ? restore_block_avx512 : restore_block_portable;
+  const RestoreBlock restore = forms().restore;
   for_blocks(rows.count, rows.array->row_bytes, threads,
              [&](int64_t begin, int64_t end) { restore(stored, precision, begin, end, rows); });
 }

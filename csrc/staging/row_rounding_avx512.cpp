@@ -494,4 +494,5 @@ void restore_block_avx512(const std::byte* stored, RowPrecision precision, int64
 
 }  // namespace cpr_ext
 
+#undef CPR_EXT_INLINE
 #endif

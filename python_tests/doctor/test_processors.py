@@ -32,6 +32,7 @@ def torch(*, built=True, devices=1):
     [
         (8, native(), "ok", ""),
         (8, native(sets=("portable",)), "note", "AVX-512"),
+        (8, native(sets=("portable", "avx2")), "note", "AVX-512"),
         (1, native(), "note", "a second core"),
         (8, None, "note", "see cpr_ext above"),
     ],

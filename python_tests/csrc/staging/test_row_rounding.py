@@ -17,7 +17,7 @@ from cpr_ext.state.precision import (
 )
 from python_tests.examples import examples
 
-pytestmark = pytest.mark.usefixtures("every_instruction_set")
+pytestmark = pytest.mark.usefixtures("every_form_of_rounding")
 
 ROUNDED = PRECISIONS[1:]
 POOL = native.ThreadPool(num_threads=2)
