@@ -15,7 +15,9 @@ namespace avx2 {
 namespace {
 
 constexpr int64_t kLanes = 8;
-constexpr int64_t kBytesAhead = 2048;  // are prefetched
+// Rows are rounded in groups: what each row needs once is then computed for all of them at once.
+constexpr int64_t kGroupRows = kLanes;
+constexpr int64_t kBytesAhead = 4096;  // are prefetched
 
 #define CPR_EXT_INLINE CPR_EXT_AVX2 inline __attribute__((always_inline))
 
@@ -38,7 +40,7 @@ CPR_EXT_INLINE __m256 load(const float* row, int64_t i, int64_t elements, __m256
 
 // The first `count` of 16 bytes.
 CPR_EXT_INLINE void store(std::byte* out, __m128i bytes, int64_t count) {
-  if (count == 16) {
+  if (count >= 16) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
   } else if (count == 8) {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(out), bytes);
@@ -73,19 +75,114 @@ class Errors {
     const __m256 error = magnitude(_mm256_sub_ps(values, rounded));
     largest_ = _mm256_max_epu32(largest_, _mm256_castps_si256(error));
   }
-  // False if one is beyond the limit, or NaN.
-  CPR_EXT_INLINE bool pass(float limit, float* largest_error) const {
-    const __m256 all = _mm256_castsi256_ps(largest_);
-    if (_mm256_movemask_ps(_mm256_cmp_ps(all, _mm256_set1_ps(limit), _CMP_NLE_UQ)) != 0) {
-      return false;
-    }
-    *largest_error = std::max(*largest_error, reduce<Larger>(all));
+  // False if one is beyond the limit, or NaN; else all are added to those of other rows.
+  CPR_EXT_INLINE bool pass(float limit, Errors* of_rows) const {
+    const __m256 beyond =
+        _mm256_cmp_ps(_mm256_castsi256_ps(largest_), _mm256_set1_ps(limit), _CMP_NLE_UQ);
+    if (_mm256_movemask_ps(beyond) != 0) return false;
+    of_rows->largest_ = _mm256_max_epu32(of_rows->largest_, largest_);
     return true;
   }
+  CPR_EXT_INLINE float largest() const { return reduce<Larger>(_mm256_castsi256_ps(largest_)); }
 
  private:
   __m256i largest_;
 };
+
+// What each row of a group needs.
+struct Scales {
+  alignas(32) float smallest[kGroupRows];
+  alignas(32) float largest[kGroupRows];
+  alignas(32) float extent[kGroupRows];
+  alignas(32) float bias[kGroupRows];
+  alignas(32) float scale[kGroupRows];
+  alignas(32) float inverse[kGroupRows];
+  alignas(32) float limit[kGroupRows];
+  alignas(32) float sure[kGroupRows];       // int8, see row_rounding_avx512.cpp
+  alignas(32) uint16_t halves[kGroupRows];  // int4: scales as they are kept
+  alignas(32) uint16_t biases[kGroupRows];
+};
+
+CPR_EXT_INLINE __m256 limits_of(RowPrecision precision, __m256 extents) {
+  const __m256 is_large = _mm256_cmp_ps(extents, _mm256_set1_ps(kSmallestExtent), _CMP_NLT_UQ);
+  const __m256 is_finite = _mm256_cmp_ps(extents, _mm256_set1_ps(kLargestExtent), _CMP_LE_OQ);
+  const __m256 limits = _mm256_mul_ps(extents, _mm256_set1_ps(limit_factor(precision)));
+  return _mm256_blendv_ps(_mm256_set1_ps(-1), _mm256_and_ps(limits, is_large), is_finite);
+}
+
+CPR_EXT_INLINE void scale_int8(float largest_error, Scales* scales) {
+  const __m256 smallest = _mm256_load_ps(scales->smallest);
+  const __m256 extents = _mm256_load_ps(scales->extent);
+  const __m256 levels = _mm256_set1_ps(255);
+  const __m256 widened = _mm256_add_ps(extents, _mm256_set1_ps(kFbgemmEpsilon));
+  const __m256 inverses = _mm256_div_ps(levels, widened);
+  _mm256_store_ps(scales->bias, smallest);
+  _mm256_store_ps(scales->scale, _mm256_div_ps(extents, levels));
+  _mm256_store_ps(scales->inverse, inverses);
+  const __m256 magnitudes =
+      _mm256_max_ps(magnitude(smallest), magnitude(_mm256_load_ps(scales->largest)));
+  const __m256 lost = _mm256_fmadd_ps(_mm256_set1_ps(1.1f * 0x1p-24f),
+                                      _mm256_fmadd_ps(_mm256_set1_ps(6), extents, magnitudes),
+                                      _mm256_set1_ps(1.1f * kFbgemmEpsilon));
+  const __m256 factor = _mm256_set1_ps(limit_factor(RowPrecision::kInt8));
+  const __m256 allowed =
+      _mm256_min_ps(_mm256_mul_ps(factor, extents), _mm256_set1_ps(largest_error));
+  const __m256 sure = _mm256_mul_ps(_mm256_sub_ps(allowed, lost), inverses);
+  const __m256 is_usual =
+      _mm256_and_ps(_mm256_cmp_ps(extents, _mm256_set1_ps(kLargestExtent / 1024), _CMP_LE_OQ),
+                    _mm256_cmp_ps(extents, _mm256_set1_ps(kSmallestExtent), _CMP_GE_OQ));
+  _mm256_store_ps(scales->sure, _mm256_blendv_ps(_mm256_set1_ps(-1), sure, is_usual));
+}
+
+CPR_EXT_INLINE void scale_int4(Scales* scales) {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  const __m256 ones = _mm256_set1_ps(1);
+  const __m128i biases = _mm256_cvtps_ph(_mm256_load_ps(scales->smallest), kNearest);
+  const __m256 bias = _mm256_cvtph_ps(biases);
+  const __m256 extents = _mm256_sub_ps(_mm256_load_ps(scales->largest), bias);
+  __m128i halves = _mm256_cvtps_ph(_mm256_div_ps(extents, _mm256_set1_ps(15)), kNearest);
+  // float16 has no number, other than 0, whose inverse is infinite.
+  const __m128i magnitudes = _mm_and_si128(halves, _mm_set1_epi16(0x7fff));
+  const __m128i is_zero = _mm_cmpeq_epi16(magnitudes, _mm_setzero_si128());
+  halves = _mm_blendv_epi8(halves, _mm256_cvtps_ph(ones, kNearest), is_zero);
+  const __m256 scale = _mm256_cvtph_ps(halves);
+  _mm256_store_ps(scales->bias, bias);
+  _mm256_store_ps(scales->scale, scale);
+  _mm256_store_ps(scales->inverse, _mm256_div_ps(ones, scale));
+  _mm_store_si128(reinterpret_cast<__m128i*>(scales->halves), halves);
+  _mm_store_si128(reinterpret_cast<__m128i*>(scales->biases), biases);
+}
+
+// kDim: elements of a row if they are known, else 0.
+template <RowPrecision kPrecision, int64_t kDim>
+CPR_EXT_INLINE void scale_group(const float* const* rows, int64_t count, int64_t elements,
+                                float largest_error, Scales* scales) {
+  const int64_t dim = kDim > 0 ? kDim : elements;
+  for (int64_t r = 0; r < count; ++r) {
+    const __m256 first = kDim >= kLanes ? _mm256_loadu_ps(rows[r]) : _mm256_set1_ps(rows[r][0]);
+    __m256 lowest = first, highest = first;
+    for (int64_t i = kDim >= kLanes ? kLanes : 0; i < dim; i += kLanes) {
+      const __m256 values = load(rows[r], i, dim, first);
+      lowest = _mm256_min_ps(values, lowest);
+      highest = _mm256_max_ps(values, highest);
+    }
+    scales->smallest[r] = reduce<Smaller>(lowest);
+    scales->largest[r] = reduce<Larger>(highest);
+  }
+  const __m256 zeros = _mm256_setzero_ps();  // added, they take a zero's sign off
+  const __m256 smallest = _mm256_add_ps(_mm256_load_ps(scales->smallest), zeros);
+  const __m256 largest = _mm256_add_ps(_mm256_load_ps(scales->largest), zeros);
+  _mm256_store_ps(scales->smallest, smallest);
+  _mm256_store_ps(scales->largest, largest);
+  const __m256 extents = _mm256_sub_ps(largest, smallest);
+  _mm256_store_ps(scales->extent, extents);
+  _mm256_store_ps(scales->limit, limits_of(kPrecision, extents));
+  if constexpr (kPrecision == RowPrecision::kInt8) {
+    scale_int8(largest_error, scales);
+  } else {
+    scale_int4(scales);
+  }
+}
 
 // 16 numbers of 32 bits, each of 16 bits, in order.
 CPR_EXT_INLINE __m256i pack(__m256i a, __m256i b) {
@@ -96,127 +193,208 @@ CPR_EXT_INLINE __m128i to_bytes(__m256i words) {
   return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
+CPR_EXT_INLINE void keep_int8(const Scales& scales, int64_t r, std::byte* out) {
+  std::memcpy(out, &scales.scale[r], sizeof(float));
+  std::memcpy(out + sizeof(float), &scales.bias[r], sizeof(float));
+}
+
+// The levels of values in int8, and how far the furthest of each lane lies from its own.
+struct Levels {
+  __m256 biases;
+  __m256 inverses;
+  __m256i furthest;  // as numbers without a sign: NaN is above all others
+
+  CPR_EXT_INLINE __m256i of(__m256 values) {
+    const __m256 steps = _mm256_mul_ps(_mm256_sub_ps(values, biases), inverses);
+    const __m256 nearest = _mm256_round_ps(steps, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m256 offsets = magnitude(_mm256_sub_ps(steps, nearest));
+    furthest = _mm256_max_epu32(furthest, _mm256_castps_si256(offsets));
+    return _mm256_cvtps_epi32(steps);
+  }
+};
+
+// Row r of its group in int8; false if it must be rounded anew, with its errors.
+template <int64_t kDim>
+CPR_EXT_INLINE bool round_surely(const float* row, int64_t elements, const Scales& scales,
+                                 int64_t r, std::byte* out) {
+  const int64_t dim = kDim > 0 ? kDim : elements;
+  Levels levels{_mm256_set1_ps(scales.bias[r]), _mm256_set1_ps(scales.inverse[r]),
+                _mm256_setzero_si256()};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= dim; i += 4 * kLanes) {
+    const __m256i a = levels.of(_mm256_loadu_ps(row + i));
+    const __m256i b = levels.of(_mm256_loadu_ps(row + i + kLanes));
+    const __m256i c = levels.of(_mm256_loadu_ps(row + i + 2 * kLanes));
+    const __m256i d = levels.of(_mm256_loadu_ps(row + i + 3 * kLanes));
+    const __m256i packed =
+        _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
+                        _mm256_permutevar8x32_epi32(packed, order));
+  }
+  for (; i < dim; i += 2 * kLanes) {
+    const __m256i a = levels.of(load(row, i, dim, levels.biases));
+    const __m256i b = levels.of(load(row, i + kLanes, dim, levels.biases));
+    store(out + i, to_bytes(pack(a, b)), std::min(2 * kLanes, dim - i));
+  }
+  keep_int8(scales, r, out + dim);
+  const __m256 furthest = _mm256_castsi256_ps(levels.furthest);
+  const __m256 sure = _mm256_set1_ps(scales.sure[r]);
+  return _mm256_movemask_ps(_mm256_cmp_ps(furthest, sure, _CMP_NLT_UQ)) == 0;
+}
+
 // Levels of 16 elements as numbers of 16 bits; the elements' errors are added.
-template <RowPrecision kPrecision>
 CPR_EXT_INLINE __m256i levels_of(const float* row, int64_t i, int64_t elements,
-                                 const RowScale& scale, Errors* errors) {
+                                 const RowScale& scale, int most, Errors* errors) {
   const __m256 bias = _mm256_set1_ps(scale.bias);
-  const __m256i most = _mm256_set1_epi32(kPrecision == RowPrecision::kInt8 ? 255 : 15);
   __m256i levels[2];
   for (int half = 0; half < 2; ++half) {
     const __m256 values = load(row, i + half * kLanes, elements, bias);
     const __m256 steps = _mm256_mul_ps(_mm256_sub_ps(values, bias), _mm256_set1_ps(scale.inverse));
-    const __m256i nearest = _mm256_cvtps_epi32(steps);
-    levels[half] = _mm256_min_epi32(_mm256_max_epi32(nearest, _mm256_setzero_si256()), most);
-    // In int4 the product is exact: with it one rounding is as two.
+    const __m256i nearest = _mm256_max_epi32(_mm256_cvtps_epi32(steps), _mm256_setzero_si256());
+    levels[half] = _mm256_min_epi32(nearest, _mm256_set1_epi32(most));
+    // In int4 the product is exact, so that it is added as portable code does.
     errors->add(values, _mm256_fmadd_ps(_mm256_cvtepi32_ps(levels[half]),
                                         _mm256_set1_ps(scale.scale), bias));
   }
   return pack(levels[0], levels[1]);
 }
 
-template <RowPrecision kPrecision>
-CPR_EXT_INLINE bool round_levels(const float* row, int64_t elements, const RowScale& scale,
-                                 float limit, std::byte* out, float* largest_error) {
+template <int64_t kDim>
+CPR_EXT_INLINE bool round_int8(const float* row, int64_t elements, Scales* scales, int64_t r,
+                               std::byte* out, Errors* of_rows) {
+  if (__builtin_expect(round_surely<kDim>(row, elements, *scales, r, out), 1)) return true;
+  const float extent = scales->extent[r];
+  // Only here a level may be too large for an integer.
+  if (extent > 0 && extent < kSmallestExtent) {
+    float error = 0;
+    const bool fits = round_row(row, elements, RowPrecision::kInt8, out, &error);
+    of_rows->add(_mm256_set1_ps(error), _mm256_setzero_ps());
+    return fits;
+  }
+  for (const float inverse : {scales->inverse[r], 255 / extent}) {
+    const RowScale scale{scales->scale[r], scales->bias[r], inverse};
+    Errors errors;
+    for (int64_t i = 0; i < elements; i += 2 * kLanes) {
+      const __m256i levels = levels_of(row, i, elements, scale, 255, &errors);
+      store(out + i, to_bytes(levels), std::min(2 * kLanes, elements - i));
+    }
+    if (errors.pass(scales->limit[r], of_rows)) return true;
+  }
+  return false;
+}
+
+template <int64_t kDim>
+CPR_EXT_INLINE bool round_int4(const float* row, int64_t elements, const Scales& scales, int64_t r,
+                               std::byte* out, Errors* of_rows) {
+  const int64_t dim = kDim > 0 ? kDim : elements;
+  const RowScale scale{scales.scale[r], scales.bias[r], scales.inverse[r]};
   Errors errors;
-  for (int64_t i = 0; i < elements; i += 2 * kLanes) {
-    const int64_t count = std::min(2 * kLanes, elements - i);
-    const __m256i levels = levels_of<kPrecision>(row, i, elements, scale, &errors);
-    if constexpr (kPrecision == RowPrecision::kInt8) {
-      store(out + i, to_bytes(levels), count);
-    } else {
-      const __m256i pairs = _mm256_madd_epi16(levels, _mm256_set1_epi32(0x00100001));
-      const __m128i eight = to_bytes(pack(pairs, pairs));
-      store(out + i / 2, eight, (count + 1) / 2);
-    }
+  for (int64_t i = 0; i < dim; i += 2 * kLanes) {
+    const __m256i levels = levels_of(row, i, dim, scale, 15, &errors);
+    const __m256i pairs = _mm256_madd_epi16(levels, _mm256_set1_epi32(0x00100001));
+    store(out + i / 2, to_bytes(pack(pairs, pairs)), (std::min(2 * kLanes, dim - i) + 1) / 2);
   }
-  return errors.pass(limit, largest_error);
+  std::byte* const behind = out + (dim + 1) / 2;
+  std::memcpy(behind, &scales.halves[r], sizeof(uint16_t));
+  std::memcpy(behind + sizeof(uint16_t), &scales.biases[r], sizeof(uint16_t));
+  return errors.pass(scales.limit[r], of_rows);
 }
 
-CPR_EXT_INLINE bool round_scaled(const float* row, int64_t elements, RowPrecision precision,
-                                 std::byte* out, float* largest_error) {
-  const __m256 first = _mm256_set1_ps(row[0]);
-  __m256 lowest = first, highest = first;
-  for (int64_t i = 0; i < elements; i += kLanes) {
-    const __m256 values = load(row, i, elements, first);
-    lowest = _mm256_min_ps(values, lowest);
-    highest = _mm256_max_ps(values, highest);
-  }
-  const float smallest = reduce<Smaller>(lowest) + 0.0f;  // zeros have no sign
-  const float largest = reduce<Larger>(highest) + 0.0f;
-  const float extent = largest - smallest;
-  if (!(extent == 0 || (extent >= kSmallestExtent && extent <= kLargestExtent))) {
-    return round_row(row, elements, precision, out, largest_error);
-  }
-  const float limit = limit_of(precision, extent);
-  if (precision == RowPrecision::kInt8) {
-    for (const float epsilon : {kFbgemmEpsilon, 0.0f}) {
-      const RowScale scale = scale_int8(smallest, largest, epsilon);
-      std::memcpy(out + elements, &scale.scale, sizeof(float));
-      std::memcpy(out + elements + sizeof(float), &scale.bias, sizeof(float));
-      if (round_levels<RowPrecision::kInt8>(row, elements, scale, limit, out, largest_error)) {
-        return true;
-      }
-    }
-    return false;
-  }
-  const RowScale scale = scale_int4(smallest, largest);
-  const uint16_t halves[] = {to_float16(scale.scale), to_float16(smallest)};
-  std::memcpy(out + (elements + 1) / 2, halves, sizeof(halves));
-  return round_levels<RowPrecision::kInt4>(row, elements, scale, limit, out, largest_error);
-}
-
-// float16 or bfloat16 in the low half of each number.
+// Eight float16 or bfloat16.
 template <RowPrecision kPrecision>
-CPR_EXT_INLINE __m256i halves_of(__m256 values) {
+CPR_EXT_INLINE __m128i halves_of(__m256 values) {
   if constexpr (kPrecision == RowPrecision::kFloat16) {
-    return _mm256_cvtepu16_epi32(
-        _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   } else {
     const __m256i bits = _mm256_castps_si256(values);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i up = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), odd);
-    return _mm256_srli_epi32(_mm256_add_epi32(bits, up), 16);
+    const __m256i halves = _mm256_srli_epi32(_mm256_add_epi32(bits, up), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
   }
 }
 
 // Its reverse.
 template <RowPrecision kPrecision>
-CPR_EXT_INLINE __m256 from_halves(__m256i halves) {
+CPR_EXT_INLINE __m256 from_halves(__m128i halves) {
   if constexpr (kPrecision == RowPrecision::kFloat16) {
-    const __m256i packed = pack(halves, halves);
-    return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
+    return _mm256_cvtph_ps(halves);
   } else {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(halves, 16));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
   }
 }
 
-template <RowPrecision kPrecision>
+template <RowPrecision kPrecision, int64_t kDim>
 CPR_EXT_INLINE bool round_halves(const float* row, int64_t elements, std::byte* out,
-                                 float* largest_error) {
+                                 Errors* of_rows) {
+  const int64_t dim = kDim > 0 ? kDim : elements;
   const __m256 zeros = _mm256_setzero_ps();
   __m256 highest = zeros;
   Errors errors;
-  for (int64_t i = 0; i < elements; i += kLanes) {
-    const __m256 values = load(row, i, elements, zeros);
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    const __m256 values = load(row, i, dim, zeros);
     highest = _mm256_max_ps(magnitude(values), highest);  // keeps what it has beside NaN
-    const __m256i halves = halves_of<kPrecision>(values);
+    const __m128i halves = halves_of<kPrecision>(values);
     errors.add(values, from_halves<kPrecision>(halves));
-    store(out + i * 2, _mm256_castsi256_si128(pack(halves, halves)),
-          2 * std::min(kLanes, elements - i));
+    store(out + i * 2, halves, 2 * std::min(kLanes, dim - i));
   }
-  return errors.pass(limit_of(kPrecision, reduce<Larger>(highest)), largest_error);
+  return errors.pass(limit_of(kPrecision, reduce<Larger>(highest)), of_rows);
 }
 
-CPR_EXT_INLINE bool round_of(const float* row, int64_t elements, RowPrecision precision,
-                             std::byte* out, float* largest_error) {
-  switch (precision) {
-    case RowPrecision::kFloat16:
-      return round_halves<RowPrecision::kFloat16>(row, elements, out, largest_error);
-    case RowPrecision::kBFloat16:
-      return round_halves<RowPrecision::kBFloat16>(row, elements, out, largest_error);
+template <RowPrecision kPrecision, int64_t kDim>
+CPR_EXT_AVX2 float round_rows(const RowsOf& rows, int64_t begin, int64_t end, std::byte* out,
+                              uint8_t* broken) {
+  constexpr bool kIsScaled = kPrecision == RowPrecision::kInt8 || kPrecision == RowPrecision::kInt4;
+  const int64_t dim = kDim > 0 ? kDim : rows.array->row_bytes / static_cast<int64_t>(sizeof(float));
+  const int64_t row_bytes = dim * static_cast<int64_t>(sizeof(float));
+  const int64_t stored_bytes = stored_row_bytes(kPrecision, dim);
+  const int64_t ahead = std::clamp<int64_t>(kBytesAhead / row_bytes, 1, 4 * kGroupRows);
+  Errors errors;
+  Scales scales = {};
+  const float* group[kGroupRows];
+  for (int64_t first = begin; first < end; first += kGroupRows) {
+    const int64_t count = std::min(kGroupRows, end - first);
+    for (int64_t r = 0; r < count; ++r) {
+      group[r] = reinterpret_cast<const float*>(rows.row(first + r));
+    }
+    if constexpr (kIsScaled) {
+      scale_group<kPrecision, kDim>(group, count, dim, errors.largest(), &scales);
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      // One by one: all at once they would wait for one another.
+      const std::byte* next = rows.row(std::min(first + r + ahead, end - 1));
+      for (int64_t at = 0; at < row_bytes; at += kCacheLine) __builtin_prefetch(next + at, 0);
+      std::byte* to = out + (first + r) * stored_bytes;
+      bool fits;
+      if constexpr (kPrecision == RowPrecision::kInt8) {
+        fits = round_int8<kDim>(group[r], dim, &scales, r, to, &errors);
+      } else if constexpr (kPrecision == RowPrecision::kInt4) {
+        fits = round_int4<kDim>(group[r], dim, scales, r, to, &errors);
+      } else {
+        fits = round_halves<kPrecision, kDim>(group[r], dim, to, &errors);
+      }
+      if (__builtin_expect(fits, 1)) continue;
+      std::memset(to, 0, static_cast<size_t>(stored_bytes));
+      broken[first + r] = 1;
+    }
+  }
+  return errors.largest();
+}
+
+template <RowPrecision kPrecision>
+float round_rows(const RowsOf& rows, int64_t begin, int64_t end, std::byte* out, uint8_t* broken) {
+  switch (rows.array->row_bytes) {
+    case 16 * sizeof(float):
+      return round_rows<kPrecision, 16>(rows, begin, end, out, broken);
+    case 32 * sizeof(float):
+      return round_rows<kPrecision, 32>(rows, begin, end, out, broken);
+    case 64 * sizeof(float):
+      return round_rows<kPrecision, 64>(rows, begin, end, out, broken);
+    case 128 * sizeof(float):
+      return round_rows<kPrecision, 128>(rows, begin, end, out, broken);
     default:
-      return round_scaled(row, elements, precision, out, largest_error);
+      return round_rows<kPrecision, 0>(rows, begin, end, out, broken);
   }
 }
 
@@ -246,31 +424,7 @@ CPR_EXT_INLINE __m256 restored(const std::byte* stored, int64_t i, int64_t eleme
         _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(word), shifts), _mm256_set1_epi32(15));
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(levels), scale, bias);
   } else {
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return from_halves<kPrecision>(_mm256_cvtepu16_epi32(halves));
-  }
-}
-
-template <RowPrecision kPrecision>
-CPR_EXT_INLINE void restore_row(const std::byte* stored, int64_t elements, float* row) {
-  float scale = 0, bias = 0;
-  if constexpr (kPrecision == RowPrecision::kInt8) {
-    std::memcpy(&scale, stored + elements, sizeof(scale));
-    std::memcpy(&bias, stored + elements + sizeof(scale), sizeof(bias));
-  } else if constexpr (kPrecision == RowPrecision::kInt4) {
-    uint16_t halves[2];
-    std::memcpy(halves, stored + (elements + 1) / 2, sizeof(halves));
-    scale = from_float16(halves[0]);
-    bias = from_float16(halves[1]);
-  }
-  const __m256 scales = _mm256_set1_ps(scale), biases = _mm256_set1_ps(bias);
-  for (int64_t i = 0; i < elements; i += kLanes) {
-    const __m256 values = restored<kPrecision>(stored, i, elements, scales, biases);
-    if (i + kLanes <= elements) {
-      _mm256_storeu_ps(row + i, values);
-    } else {
-      _mm256_maskstore_ps(row + i, lanes_before(elements - i), values);
-    }
+    return from_halves<kPrecision>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
 }
 
@@ -279,32 +433,47 @@ CPR_EXT_AVX2 void restore_rows(const std::byte* stored, int64_t begin, int64_t e
                                const RowsOf& rows) {
   const int64_t elements = rows.array->row_bytes / static_cast<int64_t>(sizeof(float));
   const int64_t stored_bytes = stored_row_bytes(kPrecision, elements);
-  for (int64_t i = begin; i < end; ++i) {
-    auto* row = reinterpret_cast<float*>(rows.row(i));
-    restore_row<kPrecision>(stored + i * stored_bytes, elements, row);
+  for (int64_t at = begin; at < end; ++at) {
+    const std::byte* const from = stored + at * stored_bytes;
+    auto* const row = reinterpret_cast<float*>(rows.row(at));
+    float ends[2] = {};  // scale and bias
+    if constexpr (kPrecision == RowPrecision::kInt8) {
+      std::memcpy(ends, from + elements, sizeof(ends));
+    } else if constexpr (kPrecision == RowPrecision::kInt4) {
+      uint16_t halves[2];
+      std::memcpy(halves, from + (elements + 1) / 2, sizeof(halves));
+      for (int i = 0; i < 2; ++i) ends[i] = from_float16(halves[i]);
+    }
+    const __m256 scale = _mm256_set1_ps(ends[0]), bias = _mm256_set1_ps(ends[1]);
+    for (int64_t i = 0; i < elements; i += kLanes) {
+      const __m256 values = restored<kPrecision>(from, i, elements, scale, bias);
+      if (i + kLanes <= elements) {
+        _mm256_storeu_ps(row + i, values);
+      } else {
+        _mm256_maskstore_ps(row + i, lanes_before(elements - i), values);
+      }
+    }
   }
 }
 
 }  // namespace
 }  // namespace avx2
 
-CPR_EXT_AVX2 float round_block_avx2(const RowsOf& rows, RowPrecision precision, int64_t begin,
-                                    int64_t end, std::byte* out, uint8_t* broken) {
-  const int64_t row_bytes = rows.array->row_bytes;
-  const int64_t elements = row_bytes / static_cast<int64_t>(sizeof(float));
-  const int64_t stored_bytes = stored_row_bytes(precision, elements);
-  const int64_t ahead = std::clamp<int64_t>(avx2::kBytesAhead / row_bytes, 1, 16);
-  float largest_error = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    const std::byte* next = rows.row(std::min(i + ahead, end - 1));
-    for (int64_t at = 0; at < row_bytes; at += kCacheLine) __builtin_prefetch(next + at, 0);
-    std::byte* to = out + i * stored_bytes;
-    const auto* row = reinterpret_cast<const float*>(rows.row(i));
-    if (avx2::round_of(row, elements, precision, to, &largest_error)) continue;
-    std::memset(to, 0, static_cast<size_t>(stored_bytes));
-    broken[i] = 1;
+float round_block_avx2(const RowsOf& rows, RowPrecision precision, int64_t begin, int64_t end,
+                       std::byte* out, uint8_t* broken) {
+  switch (precision) {
+    case RowPrecision::kInt8:
+      return avx2::round_rows<RowPrecision::kInt8>(rows, begin, end, out, broken);
+    case RowPrecision::kInt4:
+      return avx2::round_rows<RowPrecision::kInt4>(rows, begin, end, out, broken);
+    case RowPrecision::kFloat16:
+      return avx2::round_rows<RowPrecision::kFloat16>(rows, begin, end, out, broken);
+    case RowPrecision::kBFloat16:
+      return avx2::round_rows<RowPrecision::kBFloat16>(rows, begin, end, out, broken);
+    case RowPrecision::kExact:
+      break;
   }
-  return largest_error;
+  return round_block_portable(rows, precision, begin, end, out, broken);
 }
 
 void restore_block_avx2(const std::byte* stored, RowPrecision precision, int64_t begin, int64_t end,
