@@ -281,6 +281,12 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=WAYS, nargs="+", help="measure these ways again, keep the others"
     )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        help="file to keep results in (default: %(default)s)",
+    )
     parser.add_argument("--folder", type=Path, help="where to save (default: a temporary folder)")
     parser.add_argument("--speed", action="store_true", help="steps/s during a rebuild")
     parser.add_argument("--rate", type=float, default=30, help="MB/s of a rebuild")
@@ -306,8 +312,8 @@ def main() -> None:
     if options.speed:
         settings["num_steps"] += SPEED_STEPS
     results: dict[str, Any] = {}
-    if options.only and RESULTS.exists() and not options.tiny and not options.speed:
-        results = json.loads(RESULTS.read_text())
+    if options.only and options.results.exists() and not options.tiny and not options.speed:
+        results = json.loads(options.results.read_text())
         if results["settings"] != settings:
             results = {}
     results["settings"] = settings
@@ -322,9 +328,11 @@ def main() -> None:
         keep("rebuild_speed", results["exact"]["losses"], settings=settings)
     elif not options.tiny:
         results["machine"] = describe_machine()
-        RESULTS.write_text(json.dumps(results) + "\n")
-        draw(results, PICTURE)
-        print(f"\nkept in {RESULTS.relative_to(HERE.parent)}; picture: {PICTURE.name}")
+        options.results.write_text(json.dumps(results) + "\n")
+        print(f"\nkept in {options.results}")
+        if options.results == RESULTS:
+            draw(results, PICTURE)
+            print(f"picture: {PICTURE.name}")
 
 
 if __name__ == "__main__":
