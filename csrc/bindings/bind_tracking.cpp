@@ -202,7 +202,8 @@ void register_row_tracker(py::module_& module) {
       .def("report_faults", &RowTracker::report_faults,
            "Raise RowIndexError, once, if a device has found an index outside the table since\n"
            "the last call. Does not wait for the device.")
-      .def("memory_bytes", &RowTracker::memory_bytes, "Return the bytes for this table, once all its rows are used.")
+      .def("memory_bytes", &RowTracker::memory_bytes,
+           "Return the bytes for this table, once all its rows are used.")
       .def("check", &check, py::arg("indices"),
            "Raise RowIndexError for the first index outside the table.")
       .def("observe", &observe, py::arg("indices"),

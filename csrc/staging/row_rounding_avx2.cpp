@@ -51,10 +51,10 @@ CPR_EXT_INLINE void store(std::byte* out, __m128i bytes, int64_t count) {
   }
 }
 
-struct Smaller {
+struct SmallerOf8 {
   CPR_EXT_INLINE static __m128 of(__m128 a, __m128 b) { return _mm_min_ps(a, b); }
 };
-struct Larger {
+struct LargerOf8 {
   CPR_EXT_INLINE static __m128 of(__m128 a, __m128 b) { return _mm_max_ps(a, b); }
 };
 
@@ -67,30 +67,30 @@ CPR_EXT_INLINE float reduce(__m256 lanes) {
 }
 
 // The largest |x - x'|. As numbers without a sign, so that NaN is above all others.
-class Errors {
+class ErrorsOf8 {
  public:
-  CPR_EXT_INLINE Errors() : largest_(_mm256_setzero_si256()) {}
+  CPR_EXT_INLINE ErrorsOf8() : largest_(_mm256_setzero_si256()) {}
 
   CPR_EXT_INLINE void add(__m256 values, __m256 rounded) {
     const __m256 error = magnitude(_mm256_sub_ps(values, rounded));
     largest_ = _mm256_max_epu32(largest_, _mm256_castps_si256(error));
   }
   // False if one is beyond the limit, or NaN; else all are added to those of other rows.
-  CPR_EXT_INLINE bool pass(float limit, Errors* of_rows) const {
+  CPR_EXT_INLINE bool pass(float limit, ErrorsOf8* of_rows) const {
     const __m256 beyond =
         _mm256_cmp_ps(_mm256_castsi256_ps(largest_), _mm256_set1_ps(limit), _CMP_NLE_UQ);
     if (_mm256_movemask_ps(beyond) != 0) return false;
     of_rows->largest_ = _mm256_max_epu32(of_rows->largest_, largest_);
     return true;
   }
-  CPR_EXT_INLINE float largest() const { return reduce<Larger>(_mm256_castsi256_ps(largest_)); }
+  CPR_EXT_INLINE float largest() const { return reduce<LargerOf8>(_mm256_castsi256_ps(largest_)); }
 
  private:
   __m256i largest_;
 };
 
 // What each row of a group needs.
-struct Scales {
+struct ScalesOf8 {
   alignas(32) float smallest[kGroupRows];
   alignas(32) float largest[kGroupRows];
   alignas(32) float extent[kGroupRows];
@@ -110,7 +110,7 @@ CPR_EXT_INLINE __m256 limits_of(RowPrecision precision, __m256 extents) {
   return _mm256_blendv_ps(_mm256_set1_ps(-1), _mm256_and_ps(limits, is_large), is_finite);
 }
 
-CPR_EXT_INLINE void scale_int8(float largest_error, Scales* scales) {
+CPR_EXT_INLINE void scale_int8(float largest_error, ScalesOf8* scales) {
   const __m256 smallest = _mm256_load_ps(scales->smallest);
   const __m256 extents = _mm256_load_ps(scales->extent);
   const __m256 levels = _mm256_set1_ps(255);
@@ -134,7 +134,7 @@ CPR_EXT_INLINE void scale_int8(float largest_error, Scales* scales) {
   _mm256_store_ps(scales->sure, _mm256_blendv_ps(_mm256_set1_ps(-1), sure, is_usual));
 }
 
-CPR_EXT_INLINE void scale_int4(Scales* scales) {
+CPR_EXT_INLINE void scale_int4(ScalesOf8* scales) {
   constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   const __m256 ones = _mm256_set1_ps(1);
   const __m128i biases = _mm256_cvtps_ph(_mm256_load_ps(scales->smallest), kNearest);
@@ -156,7 +156,7 @@ CPR_EXT_INLINE void scale_int4(Scales* scales) {
 // kDim: elements of a row if they are known, else 0.
 template <RowPrecision kPrecision, int64_t kDim>
 CPR_EXT_INLINE void scale_group(const float* const* rows, int64_t count, int64_t elements,
-                                float largest_error, Scales* scales) {
+                                float largest_error, ScalesOf8* scales) {
   const int64_t dim = kDim > 0 ? kDim : elements;
   for (int64_t r = 0; r < count; ++r) {
     const __m256 first = kDim >= kLanes ? _mm256_loadu_ps(rows[r]) : _mm256_set1_ps(rows[r][0]);
@@ -166,8 +166,8 @@ CPR_EXT_INLINE void scale_group(const float* const* rows, int64_t count, int64_t
       lowest = _mm256_min_ps(values, lowest);
       highest = _mm256_max_ps(values, highest);
     }
-    scales->smallest[r] = reduce<Smaller>(lowest);
-    scales->largest[r] = reduce<Larger>(highest);
+    scales->smallest[r] = reduce<SmallerOf8>(lowest);
+    scales->largest[r] = reduce<LargerOf8>(highest);
   }
   const __m256 zeros = _mm256_setzero_ps();  // added, they take a zero's sign off
   const __m256 smallest = _mm256_add_ps(_mm256_load_ps(scales->smallest), zeros);
@@ -193,13 +193,13 @@ CPR_EXT_INLINE __m128i to_bytes(__m256i words) {
   return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
-CPR_EXT_INLINE void keep_int8(const Scales& scales, int64_t r, std::byte* out) {
+CPR_EXT_INLINE void keep_int8(const ScalesOf8& scales, int64_t r, std::byte* out) {
   std::memcpy(out, &scales.scale[r], sizeof(float));
   std::memcpy(out + sizeof(float), &scales.bias[r], sizeof(float));
 }
 
 // The levels of values in int8, and how far the furthest of each lane lies from its own.
-struct Levels {
+struct LevelsOf8 {
   __m256 biases;
   __m256 inverses;
   __m256i furthest;  // as numbers without a sign: NaN is above all others
@@ -215,11 +215,11 @@ struct Levels {
 
 // Row r of its group in int8; false if it must be rounded anew, with its errors.
 template <int64_t kDim>
-CPR_EXT_INLINE bool round_surely(const float* row, int64_t elements, const Scales& scales,
+CPR_EXT_INLINE bool round_surely(const float* row, int64_t elements, const ScalesOf8& scales,
                                  int64_t r, std::byte* out) {
   const int64_t dim = kDim > 0 ? kDim : elements;
-  Levels levels{_mm256_set1_ps(scales.bias[r]), _mm256_set1_ps(scales.inverse[r]),
-                _mm256_setzero_si256()};
+  LevelsOf8 levels{_mm256_set1_ps(scales.bias[r]), _mm256_set1_ps(scales.inverse[r]),
+                   _mm256_setzero_si256()};
   int64_t i = 0;
   for (; i + 4 * kLanes <= dim; i += 4 * kLanes) {
     const __m256i a = levels.of(_mm256_loadu_ps(row + i));
@@ -245,7 +245,7 @@ CPR_EXT_INLINE bool round_surely(const float* row, int64_t elements, const Scale
 
 // Levels of 16 elements as numbers of 16 bits; the elements' errors are added.
 CPR_EXT_INLINE __m256i levels_of(const float* row, int64_t i, int64_t elements,
-                                 const RowScale& scale, int most, Errors* errors) {
+                                 const RowScale& scale, int most, ErrorsOf8* errors) {
   const __m256 bias = _mm256_set1_ps(scale.bias);
   __m256i levels[2];
   for (int half = 0; half < 2; ++half) {
@@ -261,8 +261,8 @@ CPR_EXT_INLINE __m256i levels_of(const float* row, int64_t i, int64_t elements,
 }
 
 template <int64_t kDim>
-CPR_EXT_INLINE bool round_int8(const float* row, int64_t elements, Scales* scales, int64_t r,
-                               std::byte* out, Errors* of_rows) {
+CPR_EXT_INLINE bool round_int8(const float* row, int64_t elements, ScalesOf8* scales, int64_t r,
+                               std::byte* out, ErrorsOf8* of_rows) {
   if (__builtin_expect(round_surely<kDim>(row, elements, *scales, r, out), 1)) return true;
   const float extent = scales->extent[r];
   // Only here a level may be too large for an integer.
@@ -274,7 +274,7 @@ CPR_EXT_INLINE bool round_int8(const float* row, int64_t elements, Scales* scale
   }
   for (const float inverse : {scales->inverse[r], 255 / extent}) {
     const RowScale scale{scales->scale[r], scales->bias[r], inverse};
-    Errors errors;
+    ErrorsOf8 errors;
     for (int64_t i = 0; i < elements; i += 2 * kLanes) {
       const __m256i levels = levels_of(row, i, elements, scale, 255, &errors);
       store(out + i, to_bytes(levels), std::min(2 * kLanes, elements - i));
@@ -285,11 +285,11 @@ CPR_EXT_INLINE bool round_int8(const float* row, int64_t elements, Scales* scale
 }
 
 template <int64_t kDim>
-CPR_EXT_INLINE bool round_int4(const float* row, int64_t elements, const Scales& scales, int64_t r,
-                               std::byte* out, Errors* of_rows) {
+CPR_EXT_INLINE bool round_int4(const float* row, int64_t elements, const ScalesOf8& scales,
+                               int64_t r, std::byte* out, ErrorsOf8* of_rows) {
   const int64_t dim = kDim > 0 ? kDim : elements;
   const RowScale scale{scales.scale[r], scales.bias[r], scales.inverse[r]};
-  Errors errors;
+  ErrorsOf8 errors;
   for (int64_t i = 0; i < dim; i += 2 * kLanes) {
     const __m256i levels = levels_of(row, i, dim, scale, 15, &errors);
     const __m256i pairs = _mm256_madd_epi16(levels, _mm256_set1_epi32(0x00100001));
@@ -327,11 +327,11 @@ CPR_EXT_INLINE __m256 from_halves(__m128i halves) {
 
 template <RowPrecision kPrecision, int64_t kDim>
 CPR_EXT_INLINE bool round_halves(const float* row, int64_t elements, std::byte* out,
-                                 Errors* of_rows) {
+                                 ErrorsOf8* of_rows) {
   const int64_t dim = kDim > 0 ? kDim : elements;
   const __m256 zeros = _mm256_setzero_ps();
   __m256 highest = zeros;
-  Errors errors;
+  ErrorsOf8 errors;
   for (int64_t i = 0; i < dim; i += kLanes) {
     const __m256 values = load(row, i, dim, zeros);
     highest = _mm256_max_ps(magnitude(values), highest);  // keeps what it has beside NaN
@@ -339,7 +339,7 @@ CPR_EXT_INLINE bool round_halves(const float* row, int64_t elements, std::byte* 
     errors.add(values, from_halves<kPrecision>(halves));
     store(out + i * 2, halves, 2 * std::min(kLanes, dim - i));
   }
-  return errors.pass(limit_of(kPrecision, reduce<Larger>(highest)), of_rows);
+  return errors.pass(limit_of(kPrecision, reduce<LargerOf8>(highest)), of_rows);
 }
 
 template <RowPrecision kPrecision, int64_t kDim>
@@ -350,8 +350,8 @@ CPR_EXT_AVX2 float round_rows(const RowsOf& rows, int64_t begin, int64_t end, st
   const int64_t row_bytes = dim * static_cast<int64_t>(sizeof(float));
   const int64_t stored_bytes = stored_row_bytes(kPrecision, dim);
   const int64_t ahead = std::clamp<int64_t>(kBytesAhead / row_bytes, 1, 4 * kGroupRows);
-  Errors errors;
-  Scales scales = {};
+  ErrorsOf8 errors;
+  ScalesOf8 scales = {};
   const float* group[kGroupRows];
   for (int64_t first = begin; first < end; first += kGroupRows) {
     const int64_t count = std::min(kGroupRows, end - first);
