@@ -1,7 +1,7 @@
 """From SIGKILL to the next trained step: live partial recovery, and the usual restart.
 
     python bench/recovery_time.py [--gigabytes 2] [--workers 4] [--kills 3] [--only WAYS] [--tiny]
-    python bench/recovery_time.py --speed [--rate 30]
+    python bench/recovery_time.py --speed [--gigabytes 2] [--rate 10] [--kills 3]
 
 All ways train the same model, its rows sharded over the workers, on this machine over loopback,
 and lose the same worker as often. ``spare``: under ``cpr launch``, partial snapshots; ``live``: the
@@ -10,7 +10,7 @@ same with ``--spares 0``; ``exact``: like ``spare``, with parity in peers' memor
 times as large; ``usual``: torchrun restarts all workers, and all load a
 torch.distributed.checkpoint. Prints the parts of each loss; keeps
 bench/results/recovery_time.json (``--only`` measures one way anew) and a picture in docs/images.
-``--speed`` measures ``exact`` with one kill, until the group is protected again, and keeps
+``--speed`` measures ``exact`` with kills so far apart that the group is protected again, and keeps
 bench/results/rebuild_speed.json: steps/s while rows are rebuilt during training.
 """
 
@@ -52,8 +52,10 @@ WAYS = {
 TINY_WAYS = ("live", "exact", "usual")
 GROUP_SIZES = {"exact": 4, "mirror": 2, "larger": 4}
 LARGER = 4
-AROUND_SECONDS = 5.0  # before a kill, in which steps are counted
-SPEED_STEPS = 1600  # of --speed, after the kill
+AROUND_SECONDS = 10.0  # before a kill, in which steps are counted
+# Of --speed, to choose how far kills are apart.
+STEPS_PER_SECOND = 28.0
+REBUILT_PER_SHARD = 1.7
 PARTS = {
     "detection": "until the last survivor noticed",
     "supervisor": "until the replacement, or all, began",
@@ -65,6 +67,7 @@ PARTS = {
     "without_start_up": "the same without start-up",
     "caught_up": "until training reaches the step of the kill again",
     "protected": "until the group is protected again",
+    "speed_before": "steps/s before the kill",
     "speed": "steps/s meanwhile, to those before the kill",
 }
 
@@ -183,7 +186,8 @@ def describe_loss(way: str, kill: dict[str, Any], events: list[list[dict[str, An
         loss["protected"] = protected - at
         known = [e["time"] for e in events[0] if e["event"] == "protected" and e["time"] < at]
         begin = max(at - AROUND_SECONDS, *known)
-        loss["speed"] = rate(steps[0], stepped, protected) / rate(steps[0], begin, at)
+        loss["speed_before"] = rate(steps[0], begin, at)
+        loss["speed"] = rate(steps[0], stepped, protected) / loss["speed_before"]
     return loss
 
 
@@ -289,14 +293,22 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, help="where to save (default: a temporary folder)")
     parser.add_argument("--speed", action="store_true", help="steps/s during a rebuild")
-    parser.add_argument("--rate", type=float, default=30, help="MB/s of a rebuild")
+    parser.add_argument(
+        "--rate", type=float, help="MB/s of a rebuild (default: 30, with --speed 10)"
+    )
     parser.add_argument("--tiny", action="store_true", help="small and quick; keeps nothing")
     options = parser.parse_args()
     if options.tiny:
         options.gigabytes, options.workers, options.kills = 0.001, 2, 1
     if options.speed:
-        options.kills, options.only = 1, ["exact"]
+        options.only = ["exact"]
+    megabytes_per_second = options.rate or (10 if options.speed else 30)
     between = 20 if options.tiny else STEPS_BETWEEN_KILLS
+    saved_every = between // 8
+    if options.speed and not options.tiny:
+        shard_megabytes = 1000 * options.gigabytes / options.workers
+        seconds = REBUILT_PER_SHARD * shard_megabytes / megabytes_per_second
+        between = int(STEPS_PER_SECOND * (seconds + 1.5 * AROUND_SECONDS))
     settings = {
         "table_bytes": int(options.gigabytes * 1e9),
         "workers": options.workers,
@@ -305,12 +317,10 @@ def main() -> None:
         "steps_between_kills": between,
         # A loss comes in the middle between two checkpoints.
         "checkpoint_every_steps": between * 2 // 5,
-        "every_steps": between // 8,
+        "every_steps": saved_every,
         "num_steps": between * (options.kills + 1),
-        "rebuild_bytes_per_second": int(options.rate * 1e6),
+        "rebuild_bytes_per_second": int(megabytes_per_second * 1e6),
     }
-    if options.speed:
-        settings["num_steps"] += SPEED_STEPS
     results: dict[str, Any] = {}
     if options.only and options.results.exists() and not options.tiny and not options.speed:
         results = json.loads(options.results.read_text())

@@ -90,11 +90,11 @@ class MissingRows:
         if not (is_there := self._is_there):  # end() may be called meanwhile
             return torch.empty(0, dtype=torch.int64)
         row_ids = row_ids.reshape(-1).long()
-        in_table = (row_ids >= 0) & (row_ids < self._records[number][0])  # else: the lookup's error
-        row_ids = row_ids[in_table]
-        is_missing = ~is_there[number][row_ids] & (row_ids >= self._complete_rows(number))
-        missing: torch.Tensor = torch.unique(row_ids[is_missing])
-        return missing
+        rows = self._records[number][0]
+        # Ids past the table are the lookup's error.
+        row_ids = row_ids[(row_ids >= self._complete_rows(number)) & (row_ids < rows)]
+        missing = row_ids[~is_there[number][row_ids]]
+        return torch.unique(missing) if missing.numel() else missing
 
     def places(self, number: int, row_ids: torch.Tensor) -> torch.Tensor:
         """Return the words of the shard at which rows (n,) begin."""

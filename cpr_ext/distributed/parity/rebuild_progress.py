@@ -26,20 +26,23 @@ class RebuildProgress:
         self._metrics = metrics
         self._num_rows = 0
         self._begun = 0.0
+        self._percent = -1  # shown last
 
     def begin(self, num_bytes: int, own_rows: int = 0) -> None:
         """Begin a rebuild of so many bytes, for ``own_rows`` of this worker."""
-        self._num_rows, self._begun = own_rows, time.perf_counter()
+        self._num_rows, self._begun, self._percent = own_rows, time.perf_counter(), -1
         self._metrics.begin_rebuild(num_bytes)
 
     def note(self, num_bytes: int) -> None:
         """Count bytes that are done."""
         metrics = self._metrics
         metrics.note_rebuilt(num_bytes)
-        if self._num_rows:
+        percent = round(100 * metrics.rebuild_progress)
+        if self._num_rows and percent != self._percent:  # as it replaces a file
+            self._percent = percent
             show_progress(
                 f"worker {self._rank} is rebuilt from its peers' memory: "
-                f"{100 * metrics.rebuild_progress:.0f} % of {metrics.bytes_to_rebuild / 1e6:.1f} MB"
+                f"{percent} % of {metrics.bytes_to_rebuild / 1e6:.1f} MB"
             )
 
     def end(self) -> None:

@@ -14,9 +14,11 @@ import torch.distributed as dist
 from cpr_ext.distributed.parity.held_parity import KeptPart
 
 _HEAD = 6  # step, whether deltas say all, words to encode, and the bytes of the own part's pieces
-_WORDS, _SIZES, *_PIECES = range(5)  # tags
+_WORDS, _SIZES, _XORED, _BROADCAST, *_PIECES = range(7)  # tags
 # A reduction needs several times as much memory, which its threads keep: 1 MB.
 _CHUNK_WORDS = 1 << 17
+# gloo reduces in a ring: fair to every link, but a few bytes take as long as half a megabyte.
+_DIRECT_WORDS = 1 << 16
 
 
 @dataclass
@@ -42,11 +44,16 @@ class Parcel:
 
 
 def gather_numbers(inner: dist.ProcessGroup, numbers: list[int]) -> list[list[int]]:
-    """Gather every member's numbers; each gives as many."""
-    own = torch.tensor(numbers, dtype=torch.int64)
-    found = [torch.empty_like(own) for _ in range(inner.size())]
-    inner.allgather([found], [own]).wait()
-    return [values.tolist() for values in found]
+    """Gather every member's numbers; each gives as many.
+
+    They cross two hops, by way of the first member; gloo's ring needs one for each other member.
+    """
+    found = torch.zeros(inner.size(), len(numbers), dtype=torch.int64)
+    found[inner.rank()] = torch.tensor(numbers, dtype=torch.int64)
+    xor_to_root(inner, 0, found)
+    broadcast_words(inner, 0, found)
+    given: list[list[int]] = found.tolist()
+    return given
 
 
 def trade(inner: dist.ProcessGroup, step: int, parcel: Parcel) -> dict[int, Parcel]:
@@ -140,17 +147,36 @@ def xor_over_group(
 
 def xor_to_root(inner: dist.ProcessGroup, root: int, words: torch.Tensor) -> None:
     """XOR the words of all members into those of ``root``; the others' may change, too."""
+    if words.numel() <= _DIRECT_WORDS:
+        return _xor_directly(inner, root, words)
     options = dist.ReduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.BXOR)
     options.rootRank = root
     inner.reduce([words], options).wait()
 
 
+def _xor_directly(inner: dist.ProcessGroup, root: int, words: torch.Tensor) -> None:
+    if inner.rank() != root:
+        return _send(inner, words, root, _XORED)
+    others = [torch.empty_like(words) for _ in range(inner.size() - 1)]
+    members = [member for member in range(inner.size()) if member != root]
+    works = [_receive(inner, w, m, _XORED) for w, m in zip(others, members, strict=True)]
+    for work, other in zip(works, others, strict=True):
+        if work is not None:
+            work.wait()
+        words ^= other
+
+
 def broadcast_words(inner: dist.ProcessGroup, source: int, words: torch.Tensor) -> None:
-    """Overwrite the words (n,) of all members by those of ``source``."""
-    options = dist.BroadcastOptions()
-    options.rootRank = source
-    inner.broadcast([words], options).wait()
+    """Overwrite the words (n,) of all members by those of ``source``; meant for few."""
+    if not words.numel():
+        return
+    if inner.rank() != source:
+        inner.recv([words], source, _BROADCAST).wait()
+        return
+    members = [member for member in range(inner.size()) if member != source]
+    for work in [inner.send([words], member, _BROADCAST) for member in members]:
+        work.wait()
 
 
 def _send(inner: dist.ProcessGroup, values: torch.Tensor | None, member: int, tag: int) -> None:

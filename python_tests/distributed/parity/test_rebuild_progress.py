@@ -3,6 +3,7 @@
 import logging
 
 from cpr_ext.distributed.identity.supervision import SignsOfLife
+from cpr_ext.distributed.parity import rebuild_progress
 from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
 from cpr_ext.metrics.parity_metrics import ParityMetrics
 
@@ -20,6 +21,18 @@ def test_a_worker_shows_how_far_its_rows_are_rebuilt(tmp_path, monkeypatch, capl
     assert signs.progress().startswith("worker 1 was rebuilt from its peers' memory: 30 rows in 0.")
     assert (metrics.rebuild_progress, metrics.rebuilds) == (1.0, 1)
     assert signs.progress() in caplog.text
+
+
+def test_what_is_shown_is_written_once_per_percent(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(rebuild_progress, "show_progress", shown.append)
+    progress = RebuildProgress(1, ParityMetrics())
+    for _ in range(2):
+        progress.begin(1_000_000, own_rows=30)
+        for _ in range(1000):
+            progress.note(1000)
+    assert len(shown) == 2 * 101
+    assert len(set(shown)) == 101
 
 
 def test_a_survivor_counts_the_bytes_and_shows_nothing(tmp_path, monkeypatch):

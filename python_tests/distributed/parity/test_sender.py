@@ -1,6 +1,7 @@
 """The thread that trades deltas: what it promises the training thread, also when members leave."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -104,8 +105,10 @@ def test_members_at_different_steps_are_an_error():
     together(lambda: send(0), lambda: send(1))
 
 
-def test_an_xor_over_the_group_reaches_its_root_in_pieces(monkeypatch):
+@pytest.mark.parametrize("direct_words", [0, 7, 1 << 16], ids=["ring", "mixed", "direct"])
+def test_an_xor_over_the_group_reaches_its_root_in_pieces(monkeypatch, direct_words):
     monkeypatch.setattr(trade, "_CHUNK_WORDS", 10)
+    monkeypatch.setattr(trade, "_DIRECT_WORDS", direct_words)
     groups = connected(3)
     values = torch.randint(-(2**62), 2**62, (3, 25))
     got = torch.zeros(25, dtype=torch.int64)
@@ -120,6 +123,46 @@ def test_an_xor_over_the_group_reaches_its_root_in_pieces(monkeypatch):
     together(*(lambda rank=rank: call(rank) for rank in range(3)))
     assert torch.equal(got[3:], (values[0] ^ values[1] ^ values[2])[3:])
     assert not got[:3].any()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_numbers_of_all_members_reach_all(size):
+    groups = connected(size)
+    given = [[rank, 2**62 + rank, -rank - 1] for rank in range(size)]
+    found = together(
+        *(lambda rank=rank: trade.gather_numbers(groups[rank], given[rank]) for rank in range(size))
+    )
+    assert found == [given] * size
+
+
+@pytest.mark.parametrize(("source", "count"), [(0, 5), (2, 1), (1, 0)])
+def test_words_of_one_member_reach_all(source, count):
+    groups = connected(3)
+    words = [torch.full((count,), 10 * rank) for rank in range(3)]
+    together(
+        *(
+            lambda n=n: trade.broadcast_words(groups[n], source, words[n])
+            for n in range(len(groups))
+        )
+    )
+    assert all(torch.equal(some, torch.full((count,), 10 * source)) for some in words)
+
+
+@pytest.mark.parametrize("direct_words", [0, 1 << 16], ids=["ring", "direct"])
+def test_whoever_waits_for_an_xor_hears_of_a_member_that_leaves(monkeypatch, direct_words):
+    monkeypatch.setattr(trade, "_DIRECT_WORDS", direct_words)
+    groups = connected(3)
+
+    def leave():
+        time.sleep(0.2)
+        groups[1] = None
+
+    def wait(group):
+        with pytest.raises(RuntimeError, match="gloo"):
+            trade.xor_to_root(group, 0, torch.zeros(5, dtype=torch.int64))
+
+    root = groups[0]
+    together(leave, lambda: wait(root))
 
 
 def test_a_request_reaches_all_members_whatever_its_length():
