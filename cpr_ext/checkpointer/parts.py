@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -251,4 +252,5 @@ def _start_copy(
         account.metrics.note_remote_lag(status.lag_seconds, status.lag_bytes)
 
     committer.after_change = submit
+    weakref.finalize(committer, copy.let_go).atexit = False
     return copy

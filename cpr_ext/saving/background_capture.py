@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -71,12 +72,16 @@ class CaptureThread:
         with self._changed:
             self._changed.wait_for(lambda: self._work is None)
 
-    def close(self, timeout_seconds: float | None = None) -> None:
-        """Stop the work and end the thread; may be called again, also after an interrupt."""
+    def end(self) -> None:
+        """Stop the work, and have the thread end soon."""
         self._stop.set()
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Stop the work and end the thread; may be called again, also after an interrupt."""
+        self.end()
         if self._thread.ident is not None:  # else it was never started
             self._thread.join(timeout_seconds)
 
@@ -113,6 +118,7 @@ class Overlap:
         self._watch = watch
         self._recorder = recorder
         self._thread = CaptureThread()
+        weakref.finalize(self, self._thread.end).atexit = False
         self._snapshot: Snapshot | None = None
         self._is_open = False
         #: Rows that were captured in the window that is open.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -19,20 +20,26 @@ T = TypeVar("T")
 class Committer:
     """Commits snapshots, and makes other changes of manifests, in the order handed over.
 
+    Its thread ends with :meth:`close`, or after the last change once nothing else refers to it.
+
     Attributes:
         after_change: called on its thread after each change; None: nothing is.
     """
 
     def __init__(self) -> None:
         self.after_change: Callable[[], None] | None = None
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="cpr_ext-committer", daemon=True)
+        # A change keeps its committer alive, the waiting thread does not.
+        self._queue: _Queue = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=_serve, args=(self._queue,), name="cpr_ext-committer", daemon=True
+        )
+        weakref.finalize(self, self._queue.put, None).atexit = False
         close_at_exit(self)  # first: an interrupt may come between the two
         self._thread.start()
 
     def submit(self, change: Callable[[], None]) -> None:
         """Hand over a change of manifests that keeps its own error for the waiting thread."""
-        self._queue.put(change)
+        self._queue.put((self, change))
 
     def call(self, change: Callable[[], T]) -> Future[T]:
         """Hand a change of manifests over; its result or error is in the future."""
@@ -44,7 +51,7 @@ class Committer:
             except BaseException as error:
                 future.set_exception(error)
 
-        self._queue.put(run)
+        self._queue.put((self, run))
         return future
 
     def close(self, timeout_seconds: float | None = None) -> None:
@@ -56,12 +63,17 @@ class Committer:
         if self._thread.ident is not None:  # else it was never started
             self._thread.join(timeout_seconds)
 
-    def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            try:
-                work()
-                if self.after_change is not None:
-                    self.after_change()
-            except Exception:  # a bug, which must not end the thread that others wait for
-                logger.exception("a change of the store failed")
-            del work  # while it waits it keeps nothing alive
+
+_Queue = queue.SimpleQueue[tuple[Committer, Callable[[], None]] | None]
+
+
+def _serve(changes: _Queue) -> None:
+    while (item := changes.get()) is not None:
+        committer, change = item
+        try:
+            change()
+            if committer.after_change is not None:
+                committer.after_change()
+        except Exception:  # a bug, which must not end the thread that others wait for
+            logger.exception("a change of the store failed")
+        del item, committer, change  # while it waits it keeps nothing alive

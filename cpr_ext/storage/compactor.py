@@ -65,6 +65,7 @@ class Compactor:
             name="cpr_ext-compactor",
             daemon=True,
         )
+        weakref.finalize(self, self._requests.put, False).atexit = False
         close_at_exit(self)  # first: an interrupt may come between the two
         self._thread.start()
 
@@ -131,7 +132,7 @@ class Compactor:
 
 
 def _serve(requests: queue.SimpleQueue[bool], owner: weakref.ref[Compactor]) -> None:
-    """Run the compactor's thread, which keeps neither it nor its store alive while it waits."""
+    """Run the compactor's thread, which ends once the compactor is garbage."""
     while requests.get():
         compactor = owner()
         if compactor is None:

@@ -1,13 +1,17 @@
 """A program that ends without close(): it ends well, whatever the library's threads are at."""
 
+import gc
 import signal
 import threading
+import time
+import weakref
 from pathlib import Path
 
 import pytest
 
 import cpr_ext
 from cpr_ext.errors import SnapshotFailedWarning, StoreError
+from cpr_ext.storage.commit_thread import Committer
 from python_tests import preloaded
 from python_tests.helpers import Trained, build, run_python
 
@@ -216,3 +220,61 @@ def test_a_checkpointer_that_cannot_have_its_threads_leaves_nothing_behind(
     monkeypatch.undo()
     assert not model.tables["a"]._forward_pre_hooks
     cpr_ext.Checkpointer(model, optimizers, tmp_path / "store", **options).close()
+
+
+def threads_of_library():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("cpr_ext-")}
+
+
+def end_soon(threads):
+    """Whether they end; a capture in progress keeps its checkpointer alive until it ends."""
+    deadline = time.monotonic() + 10
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    return not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("at", ["rest", "capture", "commit"])
+def test_threads_end_once_a_checkpointer_is_garbage(tmp_path, at):
+    gc.collect()
+    before = threads_of_library()
+    trained = Trained(
+        tmp_path / "store",
+        {"big": (200_000, 16)},
+        schedule=cpr_ext.EverySteps(10**9),
+        overlap="always",
+        compaction=cpr_ext.CompactionOptions(after=0.5),
+    )
+    begun = threads_of_library() - before
+    names = {thread.name for thread in begun}
+    assert names == {"cpr_ext-capture", "cpr_ext-committer", "cpr_ext-compactor"}
+    trained.train(1)
+    if at != "rest":
+        trained.checkpointer.save("base")
+    if at == "commit":
+        trained.checkpointer.wait()
+        trained.train(1)
+        trained.checkpointer.save("partial")
+    known = weakref.ref(trained.checkpointer)
+    del trained
+    gc.collect()
+    assert known() is None
+    assert end_soon(begun)
+
+
+def test_a_committer_without_an_owner_does_first_what_it_was_handed(tmp_path):
+    done, proceed = [], threading.Event()
+    committer = Committer()
+    committer.after_change = lambda: done.append("told")
+    committer.submit(lambda: proceed.wait(10))
+    future = committer.call(lambda: done.append("second"))
+    known, thread = weakref.ref(committer), committer._thread
+    del committer
+    gc.collect()
+    assert known() is not None  # so that the end of the program waits for it
+    proceed.set()
+    future.result(10)
+    assert end_soon([thread])
+    assert done == ["told", "second", "told"]
+    assert known() is None

@@ -69,6 +69,7 @@ class RemoteCopy:
         self._wanted_since = 0.0
         self._copying: StoreView | None = None
         self._is_stopped = False
+        self._is_orphaned = False
         self._bytes_sent = 0
         self._free_at = 0.0  # when the bandwidth allows the next bytes
         self._failures = 0
@@ -138,6 +139,12 @@ class RemoteCopy:
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
 
+    def let_go(self) -> None:
+        """End the thread once the newest state is there, or cannot be copied now."""
+        with self._changed:
+            self._is_orphaned = True
+            self._changed.notify_all()
+
     @property
     def _is_ended(self) -> bool:
         return self._is_stopped or self._is_fenced
@@ -193,7 +200,11 @@ class RemoteCopy:
         while not self._is_ended:
             pause = self._copy_next()
             with self._changed:
+                if pause != 0.0 and self._is_orphaned:
+                    return
                 if pause is None:
-                    self._changed.wait_for(lambda: self._wanted is not None or self._is_ended)
+                    self._changed.wait_for(
+                        lambda: self._wanted is not None or self._is_ended or self._is_orphaned
+                    )
                 else:  # a new state does not shorten the pause after a failure
                     self._changed.wait_for(lambda: self._is_ended, pause)

@@ -1,7 +1,9 @@
 """A Checkpointer whose store is copied to object storage while it trains."""
 
+import gc
 import json
 import shutil
+import time
 from unittest.mock import patch
 
 import pytest
@@ -170,6 +172,25 @@ def test_copying_keeps_to_its_bandwidth_and_close_ends_it(objects, tmp_path, cap
     trained.checkpointer.close()
     assert "lacks the newest state" in caplog.text
     assert newest_state(objects) is None or newest_state(objects).view.step < 2
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_the_copy_of_a_checkpointer_that_is_garbage_ends(objects, tmp_path, is_down):
+    gc.collect()
+    trained = begin(tmp_path / "a")
+    thread = trained.checkpointer._parts.remote._thread
+    assert trained.checkpointer._parts.remote.wait(30)
+    train_and_save(trained)
+    objects.is_down = is_down
+    train_and_save(trained)
+    del trained
+    deadline = time.monotonic() + 10
+    while thread.is_alive() and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert not thread.is_alive()
+    if not is_down:
+        assert newest_state(objects).view.step == 4
 
 
 def test_secrets_are_not_shown():
