@@ -110,7 +110,7 @@ bench: build
 
 bench-tiny: build
 	$(BIN)/python bench/run.py --tiny
-	$(BIN)/python -m pytest python_tests/test_bench.py -m long
+	$(BIN)/python -m pytest -m long python_tests/test_bench.py python_tests/test_gpu_bench.py python_tests/integrations/test_torchrec_bench.py
 
 # PYTEST="--benchmark-autosave --benchmark-compare": what pytest-benchmark offers. TMPDIR chooses the disk.
 microbench: build

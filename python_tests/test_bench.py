@@ -82,6 +82,7 @@ def test_every_operation_runs_at_a_tiny_size_and_compares_with_a_peer(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_what_saving_costs_training_is_measured_beside_peers(tmp_path: Path) -> None:
     command = ["bench/training_overhead.py", "--tiny", "--rounds", "1", "--every", "0.3"]
     step = run(*command, "--only", "step", "--folder", str(tmp_path)).splitlines()[-1]
@@ -90,6 +91,7 @@ def test_what_saving_costs_training_is_measured_beside_peers(tmp_path: Path) -> 
     assert ratio == pytest.approx(samples_per_second / without, rel=0.5)
 
 
+@pytest.mark.long
 def test_what_counting_costs_a_step_is_measured(
     run_here: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -97,6 +99,7 @@ def test_what_counting_costs_a_step_is_measured(
     assert [line.split()[1] for line in shown.splitlines()] == ["128", "2048"]
 
 
+@pytest.mark.long
 def test_pauses_are_measured_beside_a_gather_and_an_asynchronous_save(tmp_path: Path) -> None:
     shown = run("bench/pause.py", "--tiny", "--rounds", "1", "--folder", str(tmp_path))
     row, step = (line for line in shown.splitlines() if "longest pause" in line)
@@ -104,6 +107,7 @@ def test_pauses_are_measured_beside_a_gather_and_an_asynchronous_save(tmp_path: 
     assert step.startswith("step")
 
 
+@pytest.mark.long
 def test_saves_of_rounded_rows_are_measured_beside_exact_ones(
     run_here: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -131,6 +135,7 @@ def test_what_rounding_costs_is_measured_beside_a_plain_gather(
     assert sum(line.startswith("gather as") for line in shown) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ['cpr_ext, consistency="step"', "torchsnapshot.Snapshot.take"])
 def test_a_save_of_everything_is_measured(name: str, tmp_path: Path) -> None:
     command = ["bench/peers.py", "--tiny", "--rounds", "1", "--only", name]
@@ -146,6 +151,7 @@ def test_every_stage_is_measured_at_several_sizes(
     assert {line.split()[0] for line in shown} == set(load("scaling").STAGES)
 
 
+@pytest.mark.long
 def test_the_comparison_of_what_is_left_when_things_go_wrong_runs(tmp_path: Path) -> None:
     shown = run("bench/reliability.py", "--tiny", "--tries", "1", "--folder", str(tmp_path))
     kill, flip, torn = (part.splitlines() for part in shown.split("### ")[1:])

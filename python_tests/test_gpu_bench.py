@@ -21,6 +21,7 @@ def run_emulated(what: str, folder: Path) -> str:
 # --- it runs ---
 
 
+@pytest.mark.long
 def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path: Path) -> None:
     shown = run_emulated("targets", tmp_path)
     assert "0 failed" in shown.splitlines()[-1]

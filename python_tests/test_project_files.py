@@ -27,6 +27,7 @@ def test_all_yaml_is_known():
     assert names >= {
         "CITATION.cff",
         ".github/workflows/ci.yml",
+        ".github/workflows/nightly.yml",
         ".github/ISSUE_TEMPLATE/bug_report.yml",
         ".github/ISSUE_TEMPLATE/feature_request.yml",
     }
@@ -67,6 +68,16 @@ def test_the_release_workflow_calls_make():
         make, target = command.split()[:2]
         assert make == "make"
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_the_nightly_workflow_calls_what_ci_leaves_out():
+    workflow = read_yaml(".github/workflows/nightly.yml")
+    makefile = (ROOT / "Makefile").read_text()
+    assert workflow["permissions"] == {"contents": "read"}
+    (job,) = workflow["jobs"].values()
+    assert job["steps"][-1]["run"] == "make ${{ matrix.target }}"
+    for target in job["strategy"]["matrix"]["target"]:
+        assert re.search(rf"^{target}: build", makefile, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["bug_report", "feature_request"])

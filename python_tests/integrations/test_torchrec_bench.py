@@ -11,6 +11,7 @@ pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torc
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_what_tracking_and_saving_cost_is_measured_beside_torchrecs_tracker():
     command = [sys.executable, "bench/torchrec_overhead.py", "--tiny"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
