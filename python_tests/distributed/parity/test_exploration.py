@@ -129,6 +129,14 @@ def test_every_interleaving_of_more_steps_and_workers_reduced(
     assert result.states == states
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3 * 3600)
+def test_every_interleaving_of_four_workers_three_steps_and_two_losses():
+    """An hour, and 2.5 GB."""
+    result = report("four, 3 steps, 2 losses", explore(ReducedModel(one_group(4), 3, 2)))
+    assert (result.states, result.recoveries, result.fallbacks) == (5_298_601, 825, 514_371)
+
+
 def forgets_a_log(log, step):
     return replace(protocol.append(log, step), oldest=max(log.oldest, step - 1))
 
