@@ -17,8 +17,9 @@ constexpr int64_t kLanes = 16;
 
 // Rows are rounded in groups: what each row needs once is then computed for all of them at once.
 constexpr int64_t kGroupRows = 16;
-// A group is read twice, and as many bytes are prefetched meanwhile.
-constexpr int64_t kGroupBytes = 8192;
+// A group is read twice, and prefetched while the one before it is, or the one before that.
+constexpr int64_t kGroupBytes = 4096;
+constexpr int64_t kAheadBytes = 8192;
 
 CPR_EXT_INLINE __mmask16 lanes_from(int64_t begin, int64_t elements) {
   const int64_t left = elements - begin;
@@ -358,7 +359,7 @@ CPR_EXT_AVX512 float round_rows(const RowsOf& rows, int64_t begin, int64_t end, 
   const int64_t row_bytes = dim * static_cast<int64_t>(sizeof(float));
   const int64_t stored_bytes = stored_row_bytes(kPrecision, dim);
   const int64_t group_rows = std::clamp<int64_t>(kGroupBytes / row_bytes, 2, kGroupRows);
-  const int64_t ahead = std::clamp<int64_t>(kGroupBytes / row_bytes, group_rows, 2 * kGroupRows);
+  const int64_t ahead = std::clamp<int64_t>(kAheadBytes / row_bytes, group_rows, 2 * kGroupRows);
   __m512 largest = _mm512_setzero_ps();  // errors so far
   Scales scales;
   const float* group[kGroupRows];
