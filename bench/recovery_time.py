@@ -136,9 +136,22 @@ def kill_again_and_again(settings: dict[str, Any], folder: Path) -> None:
             if len(steps) >= wanted:
                 break
             time.sleep(0.05)
+        while not is_protected_long_enough(read_journal(journal), since, settings):
+            time.sleep(0.05)
+        steps = [e for e in read_journal(journal) if e["event"] == "step"]
         kills.append({"time": time.time(), "pid": steps[-1]["pid"], "rank": rank})
         os.kill(steps[-1]["pid"], signal.SIGKILL)
     (folder / "kills").write_text(json.dumps(kills))
+
+
+def is_protected_long_enough(
+    events: list[dict[str, Any]], since: float, settings: dict[str, Any]
+) -> bool:
+    """Whether the group has been protected for as long before this kill as is measured."""
+    if not settings["protected_seconds"]:
+        return True
+    times = [e["time"] for e in events if e["event"] == "protected" and e["time"] > since]
+    return bool(times) and time.time() > max(times) + settings["protected_seconds"]
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
@@ -319,6 +332,7 @@ def main() -> None:
         "checkpoint_every_steps": between * 2 // 5,
         "every_steps": saved_every,
         "num_steps": between * (options.kills + 1),
+        "protected_seconds": AROUND_SECONDS if options.speed and not options.tiny else 0.0,
         "rebuild_bytes_per_second": int(megabytes_per_second * 1e6),
     }
     results: dict[str, Any] = {}

@@ -11,6 +11,7 @@ the snapshot is aborted.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 import weakref
@@ -51,7 +52,8 @@ class CaptureThread:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._work: Callable[[Any], None] | None = None
-        self._is_closing = False
+        # True: look for work, False: end. A finalizer may put one in, which takes no lock.
+        self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._stop = native.StopFlag()
         self._thread = threading.Thread(target=self._run, name="cpr_ext-capture", daemon=True)
         close_at_exit(self)  # first: an interrupt may come between the two
@@ -60,24 +62,22 @@ class CaptureThread:
     def resume(self, work: Callable[[Any], None]) -> None:
         """Start ``work(stop)``; it returns soon after ``stop`` is set. After a pause() only."""
         self._stop.clear()
-        with self._changed:
-            self._work = work
-            self._changed.notify_all()
+        self._work = work
+        self._wakes.put(True)
 
     def pause(self) -> None:
         """Ask the work to stop; returns once it has."""
         if self._work is None:
             return
         self._stop.set()
+        self._wakes.put(True)  # an interrupt may have come before resume() did
         with self._changed:
             self._changed.wait_for(lambda: self._work is None)
 
     def end(self) -> None:
         """Stop the work, and have the thread end soon."""
         self._stop.set()
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
+        self._wakes.put(False)
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """Stop the work and end the thread; may be called again, also after an interrupt."""
@@ -86,12 +86,9 @@ class CaptureThread:
             self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._work is not None or self._is_closing)
-                work = self._work
-            if work is None:
-                return
+        while self._wakes.get():
+            if (work := self._work) is None:
+                continue
             try:
                 work(self._stop)
             finally:

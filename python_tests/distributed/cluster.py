@@ -122,7 +122,7 @@ class Cluster:
 
     def finish(self, seconds=150):
         codes = self.exit_codes(seconds)
-        assert codes == dict.fromkeys(self.ranks, 0), self.diagnosis()
+        assert codes == dict.fromkeys(self.ranks, 0), f"{codes}\n{self.diagnosis()}"
         for rank in self.ranks:
             assert self.events(rank)[-1]["step"] in (self.settings.num_steps, None)
 

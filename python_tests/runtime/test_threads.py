@@ -5,12 +5,14 @@ import signal
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import cpr_ext
 from cpr_ext.errors import SnapshotFailedWarning, StoreError
+from cpr_ext.saving.background_capture import CaptureThread
 from cpr_ext.storage.commit_thread import Committer
 from python_tests import preloaded
 from python_tests.helpers import Trained, build, run_python
@@ -261,6 +263,23 @@ def test_threads_end_once_a_checkpointer_is_garbage(tmp_path, at):
     gc.collect()
     assert known() is None
     assert end_soon(begun)
+
+
+def test_a_capture_is_ended_without_a_lock():
+    """A finalizer does it, on a thread that may hold any lock."""
+    capture = CaptureThread()
+    with ThreadPoolExecutor(1) as other, capture._changed:
+        other.submit(capture.end).result(5)
+    assert end_soon([capture._thread])
+
+
+def test_a_pause_after_an_interrupted_resume_returns():
+    capture = CaptureThread()
+    capture._work = lambda stop: None  # and here came the interrupt
+    with ThreadPoolExecutor(1) as other:
+        other.submit(capture.pause).result(5)
+    capture.close(5)
+    assert end_soon([capture._thread])
 
 
 def test_a_committer_without_an_owner_does_first_what_it_was_handed(tmp_path):

@@ -125,8 +125,18 @@ def add_nccl(
 
 
 def set_time_out(gloo: Any, time_out: timedelta) -> None:
-    """Set the time-out of every later collective."""
+    """Set the time-out of every later collective.
+
+    Waits for one member's message keep the one of :func:`make_group`, unless they are given
+    :func:`time_out_of`.
+    """
     gloo._set_default_timeout(time_out)
+
+
+def time_out_of(group: dist.ProcessGroup) -> timedelta:
+    """Return what :func:`set_time_out` has set for a group of :func:`make_group`."""
+    time_out: timedelta = group._get_backend(torch.device("cpu")).options._timeout
+    return time_out
 
 
 def completed_work(future: torch.futures.Future[Any]) -> Any:

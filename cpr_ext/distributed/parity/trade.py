@@ -5,12 +5,13 @@ Members are numbered in their group here. Everything crosses as numbers and raw 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from cpr_ext.distributed.collective.torch_private import time_out_of
 from cpr_ext.distributed.parity.held_parity import KeptPart
 
 _HEAD = 6  # step, whether deltas say all, words to encode, and the bytes of the own part's pieces
@@ -79,9 +80,7 @@ def trade(inner: dist.ProcessGroup, step: int, parcel: Parcel) -> dict[int, Parc
             works += waits
     for member in ((me + 1 + number) % size for number in range(size - 1)):
         send_to(inner, member, parcel)
-    for work in works:
-        if work is not None:
-            work.wait()
+    _wait_for(inner, works)
     return received
 
 
@@ -108,11 +107,9 @@ def hand_over(
             _send(inner, values, receiver, tag)
         return part
     sizes = torch.empty(len(_PIECES), dtype=torch.int64)
-    inner.recv([sizes], sender, _SIZES).wait()
+    _wait_for(inner, [inner.recv([sizes], sender, _SIZES)])
     received, works = _receive_part(inner, sizes.tolist(), sender)
-    for work in works:
-        if work is not None:
-            work.wait()
+    _wait_for(inner, works)
     return received
 
 
@@ -162,8 +159,7 @@ def _xor_directly(inner: dist.ProcessGroup, root: int, words: torch.Tensor) -> N
     members = [member for member in range(inner.size()) if member != root]
     works = [_receive(inner, w, m, _XORED) for w, m in zip(others, members, strict=True)]
     for work, other in zip(works, others, strict=True):
-        if work is not None:
-            work.wait()
+        _wait_for(inner, [work])
         words ^= other
 
 
@@ -172,16 +168,23 @@ def broadcast_words(inner: dist.ProcessGroup, source: int, words: torch.Tensor) 
     if not words.numel():
         return
     if inner.rank() != source:
-        inner.recv([words], source, _BROADCAST).wait()
+        _wait_for(inner, [inner.recv([words], source, _BROADCAST)])
         return
     members = [member for member in range(inner.size()) if member != source]
-    for work in [inner.send([words], member, _BROADCAST) for member in members]:
-        work.wait()
+    _wait_for(inner, [inner.send([words], member, _BROADCAST) for member in members])
 
 
 def _send(inner: dist.ProcessGroup, values: torch.Tensor | None, member: int, tag: int) -> None:
     if values is not None and values.numel():
-        inner.send([values], member, tag).wait()
+        _wait_for(inner, [inner.send([values], member, tag)])
+
+
+def _wait_for(inner: dist.ProcessGroup, works: Sequence[dist.Work | None]) -> None:
+    """Wait for messages as long as for a collective; gloo's own time-out is that of connecting."""
+    time_out = time_out_of(inner)
+    for work in works:
+        if work is not None:
+            work.wait(time_out)
 
 
 def _receive_part(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +72,8 @@ class RemoteCopy:
         self._copying: StoreView | None = None
         self._is_stopped = False
         self._is_orphaned = False
+        # The thread waits for these. A finalizer may put one in, which takes no lock.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._bytes_sent = 0
         self._free_at = 0.0  # when the bandwidth allows the next bytes
         self._failures = 0
@@ -94,7 +98,7 @@ class RemoteCopy:
             if self._wanted is None and self._copying is None:
                 self._wanted_since = time.monotonic()
             self._wanted = view
-            self._changed.notify_all()
+        self._wakes.put(None)
 
     def status(self) -> RemoteStatus:
         """Return how far the copy is."""
@@ -136,14 +140,17 @@ class RemoteCopy:
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
+        self._wakes.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
 
     def let_go(self) -> None:
-        """End the thread once the newest state is there, or cannot be copied now."""
-        with self._changed:
-            self._is_orphaned = True
-            self._changed.notify_all()
+        """End the thread once the newest state is there, or cannot be copied now.
+
+        A finalizer calls it, so on any thread and whatever locks that holds.
+        """
+        self._is_orphaned = True
+        self._wakes.put(None)
 
     @property
     def _is_ended(self) -> bool:
@@ -199,12 +206,17 @@ class RemoteCopy:
     def _run(self) -> None:
         while not self._is_ended:
             pause = self._copy_next()
-            with self._changed:
-                if pause != 0.0 and self._is_orphaned:
-                    return
-                if pause is None:
-                    self._changed.wait_for(
-                        lambda: self._wanted is not None or self._is_ended or self._is_orphaned
-                    )
-                else:  # a new state does not shorten the pause after a failure
-                    self._changed.wait_for(lambda: self._is_ended, pause)
+            if self._is_orphaned and (pause or self._wanted is None):
+                return
+            if pause is None:
+                self._wakes.get()
+            else:  # a new state does not shorten the pause after a failure
+                self._sleep(pause)
+
+    def _sleep(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0 and not (
+            self._is_ended or self._is_orphaned
+        ):
+            with suppress(queue.Empty):
+                self._wakes.get(timeout=left)

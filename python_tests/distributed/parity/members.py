@@ -1,6 +1,7 @@
 """Members of a parity group in one process: small models, and connections between threads."""
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import torch
 from torch._C._distributed_c10d import HashStore
@@ -73,12 +74,14 @@ class Trainer:
         return str(part.skeleton), {name: t.tolist() for name, t in part.tensors.items()}
 
 
-def connected(count):
+def connected(count, *, connect_seconds=60.0):
     """The two ends or more of a gloo group, one for each thread."""
     store = HashStore()
 
     def connect(rank):
-        return torch_private.make_group(store, rank, count, 60.0, "127.0.0.1")[0]
+        group, gloo = torch_private.make_group(store, rank, count, connect_seconds, "127.0.0.1")
+        torch_private.set_time_out(gloo, timedelta(seconds=60))
+        return group
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(connect, range(count)))

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -146,6 +147,31 @@ def test_words_of_one_member_reach_all(source, count):
         )
     )
     assert all(torch.equal(some, torch.full((count,), 10 * source)) for some in words)
+
+
+def late(seconds, call):
+    time.sleep(seconds)
+    return call()
+
+
+def test_members_wait_for_a_late_one_as_long_as_for_a_collective():
+    """Not only as long as they may take to connect."""
+    groups = connected(3, connect_seconds=1.0)
+    numbers = [lambda rank=rank: trade.gather_numbers(groups[rank], [rank]) for rank in range(3)]
+    for rank in (0, 2):
+        calls = [*numbers]
+        calls[rank] = partial(late, 1.5, numbers[rank])
+        assert together(*calls) == [[[0], [1], [2]]] * 3
+
+    def give(rank):
+        words = {other: torch.full((3,), rank) for other in range(3) if other != rank}
+        found = trade.trade(groups[rank], 1, trade.Parcel(True, words, (torch.ones(9).byte(),) * 3))
+        return {other: parcel.words[rank].tolist() for other, parcel in found.items()}
+
+    found = together(lambda: give(0), lambda: give(1), lambda: late(1.5, lambda: give(2)))
+    assert found == [{m: [m] * 3 for m in range(3) if m != rank} for rank in range(3)]
+    asks = [lambda n=n: row_requests.exchange_request(groups[n], 1, None) for n in range(3)]
+    assert together(asks[0], partial(late, 1.5, asks[1]), asks[2]) == [None] * 3
 
 
 @pytest.mark.parametrize("direct_words", [0, 1 << 16], ids=["ring", "direct"])

@@ -3,7 +3,9 @@
 import gc
 import json
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import patch
 
 import pytest
@@ -191,6 +193,41 @@ def test_the_copy_of_a_checkpointer_that_is_garbage_ends(objects, tmp_path, is_d
     assert not thread.is_alive()
     if not is_down:
         assert newest_state(objects).view.step == 4
+
+
+class OneByOne:
+    """A writer that shows what it copies, and waits in between."""
+
+    newest = None
+
+    def __init__(self):
+        self.copied, self.proceed = [], threading.Event()
+
+    def copy(self, view):
+        self.copied.append(view)
+        assert self.proceed.wait(10)
+
+    def missing_bytes(self, view):
+        return 0
+
+
+def test_a_copy_is_let_go_without_a_lock_and_copies_what_it_was_given(monkeypatch):
+    """A finalizer does it, on a thread that may hold any lock."""
+    monkeypatch.setattr(remote_copy, "close_at_exit", lambda copy: None)
+    writer = OneByOne()
+    copy = remote_copy.RemoteCopy(writer)
+    copy.submit("a")
+    deadline = time.monotonic() + 10
+    while not writer.copied and time.monotonic() < deadline:
+        time.sleep(0.001)
+    with ThreadPoolExecutor(1) as other:
+        with copy._changed:
+            other.submit(copy.let_go).result(5)
+        copy.submit("b")
+        writer.proceed.set()
+    copy._thread.join(10)
+    assert not copy._thread.is_alive()
+    assert writer.copied == ["a", "b"]
 
 
 def test_secrets_are_not_shown():
