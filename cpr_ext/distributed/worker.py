@@ -425,6 +425,7 @@ class Worker:
     def _finish(self, job: Job, notes: list[str]) -> None:
         """Save the trained model, and leave when all have: nobody is needed again then."""
         self._parity.complete_rows()
+        self._parity.complete_deltas()
         if self._saved_step != job.step:
             self._last_save.save(job, lambda path: self._make(job.model, job.optimizers, path))
             self._saved_step = job.step

@@ -273,6 +273,7 @@ def run_worker(plain, rank, life):
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     # On request: a watchdog that reads the frames of running threads may crash them.
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
     module, name = settings.job

@@ -251,6 +251,15 @@ class ParityMember(NoParity):
         if self._own.missing.is_any and self._sender is not None:
             self._sender.fetch(RowRequest(None))
 
+    def complete_deltas(self) -> None:
+        """Return once all holders have the deltas of this worker; no message is under way then.
+
+        Raises:
+            PeerLostError: a peer was lost.
+        """
+        if self._sender is not None:
+            self._sender.wait_until_sent()
+
     def wait_until_rows_may_change(self) -> None:
         """Return once all holders have the deltas of all completed steps.
 

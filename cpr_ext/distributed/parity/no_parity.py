@@ -71,5 +71,8 @@ class NoParity:
     def complete_rows(self) -> None:
         """Return once all rows of this worker are there."""
 
+    def complete_deltas(self) -> None:
+        """Return once all holders have the deltas of this worker."""
+
     def stop(self) -> None:
         """End the round."""

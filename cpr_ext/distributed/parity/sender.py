@@ -89,6 +89,15 @@ class Sender:
         with self._changed:
             self._wait_while(lambda: not is_ready(self._acknowledged))
 
+    def wait_until_sent(self) -> None:
+        """Return once all holders have the deltas of all submitted steps.
+
+        Raises:
+            PeerLostError: a member was lost meanwhile.
+        """
+        with self._changed:
+            self._wait_while(lambda: self._acknowledged < self._submitted)
+
     def fetch(self, request: RowRequest) -> None:
         """Return once the group has decoded these rows of this worker, which is being rebuilt.
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -66,6 +67,26 @@ def test_a_member_that_leaves_ends_the_wait_of_the_other(pair):
     with pytest.raises(PeerLostError, match=r"parity group \[4, 7\]"):
         senders[0].wait_until(lambda acked: acked >= 1)
     leaver.join()
+
+
+def test_at_the_end_no_delta_is_under_way(pair):
+    trainers, held, senders = pair
+    senders[0].wait_until_sent()  # nothing was submitted
+    trainers[0].train(1)
+    senders[0].submit(1)
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(senders[0].wait_until_sent)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.2)
+        trainers[1].train(1)
+        senders[1].submit(1)
+        waiting.result(10)
+    assert senders[0].acknowledged == held[0].logs[PAIR[1]].newest == 1
+    senders[1].stop()
+    trainers[0].train(2)
+    senders[0].submit(2)
+    with pytest.raises(PeerLostError):
+        senders[0].wait_until_sent()
 
 
 def test_nothing_is_applied_once_a_sender_has_stopped(pair):
