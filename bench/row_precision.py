@@ -106,11 +106,10 @@ def comparisons(*, tiny: bool) -> Iterator[Comparison]:
             if (operator := fbgemm_operator(precision)) is None:
                 continue
             packed = table[row_ids]
-            all_ids = torch.arange(num_chosen)
             yield Comparison(
                 f"round packed rows to {precision}, dim {dim}",
                 [
-                    Contender("round_rows", _rounding(packed, all_ids, precision, stored)),
+                    Contender("round_rows", _rounding(packed, None, precision, stored)),
                     Contender("FBGEMM", lambda op=operator, rows=packed: op(rows), "peer"),
                 ],
                 20,
@@ -118,7 +117,9 @@ def comparisons(*, tiny: bool) -> Iterator[Comparison]:
             )
 
 
-def _rounding(table: torch.Tensor, row_ids: torch.Tensor, precision: str, stored: torch.Tensor):
+def _rounding(
+    table: torch.Tensor, row_ids: torch.Tensor | None, precision: str, stored: torch.Tensor
+):
     return lambda: native.round_rows(table, row_ids, precision, stored)
 
 

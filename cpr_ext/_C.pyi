@@ -927,12 +927,13 @@ def restore_segments(
 
 def round_rows(
     table: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any] | None,
     precision: str,
     stored: torch.Tensor | numpy.typing.NDArray[typing.Any],
     pool: ThreadPool | None = None,
 ) -> tuple[numpy.typing.NDArray[numpy.bool], float]:
-    """Pack rows of a float32 table, rounded, into stored (n, bytes) uint8.
+    """Pack rows of a float32 table, rounded, into stored (n, bytes) uint8; without row_ids
+    all rows.
 
     Returns (n,) bool, which rows broke the bound and are zeros, and the largest error
     of the others.

@@ -37,31 +37,38 @@ struct Rounding {
   std::byte* stored;
 };
 
-void check_rounding(const ArrayLike& table, const ArrayLike& row_ids, const std::string& name,
-                    const ArrayLike& stored, Rounding* rounding) {
+RowsOf checked_rows(const RowArray* table, const ArrayLike& row_ids) {
+  const TensorView ids = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
+  const auto* first = static_cast<const int64_t*>(ids.data);
+  for (int64_t i = 0; i < ids.shape[0]; ++i) {
+    if (table->holds(first[i])) continue;
+    throw RowIndexError("row_ids[" + std::to_string(i) + "] is " + std::to_string(first[i]) +
+                        "; the table has " + std::to_string(table->num_rows) + " rows");
+  }
+  return {table, first, 0, ids.shape[0]};
+}
+
+// Without row ids: all rows of the table.
+void check_rounding(const ArrayLike& table, const std::optional<ArrayLike>& row_ids,
+                    const std::string& name, const ArrayLike& stored, Rounding* rounding) {
   rounding->table = view_rows(table, "table", 0);
   if (rounding->table.dtype != DType::kFloat32) throw UsageError("table is not float32");
   rounding->precision = parse_precision(name);
   if (rounding->precision == RowPrecision::kExact) throw UsageError("float32 rows are not rounded");
-  const TensorView ids = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
-  const auto* first = static_cast<const int64_t*>(ids.data);
-  for (int64_t i = 0; i < ids.shape[0]; ++i) {
-    if (rounding->table.holds(first[i])) continue;
-    throw RowIndexError("row_ids[" + std::to_string(i) + "] is " + std::to_string(first[i]) +
-                        "; the table has " + std::to_string(rounding->table.num_rows) + " rows");
-  }
-  rounding->rows = {&rounding->table, first, 0, ids.shape[0]};
+  rounding->rows = {&rounding->table, nullptr, 0, rounding->table.num_rows};
+  if (row_ids) rounding->rows = checked_rows(&rounding->table, *row_ids);
   const TensorView bytes = view_contiguous(stored, "stored", 2, {DType::kUInt8});
   const int64_t wanted = stored_row_bytes(rounding->precision, rounding->table.row_bytes / 4);
-  if (bytes.shape[0] != ids.shape[0] || bytes.shape[1] != wanted) {
+  if (bytes.shape[0] != rounding->rows.count || bytes.shape[1] != wanted) {
     throw UsageError("stored has shape (" + std::to_string(bytes.shape[0]) + ", " +
                      std::to_string(bytes.shape[1]) + "); needed: (" +
-                     std::to_string(ids.shape[0]) + ", " + std::to_string(wanted) + ")");
+                     std::to_string(rounding->rows.count) + ", " + std::to_string(wanted) + ")");
   }
   rounding->stored = static_cast<std::byte*>(bytes.data);
 }
 
-std::pair<py::array_t<bool>, float> round_rows(const ArrayLike& table, const ArrayLike& row_ids,
+std::pair<py::array_t<bool>, float> round_rows(const ArrayLike& table,
+                                               const std::optional<ArrayLike>& row_ids,
                                                const std::string& precision,
                                                const ArrayLike& stored, ThreadPool* pool) {
   Rounding rounding;
@@ -133,7 +140,8 @@ std::optional<py::array_t<int64_t>> unpack_ids(const ArrayLike& packed, int64_t 
 void register_rounding(py::module_& module) {
   module.def("round_rows", &round_rows, py::arg("table"), py::arg("row_ids"), py::arg("precision"),
              py::arg("stored"), py::arg("pool") = nullptr,
-             "Pack rows of a float32 table, rounded, into stored (n, bytes) uint8.\n\n"
+             "Pack rows of a float32 table, rounded, into stored (n, bytes) uint8; without row_ids\n"
+             "all rows.\n\n"
              "Returns (n,) bool, which rows broke the bound and are zeros, and the largest error\n"
              "of the others.");
   module.def("restore_rows", &restore_rows, py::arg("stored"), py::arg("row_ids"),

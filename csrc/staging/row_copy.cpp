@@ -16,28 +16,12 @@ void copy_row(std::byte* to, const std::byte* from, int64_t row_bytes) {
   std::memcpy(to, from, kRowBytes > 0 ? kRowBytes : row_bytes);
 }
 
-void prefetch_row(const std::byte* row, int64_t row_bytes, bool for_write) {
-  for (int64_t offset = 0; offset < row_bytes; offset += kCacheLine) {
-    if (for_write) {
-      __builtin_prefetch(row + offset, 1);
-    } else {
-      __builtin_prefetch(row + offset, 0);
-    }
-  }
-}
-
-int64_t prefetch_rows(int64_t row_bytes) {
-  return std::clamp<int64_t>(kPrefetchBytes / row_bytes, 2, 16);
-}
-
 template <int64_t kRowBytes>
 void gather_block(const RowArray& source, const int64_t* row_ids, int64_t begin, int64_t end,
                   std::byte* out) {
-  const int64_t ahead = prefetch_rows(source.row_bytes);
+  const int64_t ahead = rows_ahead(source.row_bytes);
   for (int64_t i = begin; i < end; ++i) {
-    if (i + ahead < end) {
-      prefetch_row(source.row(row_ids[i + ahead]), source.row_bytes, false);
-    }
+    if (i + ahead < end) prefetch_row(source.row(row_ids[i + ahead]), source.row_bytes);
     copy_row<kRowBytes>(out + i * source.row_bytes, source.row(row_ids[i]), source.row_bytes);
   }
 }
@@ -74,11 +58,9 @@ void scatter_block(const std::byte* packed, const int64_t* row_ids, int64_t begi
 #if CPR_EXT_HAS_AVX512
   if (can_stream(target)) return stream_block(packed, row_ids, begin, end, target);
 #endif
-  const int64_t ahead = prefetch_rows(target.row_bytes);
+  const int64_t ahead = rows_ahead(target.row_bytes);
   for (int64_t i = begin; i < end; ++i) {
-    if (i + ahead < end) {
-      prefetch_row(target.row(row_ids[i + ahead]), target.row_bytes, true);
-    }
+    if (i + ahead < end) prefetch_row(target.row(row_ids[i + ahead]), target.row_bytes);
     copy_row<kRowBytes>(target.row(row_ids[i]), packed + i * target.row_bytes, target.row_bytes);
   }
 }

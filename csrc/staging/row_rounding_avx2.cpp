@@ -17,7 +17,6 @@ namespace {
 constexpr int64_t kLanes = 8;
 // Rows are rounded in groups: what each row needs once is then computed for all of them at once.
 constexpr int64_t kGroupRows = kLanes;
-constexpr int64_t kBytesAhead = 4096;  // are prefetched
 
 #define CPR_EXT_INLINE CPR_EXT_AVX2 inline __attribute__((always_inline))
 
@@ -349,7 +348,7 @@ CPR_EXT_AVX2 float round_rows(const RowsOf& rows, int64_t begin, int64_t end, st
   const int64_t dim = kDim > 0 ? kDim : rows.array->row_bytes / static_cast<int64_t>(sizeof(float));
   const int64_t row_bytes = dim * static_cast<int64_t>(sizeof(float));
   const int64_t stored_bytes = stored_row_bytes(kPrecision, dim);
-  const int64_t ahead = std::clamp<int64_t>(kBytesAhead / row_bytes, 1, 4 * kGroupRows);
+  const int64_t ahead = rows_ahead(row_bytes, rows.row_ids == nullptr);
   ErrorsOf8 errors;
   ScalesOf8 scales = {};
   const float* group[kGroupRows];
@@ -363,8 +362,7 @@ CPR_EXT_AVX2 float round_rows(const RowsOf& rows, int64_t begin, int64_t end, st
     }
     for (int64_t r = 0; r < count; ++r) {
       // One by one: all at once they would wait for one another.
-      const std::byte* next = rows.row(std::min(first + r + ahead, end - 1));
-      for (int64_t at = 0; at < row_bytes; at += kCacheLine) __builtin_prefetch(next + at, 0);
+      prefetch_row(rows.row(std::min(first + r + ahead, end - 1)), row_bytes);
       std::byte* to = out + (first + r) * stored_bytes;
       bool fits;
       if constexpr (kPrecision == RowPrecision::kInt8) {
@@ -433,7 +431,9 @@ CPR_EXT_AVX2 void restore_rows(const std::byte* stored, int64_t begin, int64_t e
                                const RowsOf& rows) {
   const int64_t elements = rows.array->row_bytes / static_cast<int64_t>(sizeof(float));
   const int64_t stored_bytes = stored_row_bytes(kPrecision, elements);
+  const int64_t ahead = rows_ahead(rows.array->row_bytes, rows.row_ids == nullptr);
   for (int64_t at = begin; at < end; ++at) {
+    if (at + ahead < end) prefetch_row(rows.row(at + ahead), rows.array->row_bytes);
     const std::byte* const from = stored + at * stored_bytes;
     auto* const row = reinterpret_cast<float*>(rows.row(at));
     float ends[2] = {};  // scale and bias

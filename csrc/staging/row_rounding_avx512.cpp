@@ -17,9 +17,8 @@ constexpr int64_t kLanes = 16;
 
 // Rows are rounded in groups: what each row needs once is then computed for all of them at once.
 constexpr int64_t kGroupRows = 16;
-// A group is read twice, and prefetched while the one before it is, or the one before that.
+// A group is read twice, and prefetched while the one before it is rounded, or the one before that.
 constexpr int64_t kGroupBytes = 4096;
-constexpr int64_t kAheadBytes = 8192;
 
 CPR_EXT_INLINE __mmask16 lanes_from(int64_t begin, int64_t elements) {
   const int64_t left = elements - begin;
@@ -359,7 +358,7 @@ CPR_EXT_AVX512 float round_rows(const RowsOf& rows, int64_t begin, int64_t end, 
   const int64_t row_bytes = dim * static_cast<int64_t>(sizeof(float));
   const int64_t stored_bytes = stored_row_bytes(kPrecision, dim);
   const int64_t group_rows = std::clamp<int64_t>(kGroupBytes / row_bytes, 2, kGroupRows);
-  const int64_t ahead = std::clamp<int64_t>(kAheadBytes / row_bytes, group_rows, 2 * kGroupRows);
+  const int64_t ahead = std::max(group_rows, rows_ahead(row_bytes, rows.row_ids == nullptr));
   __m512 largest = _mm512_setzero_ps();  // errors so far
   Scales scales;
   const float* group[kGroupRows];
@@ -373,8 +372,7 @@ CPR_EXT_AVX512 float round_rows(const RowsOf& rows, int64_t begin, int64_t end, 
     scale_group<kPrecision, kDim>(group, count, dim, largest_error, &scales);
     for (int64_t r = 0; r < count; ++r) {
       // One by one: all at once they would wait for one another.
-      const std::byte* next = rows.row(std::min(first + r + ahead, end - 1));
-      for (int64_t at = 0; at < row_bytes; at += kCacheLine) __builtin_prefetch(next + at, 0);
+      prefetch_row(rows.row(std::min(first + r + ahead, end - 1)), row_bytes);
       std::byte* to = out + (first + r) * stored_bytes;
       if constexpr (kPrecision == RowPrecision::kInt8) {
         if (__builtin_expect(round_surely<kDim>(group[r], dim, scales, r, to), 1)) continue;
@@ -410,13 +408,10 @@ CPR_EXT_AVX512 void restore_rows(const std::byte* stored, int64_t begin, int64_t
   const int64_t dim = rows.array->row_bytes / static_cast<int64_t>(sizeof(float));
   const int64_t row_bytes = rows.array->row_bytes;
   const int64_t stored_bytes = stored_row_bytes(kPrecision, dim);
-  const int64_t ahead = std::clamp<int64_t>(kPrefetchBytes / row_bytes, 2, 16);
+  const int64_t ahead = rows_ahead(row_bytes, rows.row_ids == nullptr);
   constexpr bool kIsInt4 = kPrecision == RowPrecision::kInt4;
   for (int64_t i = begin; i < end; ++i) {
-    if (i + ahead < end) {
-      const std::byte* next = rows.row(i + ahead);
-      for (int64_t at = 0; at < row_bytes; at += kCacheLine) __builtin_prefetch(next + at, 1);
-    }
+    if (i + ahead < end) prefetch_row(rows.row(i + ahead), row_bytes);
     const std::byte* from = stored + i * stored_bytes;
     auto* row = reinterpret_cast<float*>(rows.row(i));
     __m512 scales = _mm512_setzero_ps(), biases = scales;

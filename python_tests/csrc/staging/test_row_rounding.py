@@ -29,7 +29,8 @@ SPECIAL = np.float32(
 
 
 def rounded(table, row_ids, precision, pool=None):
-    stored = np.full((len(row_ids), stored_row_bytes(table.shape[1], precision)), 77, np.uint8)
+    num_rows = len(table if row_ids is None else row_ids)
+    stored = np.full((num_rows, stored_row_bytes(table.shape[1], precision)), 77, np.uint8)
     broken, error = native.round_rows(table, row_ids, precision, stored, pool=pool)
     return stored, broken, error
 
@@ -52,6 +53,17 @@ tables = st.builds(
     st.sampled_from(DIMS),
     st.integers(0, 2**32),
 )
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+def test_without_row_ids_all_rows_are_rounded(precision):
+    table = table_of("special", 37, 17, 0)
+    stored, broken, error = rounded(table, np.arange(37), precision)
+    assert broken.any()
+    found, found_broken, found_error = rounded(table, None, precision)
+    np.testing.assert_array_equal(found, stored)
+    np.testing.assert_array_equal(found_broken, broken)
+    assert found_error == error
 
 
 @pytest.mark.parametrize("precision", ROUNDED)
