@@ -138,12 +138,13 @@ std::optional<py::array_t<int64_t>> unpack_ids(const ArrayLike& packed, int64_t 
 }  // namespace
 
 void register_rounding(py::module_& module) {
-  module.def("round_rows", &round_rows, py::arg("table"), py::arg("row_ids"), py::arg("precision"),
-             py::arg("stored"), py::arg("pool") = nullptr,
-             "Pack rows of a float32 table, rounded, into stored (n, bytes) uint8; without row_ids\n"
-             "all rows.\n\n"
-             "Returns (n,) bool, which rows broke the bound and are zeros, and the largest error\n"
-             "of the others.");
+  module.def(
+      "round_rows", &round_rows, py::arg("table"), py::arg("row_ids"), py::arg("precision"),
+      py::arg("stored"), py::arg("pool") = nullptr,
+      "Pack rows of a float32 table, rounded, into stored (n, bytes) uint8; without row_ids\n"
+      "all rows.\n\n"
+      "Returns (n,) bool, which rows broke the bound and are zeros, and the largest error\n"
+      "of the others.");
   module.def("restore_rows", &restore_rows, py::arg("stored"), py::arg("row_ids"),
              py::arg("precision"), py::arg("table"), py::arg("pool") = nullptr,
              "Write rounded rows (n, bytes) uint8 to the rows row_ids, ascending, as float32.");
