@@ -15,6 +15,7 @@ from cpr_ext.storage.remote.remote_state import RemoteState, StoreView, newest_s
 # "late": it takes effect after the next request; "killed before", "killed after": the process ends.
 FAULTS = ("fails", "times out", "answer lost", "twice", "late", "killed before", "killed after")
 KILLS = ("killed before", "killed after")
+_READING = ("read", "list")  # requests that change nothing
 
 
 class Killed(BaseException):
@@ -46,10 +47,12 @@ class WatchedObjects:
         self._lock = threading.RLock()
         self._late: Callable[[], object] | None = None
         self._sound: dict[str, int] = {}  # checksums of objects that were not touched since
+        self._is_looked_at = False  # nothing has changed since
 
     def acknowledge(self, number: int, step: int) -> None:
         """Take note of what the job was promised."""
         self.acknowledged, self.acknowledged_step = number, step
+        self._is_looked_at = False
 
     def _end(self) -> None:
         self.is_dead = True
@@ -85,14 +88,18 @@ class WatchedObjects:
                 raise Killed
             number, self.count = self.count, self.count + 1
             late, self._late = self._late, None
+            is_reading = name in _READING and late is None
             try:
                 return self._do(number == self._at, name, key, *arguments)
             finally:
                 if late is not None:
                     late()
-                if name != "read":
+                    self._sound.clear()
+                if name not in _READING:
                     self._sound.pop(key, None)
-                self._look()
+                if not (is_reading and self._is_looked_at):
+                    self._look()
+                    self._is_looked_at = True
 
     def _do(self, is_met: bool, name: str, key: str, *arguments: Any) -> Any:
         call = getattr(self.objects, name)
