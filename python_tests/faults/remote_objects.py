@@ -25,6 +25,8 @@ class Killed(BaseException):
 class WatchedObjects:
     """Passes requests on, until request number ``at``, counted from 0, meets ``fault``.
 
+    ``held`` is what the service holds, if there is a faster way to it than requests.
+
     Attributes:
         count: requests so far.
         is_dead: the process has ended; it makes no more requests until :meth:`restart`.
@@ -34,8 +36,11 @@ class WatchedObjects:
         violations: what was found wrong.
     """
 
-    def __init__(self, objects: Objects, fault: str = "", at: int = -1) -> None:
+    def __init__(
+        self, objects: Objects, fault: str = "", at: int = -1, held: Objects | None = None
+    ) -> None:
         self.objects = objects
+        self.held = held or objects
         self.count = 0
         self.is_dead = False
         self.acknowledged = 0
@@ -128,7 +133,7 @@ class WatchedObjects:
     def _look(self) -> None:
         """Look whether the newest state is a committed one, whole, and not older than promised."""
         try:
-            state = newest_state(self.objects)
+            state = newest_state(self.held)
         except Exception as error:
             self._blame(f"{type(error).__name__}: {error}")
             return
@@ -146,7 +151,7 @@ class WatchedObjects:
         for key, (_, record) in state.view.records().items():
             if key not in self._sound:
                 try:
-                    data = self.objects.read(key)
+                    data = self.held.read(key)
                 except FileNotFoundError:
                     self._blame(f"state {state.number} lacks {key}")
                     continue

@@ -185,7 +185,7 @@ class Job:
 
     def old_machine_returns(self) -> None:
         """Its process opens its store and adds nothing to the copy."""
-        number = newest_state(self.objects.objects)
+        number = newest_state(self.objects.held)
         for _ in range(_TRIES):
             try:
                 old = self._begin_old()
@@ -200,7 +200,7 @@ class Job:
                 old.die()
                 self._blame("the machine that was lost was not refused")
                 break
-        if newest_state(self.objects.objects) != number:
+        if newest_state(self.objects.held) != number:
             self._blame("the machine that was lost has changed the copy")
 
     def _begin_old(self) -> Trained:
@@ -220,7 +220,7 @@ class Job:
                 self.objects.restart()
                 self.life.checkpointer.close()
                 self._life = None
-        state = newest_state(self.objects.objects)
+        state = newest_state(self.objects.held)
         if state is None or state.view.step != last:
             self._blame(f"the job ended at step {last}, the copy: {state and state.view.step}")
 

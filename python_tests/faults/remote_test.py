@@ -28,20 +28,32 @@ from cpr_ext.storage.remote.objects import Objects
 from python_tests.faults.remote_objects import FAULTS, WatchedObjects
 from python_tests.faults.remote_scenario import run
 from python_tests.storage.remote.faulty_objects import MemoryObjects
-from python_tests.storage.remote.servers import azure_service, empty_bucket, s3_service
+from python_tests.storage.remote.servers import (
+    MotoObjects,
+    azure_service,
+    empty_bucket,
+    s3_service,
+)
 
 STORES = ("memory", "file", "s3", "azure")
 
 Try = tuple[str, int]
-MakeObjects = Callable[[], Objects]
+# Empty object storage, and what it holds if there is a faster way to that than requests.
+MakeObjects = Callable[[], tuple[Objects, Objects | None]]
 
 
-def try_fault(fault: str, at: int, make: MakeObjects = MemoryObjects) -> tuple[list[str], bool]:
+def in_memory() -> tuple[Objects, None]:
+    """Make objects in a dict."""
+    return MemoryObjects(), None
+
+
+def try_fault(fault: str, at: int, make: MakeObjects = in_memory) -> tuple[list[str], bool]:
     """Return what was found wrong with this fault at request ``at``, and whether that was made.
 
     States that follow each other quickly are copied as one, so the last requests may be missing.
     """
-    objects = WatchedObjects(make(), fault, at)
+    service, held = make()
+    objects = WatchedObjects(service, fault, at, held)
     with tempfile.TemporaryDirectory(prefix="cpr-remote-") as folder:
         found = run(objects, Path(folder) / "run")
     return found, objects.was_met
@@ -61,18 +73,18 @@ def objects_of(store: str) -> Iterator[MakeObjects]:
     """Yield what makes empty object storage of a kind."""
     numbers = itertools.count()
 
-    def at(options: RemoteOptions) -> Objects:
-        return open_objects(replace(options, address=f"{options.address}{next(numbers)}"))
+    def at(options: RemoteOptions) -> tuple[Objects, None]:
+        address = f"{options.address}{next(numbers)}"
+        return open_objects(replace(options, address=address)), None
 
     if store == "memory":
-        yield MemoryObjects
+        yield in_memory
     elif store == "file":
         with tempfile.TemporaryDirectory(prefix="cpr-remote-") as folder:
             yield lambda: at(RemoteOptions(f"file://{folder}/store"))
     elif store == "s3":
         with s3_service() as service:
-            options = empty_bucket(service)
-            yield lambda: at(options)
+            yield lambda: (open_objects(empty_bucket(service)), MotoObjects())
     else:
         with azure_service() as options:
             yield lambda: at(options)

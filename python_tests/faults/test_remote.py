@@ -30,6 +30,22 @@ def test_faults_at_requests_to_a_service(store):
     assert sum(was_met for _, was_met in tried) > len(FAULTS)
 
 
+def test_what_a_server_holds_is_what_it_answers():
+    pytest.importorskip("obstore")
+    with objects_of("s3") as make:
+        service, held = make()
+        assert held.list("states/") == service.list("states/") == []
+        service.create("states/1.json", b"first")
+        service.write("objects/a/b", [b"some", b"thing"])
+        assert held.list("states/") == service.list("states/") == ["states/1.json"]
+        assert held.read("objects/a/b", 2, 6) == service.read("objects/a/b", 2, 6) == b"meth"
+        service.delete("states/1.json")
+        assert held.list("states/") == []
+        for objects in (service, held):
+            with pytest.raises(FileNotFoundError):
+                objects.read("states/1.json")
+
+
 @pytest.mark.long
 def test_another_machine_goes_on_after_a_process_was_killed_in_a_request():
     pytest.importorskip("obstore")

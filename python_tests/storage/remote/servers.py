@@ -69,6 +69,30 @@ def empty_bucket(service):
     return RemoteOptions("s3://bucket/job", **service)
 
 
+class MotoObjects:
+    """What moto's server of S3 in this process holds below ``s3://bucket/job``; read only."""
+
+    def _keys(self):
+        from moto.s3.models import s3_backends
+
+        (buckets,) = [
+            backend.buckets
+            for account in list(s3_backends.values())
+            for backend in account.values()
+            if "bucket" in backend.buckets
+        ]
+        return buckets["bucket"].keys
+
+    def read(self, key, begin=0, end=None):
+        found = self._keys().get(f"job/{key}")
+        if found is None:
+            raise FileNotFoundError(key)
+        return found.value[begin:end]
+
+    def list(self, prefix):
+        return [key[len("job/") :] for key in list(self._keys()) if key.startswith(f"job/{prefix}")]
+
+
 @contextlib.contextmanager
 def azure_service():
     """Azurite in a process of its own; yields options of an empty container."""
