@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint lint-workflows stub fmt build wheels docs test-site bench bench-tiny microbench reliability power-cut-test sanitize clean
+.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint lint-workflows stub fmt build wheels docs test-site bench bench-tiny microbench reliability power-cut-test sanitize build-sanitizers clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
@@ -133,6 +133,10 @@ fuzz: build
 
 sanitize: build
 	PYTHON=$(BIN)/python tools/sanitize.sh
+
+# Only what it compiles, which needs no torch: while pip installs.
+build-sanitizers: $(VENV)/tools
+	PYTHON=$(BIN)/python tools/sanitize.sh build
 
 build: $(VENV)/built
 

@@ -5,6 +5,7 @@
 #
 #   tools/sanitize.sh [address|thread|device]...  the first two if none is named; device: the CUDA
 #                                             sources as they run on the CPU, under address
+#   tools/sanitize.sh build [address|thread]...  only the builds, which need no torch
 #   tools/sanitize.sh fuzz --seconds 600      instead of the tests: hostile stores, under address
 #   PYTHON=python3.12 PYTEST_ARGS="-k crc32c" tools/sanitize.sh address
 set -uo pipefail
@@ -83,6 +84,7 @@ run_one() {
   local kind=$1 begin=$SECONDS code reports selected=()
   if [ "$kind" = thread ] && [ -z "${PYTEST_TESTS:-}${PYTEST_ARGS:-}" ]; then selected=(-k "$no_threads"); fi
   build_one "$@" || return 1
+  if [ "$only_build" = 1 ]; then return 0; fi
   run_under "$kind" "$python" -c "$pytest" ${PYTEST_TESTS:-python_tests/csrc python_tests/saving/test_background_capture.py} -p no:cacheprovider \
     -o faulthandler_timeout=200 -n 2 "${selected[@]}" ${PYTEST_ARGS:-} >"$log" 2>&1
   code=$?
@@ -118,6 +120,12 @@ if [ "${1:-}" = fuzz ]; then
   shift
   run_fuzz "$@"
   exit
+fi
+
+only_build=0
+if [ "${1:-}" = build ]; then
+  shift
+  only_build=1
 fi
 
 # Side by side: each has a build and a log of its own.
