@@ -13,6 +13,10 @@ cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python}
 status=0
+# Two sanitizers side by side share the cores. Each process takes seconds to start: on two cores,
+# pytest's own runs the tests (0 is that).
+workers=$(($(nproc) / 2))
+if [ "$workers" -lt 2 ]; then workers=0; fi
 # `python -m pytest` would find the core built in place before the one built here.
 pytest='import sys; sys.path.remove(""); import pytest; sys.exit(pytest.main())'
 
@@ -88,7 +92,7 @@ run_one() {
   build_one "$@" || return 1
   if [ "$only_build" = 1 ]; then return 0; fi
   run_under "$kind" "$python" -c "$pytest" ${PYTEST_TESTS:-python_tests/csrc python_tests/saving/test_background_capture.py} -p no:cacheprovider \
-    -o faulthandler_timeout=200 -n 2 "${selected[@]}" ${PYTEST_ARGS:-} >"$log" 2>&1
+    -o faulthandler_timeout=200 -n "$workers" "${selected[@]}" ${PYTEST_ARGS:-} >"$log" 2>&1
   code=$?
   reports=$(list_reports)
   if ! grep -q "^native core: $package/" "$log"; then
