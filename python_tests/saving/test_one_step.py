@@ -120,7 +120,9 @@ def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp
     checkpointer.close()
 
 
-def test_a_snapshot_waited_for_before_its_rows_are_chosen_is_of_the_step_it_is_waited_for(tmp_path):
+def test_a_snapshot_waited_for_before_its_rows_are_chosen_is_of_the_step_it_is_waited_for(
+    tmp_path, monkeypatch
+):
     run = Trained(
         tmp_path, TABLES, consistency="step", priority=cpr_ext.MostFrequentlyUsed(0.01), **OPTIONS
     )
@@ -128,9 +130,13 @@ def test_a_snapshot_waited_for_before_its_rows_are_chosen_is_of_the_step_it_is_w
         train_until_captured(run)
         run.checkpointer.wait()
         run.checkpointer.schedule = cpr_ext.EverySteps(1)
-        run.train(2)
+        with monkeypatch.context() as patched:  # the capture thread chooses none
+            overlap = run.checkpointer._saver._overlap
+            patched.setattr(overlap, "resume", lambda snapshot, step: None)
+            run.train(2)
         snapshot = run.checkpointer._saver.in_flight
         assert snapshot.mode is CaptureMode.CHOOSE_FIRST
+        assert snapshot.first_step == -1  # no step yet
         run.checkpointer.wait()
     assert snapshot.first_step == snapshot.last_step == run.checkpointer.step_count
     assert snapshot.state == "committed"
