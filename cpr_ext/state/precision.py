@@ -153,10 +153,22 @@ def decode_rows(stored: np.ndarray, elements: int, precision: str) -> np.ndarray
         packed, ends = stored[:, :-4], stored[:, -4:].copy().view(np.float16)
         levels = np.stack((packed & 15, packed >> 4), 2).reshape(len(stored), -1)[:, :elements]
     with np.errstate(all="ignore"):
-        # The product is exact in float64, so this rounds as a fused multiply-add does, but for sums
-        # that even float64 must round: those are one step of float32 off at most.
         scale, bias = ends[:, :1].astype(np.float64), ends[:, 1:].astype(np.float64)
-        return np.asarray((levels * scale + bias).astype(np.float32))
+        return _round_sum(levels * scale, bias)  # the product is exact in float64
+
+
+def _round_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the exact sum of float64 numbers, rounded once, to float32.
+
+    A sum that float64 must round is rounded to odd there, so that rounding it again changes nothing
+    (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+    """
+    total = a + b
+    part = total - a
+    lost = (a - (total - part)) + (b - part)  # exact (Knuth)
+    is_even = (total.view(np.int64) & 1) == 0
+    odd = np.nextafter(total, np.copysign(np.inf, lost))
+    return np.asarray(np.where(is_even & (lost != 0), odd, total).astype(np.float32))
 
 
 def _encode(values: np.ndarray, precision: str, epsilon: np.float32) -> np.ndarray:

@@ -1,9 +1,11 @@
 """Precisions of rows: their bytes, their bound, and FBGEMM's layout."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.errors import UsageError
@@ -134,3 +136,29 @@ def test_the_bytes_are_those_of_fbgemm(elements):
         assert good.mean() > 0.98
         assert kept[good].all()
         np.testing.assert_array_equal(stored[good], theirs.numpy()[good])
+
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def distance(value: np.float32, exact: Fraction) -> Fraction:
+    return abs(Fraction(float(value)) - exact)
+
+
+@given(st.integers(0, 255), finite, finite)
+@example(1, 2.0**60, -1.0)  # a sum that float64 rounds
+@example(3, 1.195499e36 / 255, -1.295e18)
+@settings(max_examples=300, deadline=None)
+def test_a_value_of_int8_is_its_exact_sum_rounded_once(level, scale, bias):
+    ends = np.float32([[scale, bias]])
+    stored = np.concatenate([np.uint8([[level]]), ends.view(np.uint8)], 1)
+    found = decode_rows(stored, 1, "int8")[0, 0]
+    exact = level * Fraction(float(ends[0, 0])) + Fraction(float(ends[0, 1]))
+    if abs(exact) >= 2**128 - 2**103:
+        assert np.isinf(found)
+        return
+    for neighbour in np.nextafter(found, np.float32([-np.inf, np.inf])):
+        if not np.isfinite(neighbour):
+            continue
+        nearer = distance(found, exact) - distance(neighbour, exact)
+        assert nearer < 0 or (nearer == 0 and found.view(np.uint32) % 2 == 0)
