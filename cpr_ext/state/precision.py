@@ -160,8 +160,8 @@ def decode_rows(stored: np.ndarray, elements: int, precision: str) -> np.ndarray
 def _round_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the exact sum of float64 numbers, rounded once, to float32.
 
-    A sum that float64 must round is rounded to odd there, so that rounding it again changes nothing
-    (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+    A sum that float64 must round is rounded to odd there: rounding it again then changes nothing.
+    Source: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008.
     """
     total = a + b
     part = total - a
