@@ -115,6 +115,12 @@ def test_what_is_no_choice_about_cuda_is_refused(tmp_path):
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
 
+@pytest.fixture(scope="module")
+def known_compilers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build folder for one choice after another: CMake looks for compilers once, for seconds."""
+    return tmp_path_factory.mktemp("known_compilers")
+
+
 @needs_nvcc
 @pytest.mark.parametrize(
     ("list_", "generated"),
@@ -125,20 +131,20 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
     ],
 )
 def test_the_gpus_to_build_for_are_those_torch_would_build_for(
-    tmp_path, monkeypatch, list_, generated
+    known_compilers, monkeypatch, list_, generated
 ):
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)  # CI sets it
     environment = {} if list_ is None else {"TORCH_CUDA_ARCH_LIST": list_}
-    done = configure(tmp_path, "-DCPR_EXT_CUDA=ON", **environment)
+    done = configure(known_compilers, "-DCPR_EXT_CUDA=ON", **environment)
     assert done.returncode == 0, done.stderr
-    text = (tmp_path / "build.ninja").read_text()
+    text = (known_compilers / "build.ninja").read_text()
     found = set(re.findall(r"generate-code=arch=compute_([0-9a-z]+,code=\[[^\]]*\])", text))
     assert found == generated
 
 
 @needs_nvcc
-def test_a_list_of_gpus_that_cannot_be_read_is_refused(tmp_path):
-    refused = configure(tmp_path, TORCH_CUDA_ARCH_LIST="Hopper")
+def test_a_list_of_gpus_that_cannot_be_read_is_refused(known_compilers):
+    refused = configure(known_compilers, TORCH_CUDA_ARCH_LIST="Hopper")
     assert "TORCH_CUDA_ARCH_LIST has 'Hopper'; allowed are such as 8.0" in refused.stderr
 
 

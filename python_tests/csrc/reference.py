@@ -16,10 +16,15 @@ def top_rows(scores, k):
     return sorted(row_id for row_id in order[: max(0, k)] if scores[row_id] != 0)
 
 
-def top_rows_fast(scores, k):
-    """As top_rows, for sizes where a Python sort is too slow."""
-    order = np.lexsort((np.arange(len(scores)), -scores.astype(np.float64)))[: max(0, k)]
-    return np.sort(order[scores[order] != 0])
+class Ranking:
+    """As top_rows, for sizes where a Python sort is too slow: one sort serves every k."""
+
+    def __init__(self, scores):
+        order = np.lexsort((np.arange(len(scores)), -scores.astype(np.float64)))
+        self._row_ids = order[scores[order] != 0]
+
+    def top(self, k):
+        return np.sort(self._row_ids[: max(0, k)])
 
 
 def row_change(now, before):

@@ -39,9 +39,15 @@ def assert_captured(checkpointer, rows_of_step):
     captured = captured_rows(checkpointer)
     assert captured
     for table, rows in captured.items():
+        of_steps = {}
         for row_id, (step, values) in rows.items():
+            of_steps.setdefault(step, {})[row_id] = values
+        for step, found in of_steps.items():
             then = rows_of_step[step][table]
-            assert_same(values, {name: array[row_id] for name, array in then.items()})
+            assert all(row.keys() == then.keys() for row in found.values())
+            for name, array in then.items():
+                values = torch.stack([row[name] for row in found.values()])
+                assert_same(values, array[list(found)])
 
 
 def num_dirty(checkpointer):
