@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from cpr_ext.distributed.collective import torch_private
+from cpr_ext.distributed.collective.connections import AddressStore
 from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
 from cpr_ext.errors import PeerLostError, UsageError, old_method
 
@@ -78,6 +79,7 @@ class ReformableGroup(dist.ProcessGroup):
         self._name = name
         self._round: Round | None = None
         self._inner: dist.ProcessGroup | None = None
+        self._addresses: AddressStore | None = None  # of the members of the inner group
         self._works: deque[Any] = deque(maxlen=_REMEMBERED)
         self._subgroups: list[ReformableGroup] = []
         self._was_lost = False
@@ -128,8 +130,11 @@ class ReformableGroup(dist.ProcessGroup):
         inner, self._inner, self._round = self._inner, None, None
         self._was_lost = False
         self._works.clear()
+        addresses, self._addresses = self._addresses, None
         if inner is not None:
-            inner.abort()
+            inner.abort()  # NCCL's connections
+        if addresses is not None:
+            addresses.close_connections()
         for group in self._subgroups:
             group.abort()
 
@@ -155,6 +160,7 @@ class ReformableGroup(dist.ProcessGroup):
 
     def _connect(self, this_round: Round) -> dist.ProcessGroup:
         store = PrefixStore(f"group/{self._name}", this_round.store)
+        addresses = self._addresses = AddressStore(store)
         seconds = this_round.connect_time_out.total_seconds()
         try:
             # What it asks of a store whose host hangs has no end of its own.
@@ -162,7 +168,7 @@ class ReformableGroup(dist.ProcessGroup):
                 seconds + 1.0,
                 "the rendezvous",
                 lambda: torch_private.make_group(
-                    store, self._rank, self._world_size, seconds, this_round.address
+                    addresses, self._rank, self._world_size, seconds, this_round.address
                 ),
             )
         except RuntimeError as error:

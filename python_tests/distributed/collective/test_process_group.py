@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def run_member(scenario, rank, folder, port):
         round_store = PrefixStore(f"round {number}", store)
         group.configure(Round(round_store, timedelta(seconds=seconds), "127.0.0.1"))
 
+    meet.store = store
     meet.host = int(Path(folder, "host").read_text())
     said = globals()[scenario](rank, group, meet)
     Path(folder, str(rank)).write_text(json.dumps(said))
@@ -152,6 +154,34 @@ def test_a_data_parallel_module_is_made_alone_and_notices_a_lost_member(members)
     assert said[2] is None
     # The mean over the members of 1 + rank.
     assert said[0] == said[1] == [[[2.0, 1.0]], 2]
+
+
+def left_with_works_kept(rank, group, meet):
+    """Worker 0 leaves the round and keeps its works; how long that takes, and a peer's wait."""
+    pair = dist.new_group([0, 1])
+    meet(0, seconds=25)
+    kept = [dist.all_reduce(torch.ones(1), group=each, async_op=True) for each in (None, pair)]
+    for work in kept if rank < 2 else kept[:1]:
+        work.wait()
+    if rank == 2:
+        return None
+    begin = time.monotonic()
+    if rank == 0:
+        kept.append(dist.all_reduce(torch.ones(1), async_op=True))  # worker 2 never makes it
+        group.abort()
+        seconds = time.monotonic() - begin
+        meet.store.wait(["released"], timedelta(seconds=25))
+        return seconds
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(1), group=pair)
+    meet.store.set("released", "")
+    return time.monotonic() - begin
+
+
+def test_leaving_a_round_waits_for_nothing_and_releases_peers(members):
+    left, released, _ = members("left_with_works_kept")
+    assert left < 5
+    assert released < 8
 
 
 def lost_in_reduce_scatter(rank, group, meet):
