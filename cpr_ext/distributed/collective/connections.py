@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from datetime import timedelta
+from pathlib import Path
 
 from torch._C._distributed_c10d import Store
 
+_REST_SECONDS, _PATIENCE_SECONDS, _PAUSE_SECONDS = 0.05, 0.2, 0.002
+# Of a connection whose peer has not closed it: ESTABLISHED, FIN_WAIT1 and FIN_WAIT2 of Linux.
+_OPEN_STATES = (1, 4, 5)
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -57,31 +63,82 @@ class AddressStore(Store):
         """Wait for so long where a call does not say."""
         self._store.set_timeout(time_out)
 
-    def close_connections(self) -> int:
-        """Close the connections of the group that was formed with this store; returns how many.
+    def leads_to(self, address: bytes) -> bool:
+        """Return whether a member has published this address."""
+        return any(address in value for value in self._published)
 
-        Every collective that waits for one of them fails at once, here and in the peers.
-        """
-        num_closed = 0
-        for connection in _open_sockets():
-            with connection, suppress(OSError):  # not connected, or closed meanwhile
-                ends = _packed(connection.getpeername()), _packed(connection.getsockname())
-                if any(end in value for end in ends for value in self._published):
-                    connection.shutdown(socket.SHUT_RDWR)
-                    num_closed += 1
-        return num_closed
+
+def close_connections(stores: Sequence[AddressStore]) -> None:
+    """Close the connections of the groups that were formed with these stores.
+
+    Every collective that waits for one of them fails at once, here and in the peers. Takes
+    ``_REST_SECONDS`` and milliseconds, or at most ``_PATIENCE_SECONDS`` more if a peer hangs.
+
+    Gloo never completes a message that a thread hands over, or of which it writes the rest, while
+    the connection ends: what waits for that waits for the whole time-out. So reading ends first,
+    here: gloo closes the connection, and this function holds it open. What is written still
+    arrives. Peers then come to rest, as they wait for this process. Then writing ends, and peers
+    close their sides.
+    """
+    with ExitStack() as held:
+        connections = [held.enter_context(each) for each in _find(stores)]
+        if not connections:
+            return
+        _shut_down(connections, socket.SHUT_RD, _is_held_by_gloo)
+        time.sleep(_REST_SECONDS)
+        _shut_down(connections, socket.SHUT_WR, _is_held_by_peer)
+
+
+def _find(stores: Sequence[AddressStore]) -> Iterator[socket.socket]:
+    for connection in _open_sockets():
+        with suppress(OSError):  # it is not connected
+            ends = _packed(connection.getpeername()), _packed(connection.getsockname())
+            if any(store.leads_to(end) for store in stores for end in ends):
+                yield connection
+                continue
+        connection.close()
+
+
+def _shut_down(
+    connections: Sequence[socket.socket],
+    direction: int,
+    is_held: Callable[[socket.socket], bool],
+) -> None:
+    """Shut one direction down, and wait until nobody holds the connections."""
+    for connection in connections:
+        with suppress(OSError):  # the peer has closed it
+            connection.shutdown(direction)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while any(map(is_held, connections)) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _is_held_by_gloo(connection: socket.socket) -> bool:
+    """Return whether another descriptor of this process than ``connection`` is open."""
+    number, count = os.fstat(connection.fileno()).st_ino, 0
+    for descriptor in Path("/dev/fd").iterdir():
+        with suppress(OSError):
+            count += os.fstat(int(descriptor.name)).st_ino == number
+    return count > 1
+
+
+def _is_held_by_peer(connection: socket.socket) -> bool:
+    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state in _OPEN_STATES
 
 
 def _open_sockets() -> Iterator[socket.socket]:
     """Yield duplicates of this process's TCP sockets: no other thread can reuse their numbers."""
-    for name in os.listdir("/dev/fd"):
-        with suppress(OSError):  # closed meanwhile, or no socket
-            duplicate = os.dup(int(name))
-            try:
-                found = socket.socket(fileno=duplicate)
-            except OSError:
+    seen = set()  # a number of the list may be that of a duplicate by now
+    for descriptor in Path("/dev/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            duplicate = os.dup(int(descriptor.name))
+            status = os.fstat(duplicate)
+            if not stat.S_ISSOCK(status.st_mode) or status.st_ino in seen:
                 os.close(duplicate)
-                raise
+                continue
+            seen.add(status.st_ino)
+            found = socket.socket(fileno=duplicate)
             if found.family in _FAMILIES and found.type == socket.SOCK_STREAM:
                 yield found
             else:

@@ -8,7 +8,7 @@ goes to an inner group (gloo) that lasts for one round, until the next loss of a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from cpr_ext.distributed.collective import torch_private
-from cpr_ext.distributed.collective.connections import AddressStore
+from cpr_ext.distributed.collective.connections import AddressStore, close_connections
 from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
 from cpr_ext.errors import PeerLostError, UsageError, old_method
 
@@ -127,16 +127,21 @@ class ReformableGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """End the round; closed connections release the peers that wait for this process."""
-        inner, self._inner, self._round = self._inner, None, None
+        left = list(self._leave())  # a group that is deleted waits for the collectives in flight
+        close_connections([addresses for _, addresses in left])
+
+    def _leave(self) -> Iterator[tuple[dist.ProcessGroup | None, AddressStore]]:
+        """Forget the round, here and in subgroups; yields the inner groups and their addresses."""
+        inner, addresses = self._inner, self._addresses
+        self._inner = self._addresses = self._round = None
         self._was_lost = False
         self._works.clear()
-        addresses, self._addresses = self._addresses, None
         if inner is not None:
-            inner.abort()  # NCCL's connections
+            inner.abort()  # closes NCCL's connections
         if addresses is not None:
-            addresses.close_connections()
+            yield inner, addresses
         for group in self._subgroups:
-            group.abort()
+            yield from group._leave()
 
     reform = old_method("reform", "configure")
     dissolve = old_method("dissolve", "abort")

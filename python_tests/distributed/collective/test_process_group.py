@@ -1,8 +1,11 @@
 """The process group that is formed again while modules hold it; members are forked processes."""
 
+import contextlib
 import json
 import os
+import random
 import signal
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -182,6 +185,38 @@ def test_leaving_a_round_waits_for_nothing_and_releases_peers(members):
     left, released, _ = members("left_with_works_kept")
     assert left < 5
     assert released < 8
+
+
+def left_amid_messages(rank, group, meet):
+    """Worker 1 leaves while 0 and 1 exchange messages; how long those of each round waited."""
+    waited, chance = [], random.Random(rank)
+    for number in range(25):
+        meet(number, seconds=20)
+        exchange = threading.Thread(target=exchange_for_ever, args=(rank, group.connect()))
+        exchange.start()
+        time.sleep(0.01 + 0.02 * chance.random())
+        begin = time.monotonic()
+        if rank == 1:
+            group.abort()
+        exchange.join()
+        group.abort()
+        waited.append(time.monotonic() - begin)
+        meet.store.set(f"left {number} {rank}", "")
+        meet.store.wait([f"left {number} {peer}" for peer in range(WORLD_SIZE)])
+    return max(waited)
+
+
+def exchange_for_ever(rank, inner):
+    values, peer = torch.ones(4), 1 - rank
+    with contextlib.suppress(RuntimeError):
+        while rank < 2:
+            for sender in (0, 1):
+                operation = inner.send if rank == sender else inner.recv
+                operation([values], peer, sender).wait(timedelta(seconds=20))
+
+
+def test_no_message_waits_for_a_peer_that_left_amid_it(members):
+    assert max(members("left_amid_messages")) < 8
 
 
 def lost_in_reduce_scatter(rank, group, meet):
