@@ -4,7 +4,7 @@ Torch's ``abort()`` closes none of them. Gloo closes them once nothing refers to
 work of it. Modules, pipelines and the frames of an exception keep works. Until all are dropped, a
 peer that waits for this process would wait for the whole time-out of its collective.
 
-Gloo names no connection of a group, so they are found among the process's sockets: members publish
+Gloo names no connection of a group, so they are found among the process's sockets. Members publish
 their listening addresses in the group's store, and each connection leads to one of these.
 """
 
@@ -75,8 +75,8 @@ def close_connections(stores: Sequence[AddressStore]) -> None:
     ``_REST_SECONDS`` and milliseconds, or at most ``_PATIENCE_SECONDS`` more if a peer hangs.
 
     Gloo never completes a message that a thread hands over, or of which it writes the rest, while
-    the connection ends: what waits for that waits for the whole time-out. So reading ends first,
-    here: gloo closes the connection, and this function holds it open. What is written still
+    the connection ends. What waits for that message waits for the whole time-out. So reading ends
+    first: gloo closes the connection, which this function still holds open. What is written still
     arrives. Peers then come to rest, as they wait for this process. Then writing ends, and peers
     close their sides.
     """
@@ -146,7 +146,7 @@ def _open_sockets() -> Iterator[socket.socket]:
 
 
 def _packed(address: tuple[str, int] | tuple[str, int, int, int]) -> bytes:
-    """Return the bytes of an address as they lie in memory: what gloo publishes contains them."""
+    """Return an address as C has it in memory: what gloo publishes contains these bytes."""
     host, port = address[0].partition("%")[0], struct.pack("!H", address[1])
     if len(address) == 2:
         family, number = socket.AF_INET, b""

@@ -1,0 +1,88 @@
+"""Connections of a group of two members, here in threads of one process."""
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from cpr_ext.distributed.collective import torch_private
+from cpr_ext.distributed.collective.connections import AddressStore, close_connections
+
+SECONDS = 20.0
+
+
+def formed(host):
+    """A group of two: each one's inner group and addresses."""
+    shared = HashStore()
+
+    def form(rank):
+        addresses = AddressStore(shared)
+        group, gloo = torch_private.make_group(addresses, rank, 2, SECONDS, host)
+        torch_private.set_time_out(gloo, timedelta(seconds=SECONDS))
+        return group, addresses
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(form, range(2)))
+
+
+@pytest.fixture
+def other_connection():
+    """Both ends of a TCP connection that is of no group."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as near, server.accept()[0] as far:
+            yield near, far
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_what_waits_for_a_closed_connection_fails_and_no_other_is_closed(host, other_connection):
+    try:
+        (near, addresses), (far, _) = formed(host)
+        (other, _), (peer, _) = formed(host)
+    except RuntimeError as error:
+        if host == "::1":
+            pytest.skip(f"no IPv6 here: {error}")
+        raise
+    begin = time.monotonic()
+    works = [group.recv([torch.empty(1)], 1 - rank, 0) for rank, group in enumerate((near, far))]
+    close_connections([addresses])
+    for work in works:
+        with pytest.raises(RuntimeError):
+            work.wait(timedelta(seconds=SECONDS))
+    assert time.monotonic() - begin < SECONDS / 2
+
+    one, another = other_connection
+    one.sendall(b"still open")
+    assert another.recv(20) == b"still open"
+    received = torch.empty(1)
+    receiving = peer.recv([received], 0, 0)
+    other.send([torch.tensor([7.0])], 1, 0).wait()
+    receiving.wait(timedelta(seconds=SECONDS))
+    assert received.tolist() == [7.0]
+
+
+def test_connections_that_peers_have_closed_already_are_no_trouble():
+    (near, addresses), (far, others) = formed("127.0.0.1")
+    close_connections([others])
+    begin = time.monotonic()
+    close_connections([addresses, others])
+    assert time.monotonic() - begin < 5
+    assert (near.rank(), far.rank()) == (0, 1)
+
+
+def test_a_store_passes_on_all_that_torch_asks_of_it():
+    inner = HashStore()
+    store = AddressStore(inner)
+    store.set("a", "value")
+    assert inner.get("a") == store.get("a") == b"value"
+    assert store.check(["a"])
+    assert not store.check(["b"])
+    store.wait(["a"])
+    store.set_timeout(timedelta(seconds=0.05))
+    with pytest.raises(RuntimeError):
+        store.wait(["b"])
+    with pytest.raises(RuntimeError):
+        store.wait(["b"], timedelta(seconds=0.05))
