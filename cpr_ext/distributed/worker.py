@@ -299,8 +299,10 @@ class Worker:
 
     def _abort(self, group: ReformableGroup) -> None:
         """Leave the round, in both groups."""
-        group.abort()
-        self._parity.stop()
+        try:
+            group.abort()
+        finally:
+            self._parity.stop()
 
     def _join(self, job: Job) -> None:
         store = self._rendezvous.join()

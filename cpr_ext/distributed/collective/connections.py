@@ -15,6 +15,7 @@ import socket
 import stat
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -22,7 +23,10 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import Store
 
-_REST_SECONDS, _PATIENCE_SECONDS, _PAUSE_SECONDS = 0.05, 0.2, 0.002
+_REST_SECONDS, _LONGEST_REST_SECONDS = 0.05, 5.0
+_FEW_BYTES = 1 << 20  # of small messages in _REST_SECONDS
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 0.2, 0.002
+_BYTES_AT = 120  # in Linux's struct tcp_info
 # Of a connection whose peer has not closed it: ESTABLISHED, FIN_WAIT1 and FIN_WAIT2 of Linux.
 _OPEN_STATES = (1, 4, 5)
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
@@ -71,22 +75,29 @@ class AddressStore(Store):
 def close_connections(stores: Sequence[AddressStore]) -> None:
     """Close the connections of the groups that were formed with these stores.
 
-    Every collective that waits for one of them fails at once, here and in the peers. Takes
-    ``_REST_SECONDS`` and milliseconds, or at most ``_PATIENCE_SECONDS`` more if a peer hangs.
+    Every collective that waits for one of them fails, here and in the peers. Takes about 0.1 s, and
+    some seconds while a large message is under way.
 
-    Gloo never completes a message that a thread hands over, or of which it writes the rest, while
-    the connection ends. What waits for that message waits for the whole time-out. So reading ends
-    first: gloo closes the connection, which this function still holds open. What is written still
-    arrives. Peers then come to rest, as they wait for this process. Then writing ends, and peers
-    close their sides.
+    Gloo never completes a message that is under way while its connection ends. What waits for that
+    message waits for the whole time-out. So large messages may arrive first. Then reading ends:
+    gloo closes the connection, which this function still holds open. Peers come to rest, as they
+    wait for this process. Then writing ends, and peers close their sides.
+
+    Raises:
+        OSError: connections could not be found, for want of file descriptors for example.
     """
+    if not stores:
+        return
     with ExitStack() as held:
         connections = [held.enter_context(each) for each in _find(stores)]
         if not connections:
             return
-        _shut_down(connections, socket.SHUT_RD, _is_held_by_gloo)
-        time.sleep(_REST_SECONDS)
-        _shut_down(connections, socket.SHUT_WR, _is_held_by_peer)
+        _wait_for_rest(connections)
+        _shut_down(connections, socket.SHUT_RD)
+        _wait_while(lambda: _are_held_here(connections))
+        _wait_for_rest(connections)
+        _shut_down(connections, socket.SHUT_WR)
+        _wait_while(lambda: any(_info(each)[0] in _OPEN_STATES for each in connections))
 
 
 def _find(stores: Sequence[AddressStore]) -> Iterator[socket.socket]:
@@ -99,50 +110,71 @@ def _find(stores: Sequence[AddressStore]) -> Iterator[socket.socket]:
         connection.close()
 
 
-def _shut_down(
-    connections: Sequence[socket.socket],
-    direction: int,
-    is_held: Callable[[socket.socket], bool],
-) -> None:
-    """Shut one direction down, and wait until nobody holds the connections."""
-    for connection in connections:
-        with suppress(OSError):  # the peer has closed it
-            connection.shutdown(direction)
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while any(map(is_held, connections)) and time.monotonic() < deadline:
-        time.sleep(_PAUSE_SECONDS)
-
-
-def _is_held_by_gloo(connection: socket.socket) -> bool:
-    """Return whether another descriptor of this process than ``connection`` is open."""
-    number, count = os.fstat(connection.fileno()).st_ino, 0
-    for descriptor in Path("/dev/fd").iterdir():
-        with suppress(OSError):
-            count += os.fstat(int(descriptor.name)).st_ino == number
-    return count > 1
-
-
-def _is_held_by_peer(connection: socket.socket) -> bool:
-    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    return state in _OPEN_STATES
-
-
 def _open_sockets() -> Iterator[socket.socket]:
-    """Yield duplicates of this process's TCP sockets: no other thread can reuse their numbers."""
+    """Yield duplicates of this process's TCP sockets: no other thread can reuse their numbers.
+
+    Files are left alone: to close a duplicate of one would end the process's POSIX locks of it.
+    """
     seen = set()  # a number of the list may be that of a duplicate by now
     for descriptor in Path("/dev/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
-            duplicate = os.dup(int(descriptor.name))
-            status = os.fstat(duplicate)
+            status = descriptor.stat()
             if not stat.S_ISSOCK(status.st_mode) or status.st_ino in seen:
-                os.close(duplicate)
                 continue
             seen.add(status.st_ino)
-            found = socket.socket(fileno=duplicate)
-            if found.family in _FAMILIES and found.type == socket.SOCK_STREAM:
+            duplicate = os.dup(int(descriptor.name))
+            # The flag leaves the socket as it is: a default time-out would make it non-blocking.
+            found = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=duplicate)
+            kind = found.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+            if found.family in _FAMILIES and kind == socket.SOCK_STREAM:
                 yield found
             else:
                 found.close()
+
+
+def _shut_down(connections: Sequence[socket.socket], direction: int) -> None:
+    for connection in connections:
+        with suppress(OSError):  # the peer has closed it
+            connection.shutdown(direction)
+
+
+def _wait_while(is_waiting: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while is_waiting() and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _wait_for_rest(connections: Sequence[socket.socket]) -> None:
+    """Return once no large message is under way, and peers had time to wait for this process."""
+    deadline = time.monotonic() + _LONGEST_REST_SECONDS
+    passed = _num_bytes(connections)
+    while time.monotonic() < deadline:
+        time.sleep(_REST_SECONDS)
+        before, passed = passed, _num_bytes(connections)
+        if passed - before < _FEW_BYTES:
+            return
+
+
+def _num_bytes(connections: Sequence[socket.socket]) -> int:
+    return sum(sum(_info(each)[1:]) for each in connections)
+
+
+def _are_held_here(connections: Sequence[socket.socket]) -> bool:
+    """Return whether this process has another descriptor of one of them: gloo's."""
+    counts: Counter[int] = Counter()
+    for descriptor in Path("/dev/fd").iterdir():
+        with suppress(OSError):
+            counts[descriptor.stat().st_ino] += 1
+    return any(counts[os.fstat(each.fileno()).st_ino] > 1 for each in connections)
+
+
+def _info(connection: socket.socket) -> tuple[int, int, int]:
+    """Return the state, and the bytes that the peer has acknowledged and sent."""
+    found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_AT + 16)
+    if len(found) < _BYTES_AT + 16:  # of Linux before 4.1
+        return found[0], 0, 0
+    acknowledged, received = struct.unpack_from("=QQ", found, _BYTES_AT)
+    return found[0], acknowledged, received
 
 
 def _packed(address: tuple[str, int] | tuple[str, int, int, int]) -> bytes:

@@ -7,6 +7,7 @@ goes to an inner group (gloo) that lasts for one round, until the next loss of a
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from cpr_ext.distributed.collective import torch_private
 from cpr_ext.distributed.collective.connections import AddressStore, close_connections
 from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
 from cpr_ext.errors import PeerLostError, UsageError, old_method
+
+logger = logging.getLogger("cpr_ext")
 
 BACKEND = "cpr_ext"
 # What torch.distributed, DistributedDataParallel, functional collectives and TorchRec call.
@@ -128,7 +131,14 @@ class ReformableGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """End the round; closed connections release the peers that wait for this process."""
         left = list(self._leave())  # a group that is deleted waits for the collectives in flight
-        close_connections([addresses for _, addresses in left])
+        try:
+            close_connections([addresses for _, addresses in left])
+        except OSError as error:
+            logger.warning(
+                "peers of worker %d may wait for the time-out of a collective: connections could "
+                "not be closed: %s",
+                *(self._rank, error),
+            )
 
     def _leave(self) -> Iterator[tuple[dist.ProcessGroup | None, AddressStore]]:
         """Forget the round, here and in subgroups; yields the inner groups and their addresses."""

@@ -288,7 +288,7 @@ class ParityMember(NoParity):
         self._release(self._round)
 
     def _release(self, of_round: int) -> None:
-        """Drop the connections, which closes them, unless they are of a later round."""
+        """Close the connections, unless they are of a later round."""
         if of_round == self._round and self._network is not None:
             self._inner = None
             self._network.abort()

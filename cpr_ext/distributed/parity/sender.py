@@ -25,8 +25,8 @@ _JOIN_SECONDS = 10.0
 class Sender:
     """Trades the deltas of completed steps, one after the other, for one round.
 
-    Connections close when nothing refers to them: gloo has no other way to end a wait. So the
-    thread drops them whenever it ends, and a member that waits for this one is not left alone.
+    The thread has the group's connections closed whenever it ends, so that no member waits for this
+    one. To close them is gloo's only way to end a wait.
 
     Args:
         inner: the group's connections in this round; nothing else uses them meanwhile.

@@ -1,9 +1,14 @@
 """Connections of a group of two members, here in threads of one process."""
 
+import fcntl
+import os
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,6 +67,36 @@ def test_what_waits_for_a_closed_connection_fails_and_no_other_is_closed(host, o
     other.send([torch.tensor([7.0])], 1, 0).wait()
     receiving.wait(timedelta(seconds=SECONDS))
     assert received.tolist() == [7.0]
+
+
+@pytest.fixture
+def default_time_out():
+    socket.setdefaulttimeout(5)
+    yield
+    socket.setdefaulttimeout(None)
+
+
+def test_other_sockets_and_locks_of_files_stay_as_they_were(tmp_path, default_time_out):
+    (_, addresses), _ = formed("127.0.0.1")
+    with (tmp_path / "file").open("w") as file, socket.socket() as other:
+        other.setblocking(True)
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        close_connections([addresses])
+        assert os.get_blocking(other.fileno())
+        code = (
+            "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        )
+        tried = subprocess.run([sys.executable, "-c", code, file.name], capture_output=True)
+        assert b"BlockingIOError" in tried.stderr
+
+
+def test_descriptors_are_given_back(tmp_path):
+    near, far = formed("127.0.0.1")
+    before = set(Path("/dev/fd").iterdir())
+    close_connections([near[1]])
+    assert set(Path("/dev/fd").iterdir()) <= before
+    close_connections([])
+    del far
 
 
 def test_connections_that_peers_have_closed_already_are_no_trouble():

@@ -219,6 +219,28 @@ def test_no_message_waits_for_a_peer_that_left_amid_it(members):
     assert max(members("left_amid_messages")) < 8
 
 
+def left_amid_a_large_message(rank, group, meet):
+    """Worker 1 leaves while it sends 256 MB to worker 0; how long it took each to be done."""
+    meet(0, seconds=20)
+    inner = group.connect()
+    dist.all_reduce(torch.ones(1))
+    values, begin = torch.ones(1 << 26), time.monotonic()
+    if rank == 0:
+        with contextlib.suppress(RuntimeError):  # the message may have arrived
+            inner.recv([values], 1, 0).wait(timedelta(seconds=20))
+    if rank == 1:
+        work = inner.send([values], 0, 0)
+        time.sleep(0.03)
+        group.abort()
+        with contextlib.suppress(RuntimeError):
+            work.wait(timedelta(seconds=20))
+    return time.monotonic() - begin
+
+
+def test_a_large_message_that_is_under_way_may_arrive(members):
+    assert max(members("left_amid_a_large_message")) < 8
+
+
 def lost_in_reduce_scatter(rank, group, meet):
     """The last member dies; what the others notice it in, and whether the group knows."""
     pair = dist.new_group([0, 2])
