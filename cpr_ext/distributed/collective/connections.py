@@ -23,8 +23,8 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import Store
 
-_REST_SECONDS, _LONGEST_REST_SECONDS = 0.05, 5.0
-_FEW_BYTES = 1 << 20  # of small messages in _REST_SECONDS
+_REST_SECONDS, _LONGEST_REST_SECONDS = 0.02, 5.0
+_FEW_BYTES = 1 << 19  # of small messages in _REST_SECONDS
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 0.2, 0.002
 _BYTES_AT = 120  # in Linux's struct tcp_info
 # Of a connection whose peer has not closed it: ESTABLISHED, FIN_WAIT1 and FIN_WAIT2 of Linux.
@@ -75,7 +75,7 @@ class AddressStore(Store):
 def close_connections(stores: Sequence[AddressStore]) -> None:
     """Close the connections of the groups that were formed with these stores.
 
-    Every collective that waits for one of them fails, here and in the peers. Takes about 0.1 s, and
+    Every collective that waits for one of them fails, here and in the peers. Takes about 0.05 s, and
     some seconds while a large message is under way.
 
     Gloo never completes a message that is under way while its connection ends. What waits for that
