@@ -75,8 +75,8 @@ class AddressStore(Store):
 def close_connections(stores: Sequence[AddressStore]) -> None:
     """Close the connections of the groups that were formed with these stores.
 
-    Every collective that waits for one of them fails, here and in the peers. Takes about 0.05 s, and
-    some seconds while a large message is under way.
+    Every collective that waits for one of them fails, here and in the peers. Takes about 0.05 s,
+    and some seconds while a large message is under way.
 
     Gloo never completes a message that is under way while its connection ends. What waits for that
     message waits for the whole time-out. So large messages may arrive first. Then reading ends:
