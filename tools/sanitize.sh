@@ -48,10 +48,10 @@ build_one() {
 }
 
 # run_under KIND COMMAND...: with the core built last.
-# AddressSanitizer sees each object of Python's; ThreadSanitizer would only take longer. Python's own
-# allocations at exit are no leaks of ours. C++ exceptions cross uninstrumented
-# libraries, so libstdc++ is preloaded too, that their throwing can be intercepted. A process
-# that a test forks must not wait for threads that it does not have.
+# AddressSanitizer sees each object of Python's; ThreadSanitizer would only take longer. Python's
+# own allocations at exit are no leaks of ours. C++ exceptions cross uninstrumented libraries, so
+# libstdc++ is preloaded too, that their throwing can be intercepted. A process that a test forks
+# must not wait for threads that it does not have.
 # ThreadSanitizer's reports come from threads, not from many examples.
 run_under() {
   local kind=$1 profile=sanitize allocator=malloc

@@ -102,12 +102,17 @@ def close_connections(stores: Sequence[AddressStore]) -> None:
 
 def _find(stores: Sequence[AddressStore]) -> Iterator[socket.socket]:
     for connection in _open_sockets():
-        with suppress(OSError):  # it is not connected
-            ends = _packed(connection.getpeername()), _packed(connection.getsockname())
-            if any(store.leads_to(end) for store in stores for end in ends):
-                yield connection
-                continue
-        connection.close()
+        if any(store.leads_to(end) for store in stores for end in _ends_of(connection)):
+            yield connection
+        else:
+            connection.close()
+
+
+def _ends_of(connection: socket.socket) -> list[bytes]:
+    try:
+        return [_packed(connection.getpeername()), _packed(connection.getsockname())]
+    except OSError:  # it is not connected
+        return []
 
 
 def _open_sockets() -> Iterator[socket.socket]:

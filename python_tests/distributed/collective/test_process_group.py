@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import logging
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -239,6 +241,33 @@ def left_amid_a_large_message(rank, group, meet):
 
 def test_a_large_message_that_is_under_way_may_arrive(members):
     assert max(members("left_amid_a_large_message")) < 8
+
+
+def left_without_descriptors(rank, group, meet):
+    """Leave while the process has no file descriptor left; what the log reports."""
+    meet(0)
+    dist.all_reduce(torch.ones(1))
+    reported = []
+    handler = logging.Handler()
+    handler.emit = lambda record: reported.append(record.getMessage())
+    logging.getLogger("cpr_ext").addHandler(handler)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
+    taken = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.dup(1))
+    group.abort()
+    for descriptor in taken:
+        os.close(descriptor)
+    return reported
+
+
+def test_a_worker_that_cannot_close_connections_reports_it_and_goes_on(members):
+    for rank, reported in enumerate(members("left_without_descriptors")):
+        assert len(reported) == 1
+        assert f"peers of worker {rank} may wait for the time-out" in reported[0]
 
 
 def lost_in_reduce_scatter(rank, group, meet):
