@@ -25,16 +25,22 @@ with lives.open("a") as file:
 (folder / f"pid-{rank}-{life}").write_text(str(os.getpid()))
 plan = (folder / f"plan-{rank}").read_text().split()
 what = plan[min(life, len(plan) - 1)]
-if what == "die":
+
+def wait_for(other):
+    while not any(path.read_text() for path in folder.glob(f"pid-{other}-0")):
+        time.sleep(0.01)
+
+if what == "die-late":
+    wait_for(0)
+if what in ("die", "die-late"):
     os.kill(os.getpid(), signal.SIGKILL)
 if what == "fail":
     sys.exit(3)
 if what == "fail-late":  # after it has met the others
     os.utime(os.environ["CPR_ALIVE_FILE"])
     sys.exit(3)
-if what == "give-up":  # once the other has begun
-    while not any(path.read_text() for path in folder.glob("pid-1-0")):
-        time.sleep(0.01)
+if what == "give-up":
+    wait_for(1)
     pathlib.Path(os.environ["CPR_ALIVE_FILE"]).write_text("worker 1 did not come")
     sys.exit(1)
 if what == "rebuild":
@@ -122,7 +128,7 @@ def test_a_new_life_does_not_show_the_progress_of_the_one_before(tmp_path, monke
 
 
 def test_a_worker_that_always_dies_ends_the_others_too(launch, tmp_path):
-    code, said = launch({0: "hang", 1: "die"}, max_restarts=2)
+    code, said = launch({0: "hang", 1: "die-late"}, max_restarts=2)
     assert code == 1
     assert lives(tmp_path, 1) == 3
     assert "started again 2 times already; ending all workers" in said[-1]
