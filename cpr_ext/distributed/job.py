@@ -46,6 +46,7 @@ class Recovery:
         rows_restored: by rank, from its store, or with parity from its peers.
         load_seconds: by rank, what reading or rebuilding took.
         obstacle: why a job with parity took the store in place of it.
+        steps_repeated: completed steps that are trained again, as all went back.
     """
 
     recovery: Choice
@@ -57,13 +58,15 @@ class Recovery:
     rows_restored: tuple[int, ...]
     load_seconds: tuple[float, ...]
     obstacle: str = ""
+    steps_repeated: int = 0
 
     def log(self, rank: int, *, is_first: bool) -> None:
         """Write a line of it, as a warning unless it is the first of this worker's."""
         logger.log(
             logging.INFO if is_first else logging.WARNING,
-            "worker %d resumes after step %d (%s recovery, lost workers: %s, %d samples lost)%s",
+            "worker %d resumes after step %d (%s recovery, lost workers: %s, %d samples lost%s)%s",
             *(rank, self.step, self.recovery, list(self.lost), sum(self.samples_lost)),
+            f", {self.steps_repeated} steps are trained again" if self.steps_repeated else "",
             f": from the store, as {self.obstacle}" if self.obstacle else "",
         )
 

@@ -31,7 +31,12 @@ from cpr_ext.distributed.collective.comparison import (
     require_same,
 )
 from cpr_ext.distributed.collective.process_group import ReformableGroup, Round, init_group
-from cpr_ext.distributed.collective.recovery_decision import Agreement, Status, agree
+from cpr_ext.distributed.collective.recovery_decision import (
+    Agreement,
+    Status,
+    agree,
+    require_wanted_start,
+)
 from cpr_ext.distributed.defaults import (
     MakeCheckpointer,
     Optimizers,
@@ -42,6 +47,7 @@ from cpr_ext.distributed.defaults import (
     require_planned_parity,
     require_recovery,
 )
+from cpr_ext.distributed.identity.supervision import report_abort
 from cpr_ext.distributed.identity.worker_identity import (
     Identity,
     RankLock,
@@ -56,7 +62,7 @@ from cpr_ext.distributed.parity.no_parity import NoParity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.recovery import rebuild_lost_rows, return_to_one_state
 from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
-from cpr_ext.errors import PeerLostError, UsageError
+from cpr_ext.errors import PeerLostError, StoreError, UsageError
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import generator_states, restore_generators
 from cpr_ext.validation import require_at_least_one
@@ -91,6 +97,8 @@ class Worker:
             only at the start, after each recovery and at the end.
         last_save: directory for the trained model of a worker whose store cannot be written then,
             e.g. because its disk is full; None: it is tried again only.
+        start_over: with ``"full"``: start again at step 0 if stores have full-recovery points, but
+            none that all have. Without it that is an error, as these points would be abandoned.
         nccl: experimental, it has not run on GPUs: collectives of tensors on GPUs use NCCL, whose
             communicator is aborted and made again with each round. All others use gloo.
 
@@ -113,6 +121,7 @@ class Worker:
         observe: Callable[[Event], None] = lambda event: None,
         check_every_steps: int | None = DEFAULT_CHECK_EVERY_STEPS,
         last_save: str | os.PathLike[str] | None = None,
+        start_over: bool = False,
         nccl: bool = False,
     ) -> None:
         require_at_least_one("check_every_steps", check_every_steps, ", or None")
@@ -123,6 +132,7 @@ class Worker:
         self._recovery = recovery
         self._time_outs = time_outs or TimeOuts()
         self._observe = observe
+        self._start_over = start_over
         self._nccl = nccl
         self._last_save = LastSave(
             identity,
@@ -134,6 +144,7 @@ class Worker:
         self._saved_step = -1
         self._is_initialized = False  # the model's rows have their first values
         self._has_tried = False  # a step, since the job was made; it may have been interrupted
+        self._has_trained = False  # or tried, since all recovered last
         self._check_every_steps = check_every_steps
         self._parity_options = parity
         self._parity = NoParity() if parity is None else ParityMember(identity, parity)
@@ -224,7 +235,7 @@ class Worker:
 
         def make_again() -> Job:
             self._abort(job.group)
-            self._is_live = self._has_tried = False
+            self._is_live = self._has_tried = self._has_trained = False
             job.release()
             restore_generators(begun_with)
             return make_job()
@@ -321,10 +332,19 @@ class Worker:
             choice=choose_recovery(self._recovery, checkpointer.schedule),
             account=self._account or LossAccount.empty(self.identity.world_size),
             parity=self._parity.report(is_live=self._is_live),
+            has_tried=self._has_trained,
+            num_snapshots=max((r.snapshot for r in saved), default=0),
         )
         said = all_gather_json(job.group, status.to_plain())
         self._parity.connect(self._round)
-        return agree([Status.from_plain(plain) for plain in said], self._parity.groups)
+        agreement = agree([Status.from_plain(plain) for plain in said], self._parity.groups)
+        if not self._start_over:
+            try:
+                require_wanted_start(agreement)
+            except StoreError as error:
+                report_abort(str(error))
+                raise
+        return agreement
 
     def _recover(self, job: Job, agreement: Agreement) -> None:
         if agreement.recovery == "exact":
@@ -378,7 +398,7 @@ class Worker:
         self._parity.begin(job.step, job.extra_state)
         self._note_recovery(agreement, job.step, lost_samples, loads)
         self._parity.encode_all(job.step)
-        self._compare(job)
+        self._compare(job, buffers=True)
 
     def _recover_exactly(self, job: Job, agreement: Agreement) -> None:
         """Put all to one state: survivors by their own deltas, the lost by their peers' parity."""
@@ -393,18 +413,19 @@ class Worker:
         own = (0, rows, time.perf_counter() - begun)
         loads = zip(*all_gather_json(job.group, own), strict=True)
         self._note_recovery(agreement, job.step, (0,) * self.identity.world_size, loads)
-        self._compare(job)
+        self._compare(job, buffers=False)  # each has its own back
 
     def _note_recovery(
         self, agreement: Agreement, step: int, lost_samples: tuple[int, ...], loads: Iterable[Any]
     ) -> None:
         recovery, lost, source = agreement.recovery, agreement.lost, agreement.source
-        load = (*loads, agreement.obstacle)
+        load = (*loads, agreement.obstacle, agreement.steps_repeated)
         self.recoveries.append(Recovery(recovery, step, lost, source, lost_samples, *load))
 
-    def _compare(self, job: Job) -> None:
+    def _compare(self, job: Job, *, buffers: bool) -> None:
         require_one_plan(job.group, job.checkpointer.tables)
-        require_same(job.group, job.model, job.checkpointer, buffers=True)
+        require_same(job.group, job.model, job.checkpointer, buffers=buffers)
+        self._has_trained = False
         self._report("recovered", job)
         self.recoveries[-1].log(self.identity.rank, is_first=len(self.recoveries) == 1)
 
@@ -417,7 +438,7 @@ class Worker:
                 require_same(job.group, job.model, job.checkpointer, buffers=False)
             if is_done:
                 break
-            self._has_tried = True
+            self._has_tried = self._has_trained = True
             num_samples = train_step(job, job.step)
             self._parity.wait_until_rows_may_change()
             job.checkpointer.step(1 if num_samples is None else num_samples)

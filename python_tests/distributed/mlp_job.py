@@ -38,12 +38,16 @@ class Mlp(torch.nn.Module):
             torch.nn.Linear(*shape) for shape in itertools.pairwise(layers)
         )
         self.unused = torch.nn.Linear(3, 3)
+        self.norm = None
         self.uses_all = True
         self.at = None  # called between the first layer and the others
 
     def forward(self, values):
         for number, layer in enumerate(self.layers):
             values = layer(values)
+            if number == 0 and self.norm is not None:
+                values = self.norm(values) * (1.0 + 0.01 * self.seen)
+                self.seen += 1.0
             if number == 0 and self.at is not None:
                 self.at(values)
             if number + 1 < len(self.layers):
@@ -86,9 +90,16 @@ def compiled(mlp):
     return torch.compile(DistributedDataParallel(mlp), backend="eager")
 
 
+def normed(mlp):
+    """Buffers of each worker's own: batch norm's, and a counter that no snapshot has."""
+    mlp.norm = torch.nn.BatchNorm1d(mlp.layers[0].out_features)
+    mlp.register_buffer("seen", torch.zeros(1), persistent=False)
+    return DistributedDataParallel(mlp, broadcast_buffers=False)
+
+
 VARIANTS = {
     made.__name__: made
-    for made in (plain, static_graph, views, unused, hook, builtin_hook, compiled)
+    for made in (plain, static_graph, views, unused, hook, builtin_hook, compiled, normed)
 } | {"accumulating": plain}
 
 

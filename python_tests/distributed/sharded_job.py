@@ -217,7 +217,8 @@ class ShardedJob:
         self.journal.write(event.kind, **values)
 
     def worker_options(self):
-        return {}
+        known = self.settings.options
+        return {name: known[name] for name in ("start_over",) if name in known}
 
     def initialize(self, model):
         """Give rows that nothing else gives values their first ones."""

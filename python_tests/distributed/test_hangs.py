@@ -44,6 +44,49 @@ def test_a_worker_that_was_stopped_for_longer_rejoins_with_its_tables(make_clust
         assert last["recovery"]["bytes_read"] == [0, 0]
 
 
+def test_full_recovery_goes_back_after_a_hang_and_ends_as_without(make_cluster):
+    settings = {
+        "num_steps": 40, "world_size": 2, "recovery": "full", "priority": "AllRows",
+        "consistency": "step", "step_seconds": 0.02, "time_outs": {"collective_seconds": 2.0},
+    }  # fmt: skip
+    ends = []
+    for name in ("untouched", "struck"):
+        cluster = make_cluster(name, **settings)
+        cluster.start()
+        if name == "struck":
+            cluster.wait_for_step(12)
+            cluster.kill(1, with_signal=signal.SIGSTOP)
+            cluster.wait_until(lambda struck=cluster: struck.events(0, "peer_lost"))
+            cluster.kill(1, with_signal=signal.SIGCONT)
+        cluster.finish()
+        ends.append([cluster.events(rank, "finished")[0]["tables"] for rank in cluster.ranks])
+    assert ends[0] == ends[1]
+    last = cluster.recoveries(0)[-1]
+    lost_at = cluster.events(0, "peer_lost")[-1]["step"]
+    known = last["recovery"]
+    assert (known["recovery"], known["lost"]) == ("full", [])
+    assert known["steps_repeated"] == lost_at - last["step"] > 0
+
+
+def test_full_recovery_does_not_abandon_points_for_an_empty_store(make_cluster):
+    settings = {
+        "num_steps": 24, "world_size": 2, "recovery": "full", "priority": "AllRows",
+        "consistency": "step", "step_seconds": 0.01,
+    }  # fmt: skip
+    cluster = make_cluster(**settings)
+    cluster.start()
+    cluster.wait_for_step(14)
+    cluster.kill(1)
+    cluster.wait_for_death(1)
+    cluster.start(1, stores="another disk")
+    assert cluster.exit_codes(40) == {0: 1, 1: 1}
+    assert "StoreError: no full-recovery point is in the stores of all workers" in cluster.logs()
+    cluster.start(0, options={"start_over": True})
+    cluster.start(1, stores="another disk", options={"start_over": True})
+    cluster.finish()
+    assert cluster.recoveries(1)[-1]["step"] == 0
+
+
 def test_a_replacement_that_never_comes_is_named_and_ends_the_job(make_cluster):
     cluster = make_cluster(
         num_steps=1000, world_size=2, step_seconds=0.01, time_outs={"join_seconds": 3.0}

@@ -10,8 +10,10 @@ from typing import Any, Literal
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.parity.placement import Group
 from cpr_ext.distributed.parity.protocol import Report, Verdict, agree_on_state
+from cpr_ext.errors import StoreError
 
 Choice = Literal["partial", "full", "exact"]
+_LATER = ("has_tried", "num_snapshots")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Status:
         choice: how to recover, in its opinion.
         account: the losses that it has reported.
         parity: what it reports of parity, if the job has any.
+        has_tried: it has begun a step since it recovered last.
+        num_snapshots: the number of the newest snapshot in its store; 0: there is none.
     """
 
     is_live: bool
@@ -33,6 +37,8 @@ class Status:
     choice: Choice
     account: LossAccount
     parity: Report | None = None
+    has_tried: bool = False
+    num_snapshots: int = 0
 
     def to_plain(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -44,7 +50,8 @@ class Status:
         """Invert :meth:`to_plain`."""
         points, account = tuple(plain["full_points"]), LossAccount.from_plain(plain["account"])
         parity = None if plain["parity"] is None else Report.from_plain(plain["parity"])
-        return cls(plain["is_live"], plain["step"], points, plain["choice"], account, parity)
+        facts = {name: plain[name] for name in ("is_live", "step", "choice", *_LATER)}
+        return cls(full_points=points, account=account, parity=parity, **facts)
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,9 @@ class Agreement:
         reports: of parity, by rank.
         rebuilt_at: of ``"partial"``: the state of which lost rows are rebuilt from parity; None:
             they are read from the store.
+        steps_repeated: completed steps that are trained again.
+        points: of full recovery to before the first step: the full-recovery points of each worker.
+        forgets_points: such a recovery would abandon points that some workers have.
     """
 
     recovery: Choice
@@ -72,6 +82,9 @@ class Agreement:
     obstacle: str = ""
     reports: tuple[Report, ...] = ()
     rebuilt_at: int | None = None
+    steps_repeated: int = 0
+    points: tuple[tuple[int, ...], ...] = ()
+    forgets_points: bool = False
 
     @property
     def starts_again(self) -> bool:
@@ -84,9 +97,10 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
 
     The worker that got furthest is the source: a survivor if there is one, else the one with the
     newest snapshot. Of several it is the one of lowest rank. Its choice counts. Full recovery goes
-    to the newest point that all stores have (0: none, all start again), and only if a worker lost
-    its state. Exact recovery goes to the newest state that parity allows; else recovery is partial.
-    Partial recovery takes lost rows from parity where it can.
+    to the newest point that all stores have (0: none, all start again). It is needed if a worker
+    lost its state, or began a step, which may have changed some workers only. Exact recovery goes
+    to the newest state that parity allows; else recovery is partial. Partial recovery takes lost
+    rows from parity where it can.
 
     Args:
         groups: the parity groups, if there are any.
@@ -97,14 +111,43 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
     account = reduce(LossAccount.united, (status.account for status in statuses))
     lost = tuple(rank for rank in ranks if not statuses[rank].is_live)
     chosen = statuses[source]
-    if chosen.choice == "full" and lost:
-        common = set.intersection(*(set(status.full_points) for status in statuses))
-        return Agreement("full", max(common, default=0), 0, lost, account)
+    furthest = max((statuses[rank].step for rank in live), default=0)
+    if chosen.choice == "full" and (lost or any(status.has_tried for status in statuses)):
+        points = tuple(tuple(sorted(status.full_points)) for status in statuses)
+        step = max(set.intersection(*map(set, points)), default=0)
+        # Before the first point is in all stores, some may have it, as their first snapshot.
+        is_late = max(status.num_snapshots for status in statuses) > 1
+        return Agreement(
+            *("full", step, 0, lost, account),
+            steps_repeated=max(0, furthest - step),
+            points=points,
+            forgets_points=step == 0 and is_late and any(points),
+        )
     verdict = Verdict(None)
     reports = tuple(status.parity or Report(None) for status in statuses)
     if groups and live and (lost or chosen.choice == "exact"):
         verdict = agree_on_state(reports, groups)
     if chosen.choice == "exact" and verdict.state is not None:
-        return Agreement("exact", verdict.state, source, lost, account, reports=reports)
+        repeated = max(0, furthest - verdict.state)
+        return Agreement(
+            *("exact", verdict.state, source, lost, account),
+            reports=reports,
+            steps_repeated=repeated,
+        )
     rest = verdict.obstacle, reports, verdict.state
     return Agreement("partial", chosen.step, source, lost, account, *rest)
+
+
+def require_wanted_start(agreement: Agreement) -> None:
+    """Raise StoreError if a full recovery would abandon points, because a store lacks them all."""
+    if not agreement.forgets_points:
+        return
+    known = "; ".join(
+        f"worker {rank}: {', '.join(map(str, points)) or 'none'}"
+        for rank, points in enumerate(agreement.points)
+    )
+    raise StoreError(
+        f"no full-recovery point is in the stores of all workers ({known}), so full recovery would "
+        "start again at step 0 and abandon these. Put the lacking store back (`cpr fetch` reads a "
+        'copy), or recover with recovery="partial", or start again with start_over=True'
+    )

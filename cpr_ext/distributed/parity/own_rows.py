@@ -19,6 +19,11 @@ from cpr_ext.distributed.parity.missing_rows import Fetch, MissingRows
 from cpr_ext.distributed.parity.placement import cut
 from cpr_ext.distributed.parity.protocol import DEPTH, Log
 from cpr_ext.distributed.parity.row_checksums import RowChecksums
+from cpr_ext.distributed.parity.unsaved_buffers import (
+    restore_unsaved_buffers,
+    with_unsaved_buffers,
+    without_unsaved_buffers,
+)
 from cpr_ext.errors import PeerLostError, UsageError
 from cpr_ext.state.dense_state import DensePart, own_part
 
@@ -101,7 +106,7 @@ class OwnRows:
         self.obstacle = ""
         self.log = protocol.begin(state, self._stride)
         self._completed = state
-        self._copies = {state: self._checkpointer.rewinding.whole_part(extra_state)}
+        self._copies = {state: self._capture(extra_state)}
 
     def before_change(self, table: Table, row_ids: torch.Tensor) -> None:
         """Keep the rows that are about to change, once they may."""
@@ -142,7 +147,7 @@ class OwnRows:
         if is_due := step == self.log.next:
             with self._lock:
                 self._finish_delta(step)
-        self._copies[step] = self._checkpointer.rewinding.whole_part()
+        self._copies[step] = self._capture()
         return is_due
 
     def _finish_delta(self, step: int) -> None:
@@ -193,13 +198,11 @@ class OwnRows:
         if self.log is None:
             return
         torn = self._torn if self._completed > self.log.newest else self._changing
-        self._checkpointer.rewinding.rewind(self._copies[self._completed], torn.undo)
+        self._rewind(self._copies[self._completed], torn.undo)
 
     def go_back(self, state: int) -> None:
         """Return to an earlier state of the log, rows and dense state."""
-        self.extra_state = self._checkpointer.rewinding.rewind(
-            self._copies[state], partial(self._restore_rows, state)
-        )
+        self.extra_state = self._rewind(self._copies[state], partial(self._restore_rows, state))
         self._copies = {s: copy for s, copy in self._copies.items() if s <= state}
         self._checksums.go_back(state)
         self._completed = state
@@ -243,9 +246,7 @@ class OwnRows:
         for begin, end in there:
             self.find_wrongly_rebuilt(begin, end)
         if not self.obstacle:
-            self.extra_state = self._checkpointer.rewinding.rewind(
-                whole, lambda: None, unflatten(*own)
-            )
+            self.extra_state = self._rewind(whole, lambda: None, unflatten(*own))
             self._begin(state, self.extra_state)
 
     def read(self, state: int, part: int, begin: int, words: torch.Tensor) -> None:
@@ -297,6 +298,25 @@ class OwnRows:
         if len(steps) > 1 or self._changing.num_rows:
             raise protocol.ProtocolError(f"rows changed twice after state {state}: {self.log}")
         return self._deltas[steps[0]]
+
+    def _capture(self, extra_state: Any = None) -> DensePart:
+        known = self._checkpointer
+        return with_unsaved_buffers(
+            known.rewinding.whole_part(extra_state), known.model, self.tables
+        )
+
+    def _rewind(
+        self, part: DensePart, restore_rows: Callable[[], None], own: DensePart | None = None
+    ) -> Any:
+        known = self._checkpointer
+        given = own or part
+        extra_state = known.rewinding.rewind(
+            without_unsaved_buffers(part),
+            restore_rows,
+            None if own is None else without_unsaved_buffers(own),
+        )
+        restore_unsaved_buffers(given, known.model, self.tables)
+        return extra_state
 
     def _restore_rows(self, state: int) -> None:
         assert self.log is not None

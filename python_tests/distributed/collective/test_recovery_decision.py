@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext.distributed.collective.account import LossAccount
-from cpr_ext.distributed.collective.recovery_decision import Status, agree
+from cpr_ext.distributed.collective.recovery_decision import Status, agree, require_wanted_start
 from cpr_ext.distributed.defaults import choose_recovery, require_planned_parity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.protocol import Log, Report
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.policy import ParityCosts
 from cpr_ext.schedules.intervals import EverySeconds, EverySteps, RunCosts
 from cpr_ext.schedules.target_pls import TargetPLS
@@ -29,6 +29,8 @@ def worlds(draw):
         account=st.lists(st.integers(0, 9), min_size=size, max_size=size).map(
             lambda held: LossAccount.empty(size).add(held, 9)
         ),
+        has_tried=st.booleans(),
+        num_snapshots=st.integers(0, 3),
     )
     return draw(st.lists(status, min_size=size, max_size=size))
 
@@ -47,10 +49,55 @@ def test_partial_recovery_goes_on_from_whoever_got_furthest(statuses):
 
 
 @given(worlds())
-def test_nobody_is_sent_back_unless_somebody_lost_its_state(statuses):
+def test_nobody_is_sent_back_unless_somebody_lost_its_state_or_began_a_step(statuses):
     agreement = agree(statuses)
     assert agreement.lost == tuple(r for r, status in enumerate(statuses) if not status.is_live)
-    assert agreement.lost or agreement.recovery == "partial"
+    has_tried = any(status.has_tried for status in statuses)
+    assert agreement.lost or has_tried or agreement.recovery == "partial"
+    if has_tried and statuses[agreement.source].choice == "full":
+        assert agreement.recovery == "full" or agreement.step > 0
+
+
+def full(*points, num_snapshots, step=23, **known):
+    """Statuses of survivors with these points in their stores."""
+    numbers = num_snapshots if isinstance(num_snapshots, tuple) else (num_snapshots,) * len(points)
+    return [
+        Status(
+            is_live=True, step=step, full_points=own, choice="full", num_snapshots=number,
+            account=LossAccount.empty(len(points)), **known,
+        )
+        for own, number in zip(points, numbers, strict=True)
+    ]  # fmt: skip
+
+
+def test_full_recovery_goes_back_after_a_hang_of_which_nobody_died():
+    agreement = agree(full((10, 20), (10,), num_snapshots=2, has_tried=True))
+    assert (agreement.recovery, agreement.step, agreement.lost) == ("full", 10, ())
+    assert agreement.steps_repeated == 13
+    assert agree(full((10, 20), (10,), num_snapshots=2)).recovery == "partial"
+
+
+@pytest.mark.parametrize(
+    ("points", "num_snapshots", "is_refused"),
+    [
+        (((10, 20), ()), (2, 0), True),  # another disk is there in place of the one with points
+        (((10, 20), (5,)), (2, 1), True),  # one lags
+        (((20,), ()), (2, 0), True),
+        (((10,), ()), (1, 0), False),  # the first point is on its way to the other store
+        (((), ()), (0, 0), False),
+        (((), ()), (3, 2), False),  # no store has a point that could be abandoned
+        (((10, 20), (10,)), (2, 1), False),
+    ],
+)
+def test_points_are_not_abandoned_for_a_start_at_step_0(points, num_snapshots, is_refused):
+    agreement = agree(full(*points, num_snapshots=num_snapshots, has_tried=True))
+    if not is_refused:
+        return require_wanted_start(agreement)
+    known = "; ".join(
+        f"worker {rank}: {', '.join(map(str, own)) or 'none'}" for rank, own in enumerate(points)
+    )
+    with pytest.raises(StoreError, match=f"no full-recovery point .*{known}.*start_over=True"):
+        require_wanted_start(agreement)
 
 
 def with_parity(choice, *newest):

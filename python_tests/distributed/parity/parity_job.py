@@ -187,4 +187,5 @@ class ParityJob(DrawingJob):
             if not isinstance(value, torch.Tensor)
         }
         rates = [group["lr"] for group in self.optimizers[1].param_groups]
-        return {**super().describe(), "state": states, "own": [generator, rows, rates]}
+        buffers = [checksum(value) for value in self.model.buffers()]
+        return {**super().describe(), "state": states, "own": [generator, rows, rates, buffers]}

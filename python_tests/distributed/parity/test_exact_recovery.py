@@ -19,9 +19,9 @@ STEPS = 10
 SHAPES = {"three": (3, 3), "mirror": (2, 2), "two mirrors": (4, 2), "four": (4, 4)}
 
 
-def settings_of(shape, optimizer="adagrad", parity_every=1, **changed):
+def settings_of(shape, optimizer="adagrad", parity_every=1, variant="plain", **changed):
     world_size, group_size = SHAPES[shape]
-    options = {"variants": ["plain"], "layers": (DIM, 12, 1), "group_size": group_size}
+    options = {"variants": [variant], "layers": (DIM, 12, 1), "group_size": group_size}
     return {
         "job": JOB, "world_size": world_size, "recovery": "exact", "num_steps": STEPS,
         "every_steps": 4, "consistency": "step", "time_outs": PATIENT,
@@ -139,6 +139,14 @@ def require_true_metrics(cluster):
         assert {e["lag_steps"] for e in training} <= {0, 1}
         assert max(e["bytes_sent"] for e in training) > 0
     assert [e["rebuilds"] for e in cluster.events(0, "metrics")][-1] == len(cluster.recoveries(0))
+
+
+@pytest.mark.parametrize("point", ["before the acknowledgement", long("optimizer")])
+def test_buffers_of_each_worker_are_its_own_after_a_loss(make_cluster, right_states, point):
+    """Batch norm's, and one that no snapshot has; a survivor undoes those of a step, too."""
+    key = ("mirror", "adagrad", 1, "normed")
+    cluster = make_cluster(suicides={"1": {"1": [point, 5]}}, **settings_of(*key))
+    require_nothing_lost(cluster, right_states(*key), [1])
 
 
 @pytest.mark.parametrize(

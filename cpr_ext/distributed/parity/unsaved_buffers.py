@@ -1,0 +1,69 @@
+"""Buffers that ``state_dict()`` leaves out, as a worker's own part of a state in memory.
+
+A snapshot does not have them, as their owner says. A return to an earlier step in memory needs
+them: a counter that the forward pass advances would end in other bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from cpr_ext import Table
+from cpr_ext.state.dense_state import DensePart
+
+_KEY = "unsaved_buffers"
+
+
+def with_unsaved_buffers(part: DensePart, model: nn.Module, tables: Sequence[Table]) -> DensePart:
+    """Return ``part`` with copies of the model's buffers that no snapshot has."""
+    buffers = _unsaved(model, tables)
+    if not buffers:
+        return part
+    copies = {
+        f"{_KEY}.{name}": value.detach().to("cpu", copy=True).contiguous()
+        for name, value in buffers.items()
+    }
+    skeleton = {**part.skeleton, _KEY: {name: {"$tensor": f"{_KEY}.{name}"} for name in buffers}}
+    return replace(part, skeleton=skeleton, tensors={**part.tensors, **copies})
+
+
+def without_unsaved_buffers(part: DensePart) -> DensePart:
+    """Return ``part`` as a snapshot has it."""
+    if _KEY not in part.skeleton:
+        return part
+    skeleton = {name: tree for name, tree in part.skeleton.items() if name != _KEY}
+    tensors = {n: t for n, t in part.tensors.items() if not n.startswith(f"{_KEY}.")}
+    return replace(part, skeleton=skeleton, tensors=tensors)
+
+
+def restore_unsaved_buffers(part: DensePart, model: nn.Module, tables: Sequence[Table]) -> None:
+    """Put back, in place, the buffers that :func:`with_unsaved_buffers` copied."""
+    if _KEY not in part.skeleton:
+        return
+    with torch.no_grad():
+        for name, value in _unsaved(model, tables).items():
+            if (kept := part.tensors.get(f"{_KEY}.{name}")) is not None:
+                value.copy_(kept)
+
+
+def _unsaved(model: nn.Module, tables: Sequence[Table]) -> dict[str, torch.Tensor]:
+    """Return the buffers by name; memory that a table or the state has is not among them."""
+    known = {_place(v) for v in model.state_dict(keep_vars=True).values() if _is_tensor(v)}
+    known |= {_place(values) for table in tables for values in table.arrays().values()}
+    return {
+        name: value
+        for name, value in model.named_buffers()
+        if value.numel() and value.layout == torch.strided and _place(value) not in known
+    }
+
+
+def _is_tensor(value: object) -> bool:
+    return type(value) in (torch.Tensor, nn.Parameter)
+
+
+def _place(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
