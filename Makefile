@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint lint-workflows stub fmt build wheels docs test-site bench bench-tiny microbench reliability power-cut-test sanitize build-sanitizers clean
+.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint lint-workflows stub fmt build wheels docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
@@ -19,6 +19,7 @@ help:
 	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (half an hour or more)"
 	@echo "make power-cut-test  real power cuts of an ext4 on a loop device, in its journal modes; needs root (10 minutes)"
 	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
+	@echo "make regress BASE=COMMIT  what is slower than at another commit: both in turns, on an idle machine (5 minutes)"
 	@echo "make microbench  each stage by pytest-benchmark: bytes, rows and GB/s (5 minutes); docs/benchmarks.md"
 	@echo "make reliability  what is left after kills, flipped bits, torn captures, beside peers; docs/reliability.md"
 	@echo "make damage-test  every byte of a small store flipped, files cut, deleted, swapped; each repaired; readers beside a writer: 30 min"
@@ -107,6 +108,11 @@ bench: build
 	$(BIN)/python bench/peers.py
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/page.py
+
+# REGRESS="--rounds 3 --json FILE": more rounds, and the result as JSON. Exit code 1: something is slower.
+BASE ?= main
+regress: build
+	$(BIN)/python bench/regress.py $(BASE) $(REGRESS)
 
 bench-tiny: build
 	$(BIN)/python bench/run.py --tiny

@@ -23,7 +23,7 @@ HEAD = (
     "from [bench/results/](../bench/results/); `make bench` measures again.",
     "All measurements run in rounds; each round runs each contender once. A ratio is the median of "
     "the rounds' ratios. Ratios apply to machines like this one, absolute times to this one only. "
-    "`python bench/compare.py` lists what got slower since earlier results.",
+    "`python bench/regress.py COMMIT` lists what is slower than at another commit.",
     "The targets are judged by these rounds. `python -m pytest bench/micro --benchmark-only` "
     "times each stage by itself, with pytest-benchmark. Use it to see what a change does to one "
     "stage: `--benchmark-autosave` keeps a run, and `--benchmark-compare` compares with it. "

@@ -151,11 +151,15 @@ def spread(values: Sequence[float]) -> float:
     return high - low
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the median, from the order of the values alone; of few: their range."""
+def median_interval(values: Sequence[float], *, missed: float = 0.05) -> tuple[float, float]:
+    """The 95 % interval of the median, from the order of the values alone; of few: their range.
+
+    Args:
+        missed: the share of samples whose interval does not hold the median.
+    """
     ordered, count = sorted(values), len(values)
     share, skipped = 0.5**count, 0  # of samples whose median lies outside, on one side
-    while share + math.comb(count, skipped + 1) * 0.5**count <= 0.025:
+    while share + math.comb(count, skipped + 1) * 0.5**count <= missed / 2:
         skipped += 1
         share += math.comb(count, skipped) * 0.5**count
     return ordered[skipped], ordered[count - 1 - skipped]

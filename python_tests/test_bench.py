@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -105,6 +106,17 @@ def test_pauses_are_measured_beside_a_gather_and_an_asynchronous_save(tmp_path: 
     row, step = (line for line in shown.splitlines() if "longest pause" in line)
     assert row.startswith("row")
     assert step.startswith("step")
+
+
+@pytest.mark.long
+def test_the_hot_paths_of_two_checkouts_are_measured_in_turns(tmp_path: Path) -> None:
+    regress = load("regress")
+    parts = dict.fromkeys(regress.PARTS, 1)
+    base, now = regress.measure_in_turns((ROOT, ROOT), str(tmp_path), parts, tiny=True)
+    assert base.keys() == now.keys()
+    assert all(value > 0 for values in base.values() for value in values)
+    for figure in (*regress.TOLERANCES, "count_lookups", "top_rows", "gather", "longest pause"):
+        assert any(name.startswith(figure) for name in base), figure
 
 
 @pytest.mark.long
@@ -376,37 +388,54 @@ def test_a_short_call_is_repeated_and_its_time_is_that_of_one(clock: SimpleNames
     assert clock.now > 3 * 0.003
 
 
-def result_row(name: str, seconds: float, role: str = "ours", spread: float = 0.0) -> Any:
-    return {
-        "group": "group",
-        "name": name,
-        "role": role,
-        "median_seconds": seconds,
-        "iqr_seconds": spread * seconds,
-    }
+def in_rounds(values: list[float]) -> list[list[float]]:
+    """The values of two times that processes were started."""
+    return [values[: len(values) // 2], values[len(values) // 2 :]]
 
 
-slowdowns = st.floats(1.0, 4.0)
-
-
-@settings(max_examples=50, deadline=None)
-@given(machine=slowdowns, ours=slowdowns, noise=st.floats(0.0, 0.5))
-def test_what_got_slower_is_told_and_what_the_machine_did_is_not(
-    machine: float, ours: float, noise: float
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(0.5, 4.0), min_size=16, max_size=40),
+    st.floats(0.2, 4.0),
+    st.integers(0, 2**32),
+)
+def test_what_is_slower_in_the_rounds_of_one_machine_is_found_whatever_the_machine_did(
+    machine: list[float], slower: float, seed: int
 ) -> None:
-    compare = load("compare")
-    before = [result_row("ours", 1.0, spread=noise), result_row("peer_other[a]", 2.0)]
-    del before[1]["role"]  # as older results tell peers
-    now = [result_row("ours", machine * ours), result_row("other", 2.0 * machine, "peer")]
-    [change] = compare.changes(before, now)
-    assert change.slower == pytest.approx(ours)
-    if abs(ours - 1 - max(noise, compare.LEAST)) > 1e-6:
-        assert change.is_slower == (ours - 1 > max(noise, compare.LEAST))
+    regress = load("regress")
+    machine = machine[: len(machine) // 2 * 2]
+    noise = np.random.default_rng(seed).uniform(0.98, 1.02, len(machine))
+    now = [slower * one * off for one, off in zip(machine, noise, strict=True)]
+    found = regress.judge("a pause", in_rounds(machine), in_rounds(now))
+    assert found.low <= found.ratio <= found.high
+    assert found.ratio == pytest.approx(slower, rel=0.03)
+    if not 1.02 < slower < 1.09:
+        assert found.is_slower == (slower > 1.05)
+    if not 0.92 < slower < 0.98:
+        assert found.is_faster == (slower < 0.95)
 
 
-def test_a_row_that_one_side_does_not_have_is_not_compared() -> None:
-    compare = load("compare")
-    assert list(compare.changes([result_row("gone", 1.0)], [result_row("new", 1.0)])) == []
+def test_rounds_that_only_vary_are_not_slower() -> None:
+    regress = load("regress")
+    chance = np.random.default_rng(0)
+    verdicts = [
+        regress.judge("a pause", *(in_rounds(list(chance.lognormal(0, 0.3, 18))) for _ in range(2)))
+        for _ in range(1000)
+    ]
+    assert sum(verdict.is_slower for verdict in verdicts) <= 20
+
+
+def test_a_process_that_is_slow_as_a_whole_is_not_the_commit() -> None:
+    regress = load("regress")
+    base, now = [[1.0] * 3, [1.0] * 12], [[1.0] * 3, [1.5] * 12]
+    assert not regress.judge("a pause", base, now).is_slower
+
+
+def test_each_figure_has_a_tolerance_of_its_own() -> None:
+    regress = load("regress")
+    base, now = [[1.0] * 9] * 2, [[1.02] * 9] * 2
+    for figure, slower in (("a pause", False), ("bytes of a snapshot", True)):
+        assert regress.judge(figure, base, now).is_slower == slower
 
 
 def write_results(folder: Path, **files: Any) -> Any:
