@@ -5,12 +5,11 @@
 BASE is a commit, which is checked out and built in a temporary folder (about a minute), or the
 folder of a checkout that is built. Each commit is measured by its own bench/ and package, in a
 process of its own that stays; the two take turns, round by round, each round in the other order.
-All of it is done twice, in new processes. Compared are (bench/hot_path.py): watching a step,
-pauses, bytes and speed of partial snapshots, pauses of base snapshots, and the operations
-of counting, selecting and staging. Takes about four minutes; `--rounds 3` measures three times as
-often.
+All of it is done three times, in new processes. Compared are (bench/hot_path.py): watching a step,
+pauses, bytes and speed of partial snapshots, pauses of base snapshots, and the operations of
+counting, selecting and staging. `--rounds 3` measures three times as often.
 
-A figure is slower if its median ratio over the rounds is above the tolerance in each of the two
+A figure is slower if its median ratio over the rounds is above the tolerance in each of the three
 times, and the 98 % interval of the median is, too. Exit code 1: something is slower.
 """
 
@@ -35,15 +34,15 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 #: What is measured, in this order, and the rounds of each time.
 PARTS = {
-    "operations": 10,
-    "base row": 3,
-    "snapshot row": 9,
-    "watching 128": 20,
-    "watching 2048": 12,
+    "operations": 7,
+    "base row": 2,
+    "snapshot row": 6,
+    "watching 128": 14,
+    "watching 2048": 8,
     "base step": 2,
-    "snapshot step": 8,
+    "snapshot step": 6,
 }
-TIMES = 2
+TIMES = 3
 #: Slower by less than so much is nothing. Watching is a ratio to the same step without it.
 TOLERANCES = {"watched step over": 0.004, "bytes": 0.01, "step during": 0.02}
 TOLERANCE = 0.05
@@ -77,7 +76,7 @@ class Verdict:
 def judge(figure: str, base: Rounds, now: Rounds) -> Verdict:
     """Compare the rounds of both commits, of each time that processes were started.
 
-    A process may be slow as a whole, by where its memory is: so each time alone must show it.
+    A process may be slow as a whole, such as one that got no large pages: each time must show it.
     """
     tolerance = next((of for name, of in TOLERANCES.items() if figure.startswith(name)), TOLERANCE)
     ratios = [
@@ -155,23 +154,25 @@ def checked_out(base: str, kept: Path | None) -> Iterator[Path]:
 
 
 def measure_in_turns(
-    checkouts: Sequence[Path], folder: str | None, parts: dict[str, int], *, tiny: bool
+    checkouts: Sequence[Path], folder: str | None, parts: dict[str, int], first: int, *, tiny: bool
 ) -> list[dict[str, list[float]]]:
-    """Run every part in both for its rounds; the values of each, by figure."""
+    """Run every part in both for its rounds; the values of each, by figure.
+
+    Args:
+        first: the checkout, 0 or 1, that starts and gets its memory first.
+    """
     found: list[dict[str, list[float]]] = [{} for _ in checkouts]
+    orders = [(first, 1 - first), (1 - first, first)]
     with contextlib.ExitStack() as stack:
         own = Path(stack.enter_context(tempfile.TemporaryDirectory("", "cpr_bench.", folder)))
-        both = [
-            Measured(checkout, own / str(index), tiny=tiny)
-            for index, checkout in enumerate(checkouts)
-        ]
-        for each in both:
-            stack.callback(each.end)
-        for each in both:
-            each.answer()
+        both = {}
+        for index in orders[0]:
+            both[index] = Measured(checkouts[index], own / str(index), tiny=tiny)
+            stack.callback(both[index].end)
+            both[index].answer()
         for part, rounds in parts.items():
             for number in range(rounds):
-                for index in (0, 1) if number % 2 else (1, 0):
+                for index in orders[number % 2]:
                     for figure, value in both[index].measure(part).items():
                         found[index].setdefault(figure, []).append(value)
     return found
@@ -220,8 +221,8 @@ def main() -> None:
         commits = {"base": commit_of(base), "now": commit_of(ROOT)}
         print(f"{commits['now']} (now) next to {commits['base']} (base)\n", flush=True)
         times = [
-            measure_in_turns((base, ROOT), options.folder, parts, tiny=options.tiny)
-            for _ in range(TIMES)
+            measure_in_turns((base, ROOT), options.folder, parts, number % 2, tiny=options.tiny)
+            for number in range(TIMES)
         ]
     both = [name for name in times[0][1] if name in times[0][0]]
     of_base, of_now = ([time[which] for time in times] for which in (0, 1))
