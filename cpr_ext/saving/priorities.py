@@ -50,7 +50,8 @@ class MostFrequentlyUsed(Priority):
 class SubSampledUsed(Priority):
     """SSU: rows found by sampling one lookup in ``period`` into a bounded list.
 
-    Which of the ``period`` is drawn at random, so that every column of a bag is sampled alike.
+    Other changed rows, chosen at random, fill what the list leaves of the budget. Which of the
+    ``period`` is sampled is random, too, so that every column of a bag is sampled alike.
     Takes 2 bits per row and the list of at most ``fraction * num_rows`` row ids; when it is full a
     random one is evicted. Same ``seed``, same lookups: same rows; on a GPU while none is evicted.
     """

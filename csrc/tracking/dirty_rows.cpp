@@ -17,18 +17,13 @@ void DirtyRows::observe(const Lookup& lookup) {
   });
 }
 
-// Calls body(index of the word, its bits inside the range) until it returns false.
-template <class Body>
-void DirtyRows::for_each_word(RowRange range, Body&& body) const {
-  if (range.size() == 0) return;
-  const size_t first = word_of(range.begin);
-  const size_t last = word_of(range.end - 1);
-  for (size_t i = first; i <= last; ++i) {
-    uint64_t mask = ~uint64_t{0};
-    if (i == first) mask &= mask << (range.begin & 63);
-    if (i == last) mask &= ~uint64_t{0} >> (63 - ((range.end - 1) & 63));
-    if (!body(i, words_[i] & mask)) return;
-  }
+int64_t DirtyRows::num_dirty_besides(const DirtyRows& others, RowRange range) const {
+  int64_t count = 0;
+  for_each_word(range, [&](size_t word, uint64_t bits) {
+    count += __builtin_popcountll(bits & ~others.words_[word]);
+    return true;
+  });
+  return count;
 }
 
 int64_t DirtyRows::count_dirty(RowRange range) const {

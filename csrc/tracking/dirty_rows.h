@@ -27,6 +27,18 @@ class DirtyRows final : public RowTracker {
   void mark(int64_t row_id) { words_[word_of(row_id)] |= bit_of(row_id); }
   void clear(int64_t row_id) { words_[word_of(row_id)] &= ~bit_of(row_id); }
 
+  // Rows of the range that are dirty here and not there. REQUIRES: both are of as many rows.
+  int64_t num_dirty_besides(const DirtyRows& others, RowRange range) const;
+  template <class Body>
+  void visit_besides(const DirtyRows& others, RowRange range, Body&& body) const {
+    for_each_word(range, [&](size_t word, uint64_t bits) {
+      for (bits &= ~others.words_[word]; bits != 0; bits &= bits - 1) {
+        body(static_cast<int64_t>(word * 64) + __builtin_ctzll(bits));
+      }
+      return true;
+    });
+  }
+
  private:
   static size_t word_of(int64_t row_id) { return static_cast<size_t>(row_id) >> 6; }
   static uint64_t bit_of(int64_t row_id) { return uint64_t{1} << (row_id & 63); }
@@ -40,8 +52,19 @@ class DirtyRows final : public RowTracker {
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;
 
+  // Calls body(index of the word, its bits inside the range) until it returns false.
   template <class Body>
-  void for_each_word(RowRange range, Body&& body) const;
+  void for_each_word(RowRange range, Body&& body) const {
+    if (range.size() == 0) return;
+    const size_t first = word_of(range.begin);
+    const size_t last = word_of(range.end - 1);
+    for (size_t i = first; i <= last; ++i) {
+      uint64_t mask = ~uint64_t{0};
+      if (i == first) mask &= mask << (range.begin & 63);
+      if (i == last) mask &= ~uint64_t{0} >> (63 - ((range.end - 1) & 63));
+      if (!body(i, words_[i] & mask)) return;
+    }
+  }
   void write_dirty(RowRange range, int64_t* row_ids, int64_t size) const;
 
   HugeZeros<uint64_t> words_;

@@ -1,12 +1,24 @@
 #include "tracking/row_sampler.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/random.h"
 #include "selection/random_scores.h"
 #include "selection/top_rows.h"
 
 namespace cpr_ext {
+
+namespace {
+
+RowIdVector best_of(const RowIdVector& row_ids, const std::vector<uint32_t>& scores, int64_t k,
+                    ThreadPool* pool) {
+  RowIdVector chosen = top_rows(scores.data(), static_cast<int64_t>(scores.size()), k, pool);
+  for (int64_t& position : chosen) position = row_ids[position];
+  return chosen;
+}
+
+}  // namespace
 
 RowSampler::RowSampler(std::string name, int64_t num_rows, const SamplerOptions& options)
     : RowTracker(name, num_rows),
@@ -66,15 +78,51 @@ RowIdVector RowSampler::list_dirty(RowRange range) const { return dirty_.dirty_r
 
 RowIdVector RowSampler::select_best(RowRange range, int64_t k, const WeightView*,
                                     ThreadPool* pool) const {
-  RowIdVector row_ids = sampled_.dirty_rows(range);
-  if (static_cast<int64_t>(row_ids.size()) <= k) return row_ids;
+  RowIdVector sampled = sampled_.dirty_rows(range);
+  const int64_t left = k - static_cast<int64_t>(sampled.size());
+  if (left == 0) return sampled;
+  if (left < 0) {
+    const uint64_t salt = options_.salt(num_observed_);
+    std::vector<uint32_t> scores(sampled.size());
+    for (size_t i = 0; i < scores.size(); ++i) scores[i] = random_score(salt, sampled[i], true);
+    return best_of(sampled, scores, k, pool);
+  }
+  const RowIdVector others = select_unsampled(range, left, pool);
+  RowIdVector both(sampled.size() + others.size());
+  std::merge(sampled.begin(), sampled.end(), others.begin(), others.end(), both.begin());
+  return both;
+}
+
+// Rows that are dirty and not in the sample. Needs memory for somewhat more than k rows, however
+// many are dirty: most are passed over by their score.
+RowIdVector RowSampler::select_unsampled(RowRange range, int64_t k, ThreadPool* pool) const {
+  const int64_t in_range = dirty_.num_dirty_besides(sampled_, range);
+  if (in_range <= k) {
+    RowIdVector all(static_cast<size_t>(in_range));
+    int64_t* next = all.data();
+    dirty_.visit_besides(sampled_, range, [&](int64_t row_id) { *next++ = row_id; });
+    return all;
+  }
   const uint64_t salt = options_.salt(num_observed_);
-  std::vector<uint32_t> random_scores(row_ids.size());
-  for (size_t i = 0; i < row_ids.size(); ++i) random_scores[i] = random_score(salt, row_ids[i]);
-  RowIdVector chosen =
-      top_rows(random_scores.data(), static_cast<int64_t>(row_ids.size()), k, pool);
-  for (int64_t& position : chosen) position = row_ids[position];
-  return chosen;
+  RowIdVector row_ids;
+  std::vector<uint32_t> scores;
+  // Scores are uniform: so many rows lie above the lowest one, but for one selection in millions.
+  for (double wanted = k + 5 * std::sqrt(k) + 16;; wanted *= 2) {
+    const double share = std::max(0.0, 1 - wanted / static_cast<double>(in_range));
+    const auto lowest = static_cast<uint32_t>(share * kFirstScore);
+    row_ids.clear();
+    scores.clear();
+    row_ids.reserve(static_cast<size_t>(std::min(wanted, static_cast<double>(in_range))));
+    scores.reserve(row_ids.capacity());
+    dirty_.visit_besides(sampled_, range, [&](int64_t row_id) {
+      const uint32_t score = random_score(salt, row_id, false);
+      if (score < lowest) return;
+      row_ids.push_back(row_id);
+      scores.push_back(score);
+    });
+    if (lowest == 0 || static_cast<int64_t>(row_ids.size()) >= k) break;
+  }
+  return best_of(row_ids, scores, k, pool);
 }
 
 // Removes the rows of `taken`, already clean, from the sample, and notes which were in it.

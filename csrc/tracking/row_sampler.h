@@ -15,9 +15,9 @@ namespace cpr_ext {
 // puts its row into the sample (SamplerOptions::place_in) unless it is there; a full sample first
 // evicts a random member.
 //
-// The sample is the score: sampled rows before all others, and only they are selected. Where more
-// than `k` of them lie in the range, those with the highest hash of (seed, lookups seen so far,
-// row id) are: no row is favoured over time, and the same state gives the same answer.
+// The sample is the score: sampled rows are selected before all others that are dirty, which fill
+// what is left of `k`. Among rows of one kind, those with the highest hash of (seed, lookups seen
+// so far, row id) are: no row is favoured over time, and the same state gives the same answer.
 class RowSampler final : public RowTracker {
  public:
   RowSampler(std::string name, int64_t num_rows, const SamplerOptions& options);
@@ -39,6 +39,7 @@ class RowSampler final : public RowTracker {
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) override;
   void restore(const TakenRows& taken) override;
 
+  RowIdVector select_unsampled(RowRange range, int64_t k, ThreadPool* pool) const;
   void add_to_sample(int64_t row_id);
   void forget(TakenRows& taken);
 

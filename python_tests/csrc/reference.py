@@ -191,12 +191,15 @@ class RowSampler(Tracker):
         return int(row_id in self.sample)
 
     def select(self, begin, end, k, weight=None):
-        row_ids = sorted(row_id for row_id in self.sample if begin <= row_id < end)
-        if len(row_ids) <= k:
-            return row_ids
+        """Sampled rows first, then others that are dirty; among those of a kind by a hash."""
         salt = mix_bits(self.seed ^ mix_bits(self.num_observed))
-        random_scores = [(mix_bits((salt + row_id) & MASK) >> 32) | 1 for row_id in row_ids]
-        return [row_ids[position] for position in top_rows(random_scores, k)]
+        row_ids = self.dirty_rows(begin, end)
+        sampled = set(self.sample)
+        scores = [
+            (mix_bits((salt + row_id) & MASK) >> 33) | 1 | ((row_id in sampled) << 31)
+            for row_id in row_ids
+        ]
+        return [row_ids[position] for position in top_rows(scores, k)]
 
     def take(self, row_ids, weight=None):
         taken = super().take(row_ids)

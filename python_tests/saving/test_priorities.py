@@ -98,6 +98,13 @@ def test_every_row_is_saved_in_its_turn_where_all_change_at_every_step(tmp_path)
     assert saved.tolist() == list(range(400))
 
 
+@pytest.mark.parametrize("period", [1, 2, 8, 2**40])
+def test_a_budget_for_all_changed_rows_saves_them_all_whatever_was_sampled(tmp_path, period):
+    changed = torch.arange(0, 400, 8).reshape(-1, 1)  # as many as the budget has
+    saved = saved_rows(tmp_path / "store", SubSampledUsed(0.125, period=period), [changed])
+    assert saved.tolist() == changed.flatten().tolist()
+
+
 def test_rows_of_every_column_of_a_bag_are_sampled(tmp_path):
     """Users in the first column, items in the second; each looked up once per step."""
     bags = torch.stack([torch.arange(200), torch.arange(200, 400)], dim=1)

@@ -80,18 +80,20 @@ struct BitsInTurn {
   }
 };
 
-// A random score for each row whose bit is set.
+// A random score for each row whose bit is set; those whose other bit is set, too, come first.
 struct RandomScores {
   static constexpr bool kGuesses = false;
   SetBits bits;
-  const uint64_t* salt;  // on the device
+  const uint32_t* first;  // words; the other bits
+  const uint64_t* salt;   // on the device
 
   int lead() const { return 0; }
 
   __device__ void load_keys(int64_t row, int64_t end, uint32_t* keys) const {
     bits.load_keys(row, end, keys);
     for (int i = 0; i < kRowsPerLoad; ++i) {
-      if (keys[i] != 0) keys[i] = random_score(*salt, bits.begin + row + i);
+      const int64_t row_id = bits.begin + row + i;
+      if (keys[i] != 0) keys[i] = random_score(*salt, row_id, is_bit_set(first, row_id));
     }
   }
 };

@@ -176,10 +176,9 @@ std::unique_ptr<PendingRows> DeviceRowSampler::begin_list_dirty(RowRange range,
 std::unique_ptr<PendingRows> DeviceRowSampler::begin_select_best(RowRange range, int64_t k,
                                                                  const WeightView*) const {
   const DeviceGuard guard(device());
-  const SetBits sampled{on_device_->sampled.words(), range.begin};
-  const RandomScores random_scores{sampled, &on_device_->get()->salt};
-  return std::make_unique<DevicePendingRows>(device(), random_scores, range,
-                                             std::min(k, options_.capacity));
+  const SetBits dirty{on_device_->dirty.words(), range.begin};
+  const RandomScores scores{dirty, on_device_->sampled.words(), &on_device_->get()->salt};
+  return std::make_unique<DevicePendingRows>(device(), scores, range, k);
 }
 
 const TakenCodec& DeviceRowSampler::codec() const {

@@ -17,7 +17,7 @@ EMPTY = 2**64 - 1
 
 
 def sampled_rows(sampler):
-    return sampler.select(0, sampler.num_rows, sampler.num_rows).tolist()
+    return sampler.select(0, sampler.num_rows, sampler.num_sampled).tolist()
 
 
 def due_lookups(first, size, period, seed=0):

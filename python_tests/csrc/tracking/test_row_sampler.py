@@ -14,7 +14,7 @@ def make(num_rows=1000, **options):
 
 
 def sampled_rows(sampler):
-    return sampler.select(0, sampler.num_rows, sampler.num_rows).tolist()
+    return sampler.select(0, sampler.num_rows, sampler.num_sampled).tolist()
 
 
 @pytest.mark.parametrize("options", [{"capacity": 0}, {"capacity": -1}, {"period": 0}])
@@ -118,8 +118,50 @@ def test_the_sample_is_the_references(num_rows, share, period, seed, dtype):
         native.observe(indices)
         model.observe(indices.tolist())
         assert sampled_rows(native) == sorted(model.sample)
-        k = len(model.sample) // 2
-        assert native.select(0, num_rows, k).tolist() == model.select(0, num_rows, k)
+        for k in (len(model.sample) // 2, len(model.sample), 2 * len(model.sample), num_rows):
+            assert native.select(0, num_rows, k).tolist() == model.select(0, num_rows, k)
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+@pytest.mark.parametrize("num_dirty", [1, 1000, 70_000])
+def test_what_the_sample_leaves_of_the_budget_is_filled_with_other_dirty_rows(backend, num_dirty):
+    sampler = backends.find(backend).row_sampler("t", 70_000, capacity=50, period=2**40)
+    random = np.random.default_rng(num_dirty)
+    rows = np.sort(random.permutation(70_000)[:num_dirty])
+    sampler.observe(rows)
+    model = reference.RowSampler(70_000, 50, 2**40, 0)
+    model.observe(rows.tolist())
+    for k in (1, 39, 41, 500, num_dirty - 1, num_dirty, 70_000):
+        chosen = sampler.select(0, 70_000, k).tolist()
+        assert len(chosen) == min(k, num_dirty)
+        assert chosen == model.select(0, 70_000, k)
+    assert sampler.select(100, 50_000, 70_000).tolist() == model.dirty_rows(100, 50_000)
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_sampled_rows_come_before_those_that_fill_the_budget(backend):
+    sampler = backends.find(backend).row_sampler("t", 10_000, capacity=500, period=64)
+    sampler.observe(np.arange(10_000))
+    sampled = sampled_rows(sampler)
+    assert 140 < len(sampled) < 170
+    chosen = sampler.select(0, 10_000, 500).tolist()
+    assert len(chosen) == 500
+    assert set(sampled) < set(chosen)
+    sampler.take(np.array(chosen))
+    assert sampler.num_sampled == 0
+    assert not set(sampler.select(0, 10_000, 500).tolist()) & set(chosen)
+
+
+@pytest.mark.parametrize("backend", backends.NAMES)
+def test_no_row_is_favoured_among_those_that_fill_the_budget(backend):
+    """200 dirty rows, 20 chosen, 500 times: each row comes out about 50 times."""
+    sampler = backends.find(backend).row_sampler("t", 200, capacity=200, period=2**40)
+    chosen = np.zeros(200)
+    for _ in range(500):
+        sampler.observe(np.arange(200))
+        chosen[sampler.select(0, 200, 20)] += 1
+    assert chosen.sum() == 500 * 20
+    assert 20 < chosen.min() <= chosen.max() < 85
 
 
 def test_no_row_is_favoured_where_the_budget_is_short():
