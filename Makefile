@@ -131,6 +131,7 @@ damage-test: build
 	$(BIN)/python -m python_tests.faults.repairing
 	$(BIN)/python -m python_tests.faults.repairing --usual --every 200
 	$(BIN)/python -m python_tests.faults.readers
+	$(BIN)/python -m python_tests.faults.mixtures
 
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 1

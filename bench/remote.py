@@ -42,7 +42,6 @@ from cpr_ext.storage.remote.range_reading import PARALLEL, RANGE_BYTES
 from cpr_ext.storage.remote.remote_state import StoreView
 from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from cpr_ext.storage.segment_reader import SegmentRows
-from cpr_ext.storage.store import describe_model
 from cpr_ext.storage.store_reader import StoreReader
 
 HERE = Path(__file__).resolve().parent
@@ -65,7 +64,7 @@ class Stored:
         self._numbers = itertools.count()
         self._last: RemoteOptions | None = None
         store = self.tables.checkpointer.store
-        self.model = describe_model(self.tables.checkpointer.tables, NUM_SHARDS)
+        self.model = store.description
         self.view: StoreView = view_of(store, self.model)
         self.paths = {
             key: store.directory / name / record.file
@@ -89,7 +88,7 @@ class Stored:
     def copied(self, options: RemoteOptions) -> None:
         """Copy the store to an address."""
         writer = RemoteWriter(open_objects(options), self.tables.store, "bench")
-        writer.open(self.model)
+        writer.open(self.view)
         writer.copy(self.view)
 
 
@@ -100,7 +99,7 @@ def upload(stored: Stored) -> list[Comparison]:
 
     def open_writer() -> None:
         writer = RemoteWriter(open_objects(stored.options()), stored.tables.store, "bench")
-        writer.open(stored.model)
+        writer.open(stored.view)
         opened.append(writer)
 
     def put(chunk_size: int) -> None:
@@ -151,7 +150,7 @@ def cpu_of_copying(stored: Stored) -> dict[str, Any]:
         config = {**options.config, "aws_unsigned_payload": is_unsigned}
         objects = open_objects(replace(options, config=config))
         writer = RemoteWriter(objects, stored.tables.store, "bench")
-        writer.open(stored.model)
+        writer.open(stored.view)
         before = time.process_time()
         writer.copy(stored.view)
         found[name] = round((time.process_time() - before) / stored.num_bytes * 1e9, 2)

@@ -33,7 +33,7 @@ from cpr_ext.storage.commit_thread import Committer
 from cpr_ext.storage.compactor import make_compactor
 from cpr_ext.storage.remote.opening import RemoteStore, view_of
 from cpr_ext.storage.remote.remote_copy import RemoteCopy
-from cpr_ext.storage.store import Store, describe_model
+from cpr_ext.storage.store import Store
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from cpr_ext.tracking.table_watch import TableWatch
 
@@ -211,7 +211,7 @@ def build_parts(
     )
     copy = None
     if remote is not None:
-        copy = _start_copy(remote, store, tables, committer, account)
+        copy = _start_copy(remote, store, committer, account)
     recorder.attach()  # last: what fails above leaves the model as it was
     watch.attach()
     return Parts(
@@ -233,12 +233,11 @@ def build_parts(
 def _start_copy(
     remote: RemoteStore,
     store: Store,
-    tables: Sequence[Table],
     committer: Committer,
     account: RunState,
 ) -> RemoteCopy:
     """Copy the store now, and after each change of its manifests."""
-    model = describe_model(tables, store.num_shards)
+    model = store.description
     try:
         copy = remote.start(store, model)
     except BaseException:

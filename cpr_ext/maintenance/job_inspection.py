@@ -98,7 +98,7 @@ def inspect_job(job: Stores, *, world_size: int | None = None) -> JobSummary:
     faults, notes = _membership(found)
     tables: tuple[JobTable, ...] = ()
     if len(summaries) == len(workers):
-        identities = [read_identity(store)[1] for store in found.stores]
+        identities = [read_identity(store).tables for store in found.stores]
         plan = plan_tables(identities, found.workers)
         faults += plan.faults
         notes += _unplaced(plan)

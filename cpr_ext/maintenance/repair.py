@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.maintenance.locking import locked
 from cpr_ext.maintenance.salvage import Rewrite, ShardPlan, plan_shard, write_salvaged
-from cpr_ext.maintenance.survey import Directory, Held, read_manifests, survey
+from cpr_ext.maintenance.survey import Directory, Held, keep_descent, read_manifests, survey
 from cpr_ext.recovery.verify import expect
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.storage.file_names import (
@@ -31,9 +30,11 @@ from cpr_ext.storage.file_names import (
     shard_name,
 )
 from cpr_ext.storage.filesystem import require_directory, storage_error, sync_directory
+from cpr_ext.storage.lineage import chain_after, position_of, shards_without
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.reading import exists, retrying
-from cpr_ext.storage.store_reader import StoredTable, read_identity
+from cpr_ext.storage.segment_reader import RowRanges
+from cpr_ext.storage.store_reader import StoreIdentity, read_identity
 
 BACKUP_PREFIX = "repaired-"
 
@@ -102,6 +103,7 @@ class _Change:
 
     directory: Directory
     kept: list[Held | Rewrite]
+    has_new_chains: bool = False
 
     @property
     def as_they_are(self) -> list[SegmentRecord]:
@@ -113,28 +115,32 @@ class _Change:
         """True if the manifest does not say just that."""
         has_new = len(self.as_they_are) < len(self.kept)
         named = list(self.directory.manifest.segments)
-        return bool(self.directory.wrong) or has_new or self.as_they_are != named
+        is_as_named = self.as_they_are == named and not (has_new or self.has_new_chains)
+        return bool(self.directory.wrong) or not is_as_named
 
 
 class _Repair:
     def __init__(self, store: Path) -> None:
         self.report = RepairReport(str(store))
         self._store = store
-        self._num_shards, self._tables, self._good_identity = self._identify()
+        self._identity, self._good_identity = self._identify()
+        self._num_shards, self._tables = self._identity.num_shards, self._identity.tables
         self.directories = [
             store / DENSE_DIRECTORY,
             *(store / shard_name(shard) for shard in range(self._num_shards)),
         ]
         for directory in self.directories:
             _require_real(directory)
+        self._mixed: frozenset[int] = frozenset()  # shards without any committed state
+        self._goes_back = False  # to an older snapshot than the store names
         self._changes: list[_Change] = []
 
-    def _identify(self) -> tuple[int, Mapping[str, StoredTable], str]:
+    def _identify(self) -> tuple[StoreIdentity, str]:
         """Return the identity, and which of its two files holds it."""
         wrong: list[DamageError | StoreError] = []
         for name in (STORE_FILE, STORE_COPY_FILE):
             try:
-                shards, tables = read_identity(self._store, name)
+                identity = read_identity(self._store, name)
             except DamageError as error:
                 wrong.append(error)
             except StoreError as error:
@@ -143,13 +149,13 @@ class _Repair:
                 wrong.append(error)
             else:
                 self.report.damaged += [str(error) for error in wrong]
-                return shards, tables, name
+                return identity, name
         raise wrong[0]
 
     def look(self) -> None:
         """Survey the store and plan what to change."""
         self._compare_identities()
-        found = read_manifests(self.directories)
+        found = read_manifests(self.directories, self._identity.store_id)
         self.report.damaged += [directory.wrong for directory in found if directory.wrong]
         dense, *shards = found
         survey(dense, None)
@@ -159,9 +165,9 @@ class _Repair:
         for directory in found:
             self.report.damaged += [held.reason for held in directory.held if held.reason]
             self.report.damaged += directory.useless.values()
-        kept_dense, newest = self._plan_dense(dense, shards)
+        kept_dense = self._plan_dense(dense, shards)
         for shard, directory in enumerate(shards):
-            plans.append(self._plan_shard(shard, directory, newest))
+            plans.append(self._plan_shard(shard, directory, kept_dense))
         self._plan_changes(dense, kept_dense, shards, plans)
 
     def _compare_identities(self) -> None:
@@ -170,50 +176,86 @@ class _Repair:
             self.report.actions.append(f"write {STORE_FILE} from {STORE_COPY_FILE}")
             return
         if not exists(copy):
-            return  # of an earlier release; the next training run writes it
+            return  # the next training run writes it
         try:
-            if read_identity(self._store, STORE_COPY_FILE) == (self._num_shards, self._tables):
+            if read_identity(self._store, STORE_COPY_FILE) == self._identity:
                 return
             self.report.damaged.append(f"{copy}: differs from {STORE_FILE}")
         except StoreError as error:
             self.report.damaged.append(str(error))
         self.report.actions.append(f"write {STORE_COPY_FILE} from {STORE_FILE}")
 
-    def _plan_dense(
-        self, dense: Directory, shards: list[Directory]
-    ) -> tuple[list[Held], int | None]:
-        """Return the dense parts to keep, and the newest snapshot; None: keep newer shards."""
+    def _plan_dense(self, dense: Directory, shards: list[Directory]) -> list[Held]:
+        """Return the dense parts to keep, oldest first: those whose state every shard holds."""
         sound = [held for held in dense.held if held.is_sound]
         has_rows = any(shard.held for shard in shards)
         if not sound and (dense.held or (dense.wrong and has_rows)):
             self.report.lost.append(f"{dense.path}: no sound dense part is left")
-            return [], None
+            return []
         for held in dense.held:
             if not held.is_sound:
                 self.report.older.append(
                     f"the snapshot of step {held.record.last_step} is dropped: its dense part is "
                     "damaged"
                 )
-        self.report.step = sound[-1].record.last_step if sound else 0
-        if not sound or (not dense.wrong and dense.held[-1].is_sound):
-            return sound, None
-        return sound, sound[-1].record.snapshot
+        for directory in shards:
+            if directory.wrong:
+                shard = shards.index(directory)
+                chains = [held.record.shards[shard] for held in sound if held.record.shards]
+                keep_descent(directory, chains[::-1])
+        reached = self._reached(sound, shards)
+        self.report.step = reached[-1].record.last_step if reached else 0
+        is_newest = bool(reached) and reached[-1] is dense.held[-1]
+        self._goes_back = bool(dense.wrong) or not is_newest
+        return reached
 
-    def _plan_shard(self, shard: int, directory: Directory, newest: int | None) -> ShardPlan:
-        held = [
-            segment
-            for segment in directory.held
-            if newest is None or segment.record.snapshot <= newest
-        ]
-        if len(held) < len(directory.held):
+    def _reached(self, sound: list[Held], shards: list[Directory]) -> list[Held]:
+        """Return the dense parts whose rows are there; if of none, the newest, which is mixed."""
+        of_shards = [[held.record for held in shard.held] for shard in shards]
+        start = self._identity.store_id
+        lacking = {
+            held.record.snapshot: shards_without(held.record, of_shards, start) for held in sound
+        }
+        reached = [held for held in sound if not lacking[held.record.snapshot]]
+        others = {shards[n].path for without in lacking.values() for n in without}
+        for path in sorted(others):
+            self.report.damaged.append(
+                f"{path} does not hold the rows of every snapshot: it is of another commit"
+            )
+        if reached or not sound:
+            for held in sound:
+                if held not in reached:
+                    self.report.older.append(
+                        f"the snapshot of step {held.record.last_step} is dropped: not every "
+                        "shard holds its rows"
+                    )
+            return reached
+        newest = sound[-1]
+        self._mixed = frozenset(lacking[newest.record.snapshot])
+        return [replace(newest, record=replace(newest.record, is_mixed=True, is_complete=False))]
+
+    def _plan_shard(self, shard: int, directory: Directory, dense: list[Held]) -> ShardPlan:
+        ranges = self._ranges(shard)
+        if shard in self._mixed:
+            assert dense
+            self._tell_mixed(directory, ranges, dense[-1].record)
+            return self._note_lost(
+                directory, plan_shard(directory.held, ranges, dense[-1].record.snapshot)
+            )
+        held = directory.held
+        if dense:
+            chain = dense[-1].record.shards[shard]
+            records = [segment.record for segment in held]
+            size = position_of(chain, records, self._identity.store_id)
+            assert size is not None
+            held = held[:size]
+        if len(held) < len(directory.held) and self._goes_back:
             self.report.older.append(
                 f"{directory.path}: {len(directory.held) - len(held)} segment(s) newer than the "
-                "newest sound dense part are dropped"
+                "newest snapshot that is left are dropped"
             )
-        ranges = {
-            name: shard_row_range(table.num_embeddings, shard, self._num_shards)
-            for name, table in self._tables.items()
-        }
+        elif len(held) < len(directory.held):
+            held = directory.held  # of a snapshot that was being committed
         plan = plan_shard(held, ranges)
         for segment in held:
             if segment.is_sound:
@@ -225,6 +267,26 @@ class _Repair:
             )
         if not self.report.step and not held:
             return plan
+        return self._note_lost(directory, plan)
+
+    def _ranges(self, shard: int) -> dict[str, tuple[int, int]]:
+        return {
+            name: shard_row_range(table.num_embeddings, shard, self._num_shards)
+            for name, table in self._tables.items()
+        }
+
+    def _tell_mixed(self, directory: Directory, ranges: RowRanges, dense: SegmentRecord) -> None:
+        """Report the rows of a shard that has not the state of the dense part, and never will."""
+        steps = [held.record.last_step for held in directory.held]
+        of_steps = f"of step {max(steps)} or before" if steps else "gone"
+        for name, (begin, end) in ranges.items():
+            if begin < end:
+                self.report.older.append(
+                    f"{directory.path}: rows [{begin}, {end}) of '{name}' are {of_steps}, not of "
+                    f"step {dense.last_step}: those are gone"
+                )
+
+    def _note_lost(self, directory: Directory, plan: ShardPlan) -> ShardPlan:
         for name, count in plan.rows_lost.items():
             self.report.lost.append(
                 f"{directory.path}: no sound file holds {count} rows or more of '{name}'"
@@ -249,13 +311,16 @@ class _Repair:
                     "damaged"
                 )
                 continue
-            if record.is_complete and any(a <= record.snapshot < b for a, b in spans):
-                self.report.older.append(
-                    f"the snapshot of step {record.last_step} is no full-recovery point any more"
-                )
-                held = replace(held, record=replace(record, is_complete=False))
+            if any(a <= record.snapshot < b for a, b in spans):
+                if record.is_complete:
+                    self.report.older.append(
+                        f"the snapshot of step {record.last_step} is no full-recovery point any "
+                        "more"
+                    )
+                held = replace(held, record=replace(record, is_complete=False, is_mixed=True))
             kept.append(held)
-        changes = [_Change(dense, kept)]
+        has_new = any(isinstance(item, Rewrite) for plan in plans for item in plan.kept)
+        changes = [_Change(dense, kept, has_new or bool(self._mixed))]
         changes += [_Change(d, plan.kept) for d, plan in zip(shards, plans, strict=True)]
         self._changes = [change for change in changes if change.is_needed]
         for change in self._changes:
@@ -295,6 +360,7 @@ class _Repair:
         sync_directory(backup)
         self._write_identity()
         written = [self._write_segments(change, backup) for change in self._changes]
+        self._record_chains(written)
         generations = {
             directory.name: generation for directory, generation in self._generations().items()
         }
@@ -320,30 +386,46 @@ class _Repair:
 
     def _write_segments(self, change: _Change, backup: Path) -> list[SegmentRecord]:
         directory = change.directory.path
-        records = []
+        records: list[SegmentRecord] = []
+        has_new = False
         for item in change.kept:
+            chain = records[-1].chain if records else self._identity.store_id
             if isinstance(item, Held):
-                records.append(item.record)
+                record = item.record
+                if has_new:  # what came before it is another state now
+                    after = chain_after(chain, record.file, record.chain.encode())
+                    record = replace(record, chain_before=chain, chain=after)
+                records.append(record)
                 continue
+            has_new = True
             shard = self.directories.index(directory) - 1
-            ranges = {
-                name: shard_row_range(table.num_embeddings, shard, self._num_shards)
-                for name, table in self._tables.items()
-            }
             place = backup / f"new-{directory.name}"
             place.mkdir(exist_ok=True)
-            record = write_salvaged(place, shard, ranges, item)
-            records.append(record)
+            records.append(write_salvaged(place, shard, self._ranges(shard), item, chain))
         for record in records:
             new = backup / f"new-{directory.name}" / record.file
             if new.exists():
                 new.replace(directory / record.file)
         return records
 
+    def _record_chains(self, written: list[list[SegmentRecord]]) -> None:
+        """Let the dense parts name the chains that shards with new segments have now."""
+        places = {change.directory.path: n for n, change in enumerate(self._changes)}
+        if (dense := places.get(self.directories[0])) is None:
+            return
+        for shard, path in enumerate(self.directories[1:]):
+            if (place := places.get(path)) is None:
+                continue
+            for n, record in enumerate(written[dense]):
+                before = [r.chain for r in written[place] if r.snapshot <= record.snapshot]
+                chains = list(record.shards)
+                chains[shard] = before[-1] if before else self._identity.store_id
+                written[dense][n] = replace(record, shards=tuple(chains))
+
     def _generations(self) -> dict[Path, int]:
         known = {change.directory.path: change.directory.manifest for change in self._changes}
         found = {}
-        for directory in read_manifests(self.directories):
+        for directory in read_manifests(self.directories, self._identity.store_id):
             manifest = known.get(directory.path, directory.manifest)
             found[directory.path] = manifest.generation
         return found

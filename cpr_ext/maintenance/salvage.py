@@ -10,11 +10,12 @@ import torch
 
 from cpr_ext.maintenance.survey import Held
 from cpr_ext.storage.file_names import Kind, segment_name
+from cpr_ext.storage.lineage import NO_ID
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.merge import MergeLimits, copy_table
 from cpr_ext.storage.newest_rows import ShardRows
 from cpr_ext.storage.rounded_chunks import RoundedRows, RoundedTally
-from cpr_ext.storage.segment_format import TableSpec, most_rounded
+from cpr_ext.storage.segment_format import Committed, TableSpec, most_rounded
 from cpr_ext.storage.segment_reader import RowRanges
 from cpr_ext.storage.segment_writer import Pace, SegmentStream
 
@@ -26,15 +27,18 @@ class Rewrite:
     Attributes:
         sources: oldest first.
         kind: ``base`` if together they hold all rows of the shard.
+        as_snapshot: number of the segment; None: that of its newest source.
     """
 
     sources: tuple[Held, ...]
     kind: Kind
+    as_snapshot: int | None = None
 
     @property
     def snapshot(self) -> int:
-        """Number of the segment: that of its newest source."""
-        return self.sources[-1].record.snapshot
+        """Number of the segment."""
+        newest = self.sources[-1].record.snapshot
+        return newest if self.as_snapshot is None else self.as_snapshot
 
     @property
     def file(self) -> str:
@@ -63,8 +67,15 @@ class ShardPlan:
         return _snapshot(self.kept[0]) if self.kept else 0
 
 
-def plan_shard(held: list[Held], ranges: RowRanges) -> ShardPlan:
-    """Keep sound segments; rewrite the sound rows of the rest, under a base of all rows."""
+def plan_shard(
+    held: list[Held], ranges: RowRanges, newest_number: float = float("inf")
+) -> ShardPlan:
+    """Keep sound segments; rewrite the sound rows of the rest, under a base of all rows.
+
+    Args:
+        newest_number: segments of later snapshots, which are of another commit than the dense part,
+            are put together with all others under this number.
+    """
     plan = ShardPlan(rows_lost=_never_held(held, ranges))
     if plan.rows_lost:
         return plan  # and nothing is reserved for rows that STORE.json alone tells of
@@ -90,9 +101,17 @@ def plan_shard(held: list[Held], ranges: RowRanges) -> ShardPlan:
                 has_base = True
             continue
         plan.kept += _without_damage(segment)
+    if has_base and held[-1].record.snapshot > newest_number:
+        base = Rewrite(_since_base(held), "base", int(newest_number))
+        plan.kept = [base]
     plan.rows_lost = {} if has_base else {n: int((~r).sum()) for n, r in covered.items()}
     plan.rows_lost = {name: count for name, count in plan.rows_lost.items() if count}
     return plan
+
+
+def _since_base(held: list[Held]) -> tuple[Held, ...]:
+    bases = [n for n, each in enumerate(held) if each.is_sound and each.record.kind == "base"]
+    return tuple(held[bases[-1] if bases else 0 :])
 
 
 def _never_held(held: list[Held], ranges: RowRanges) -> dict[str, int]:
@@ -131,9 +150,12 @@ def _snapshot(item: Held | Rewrite) -> int:
 
 
 def write_salvaged(
-    directory: Path, shard: int, ranges: RowRanges, rewrite: Rewrite
+    directory: Path, shard: int, ranges: RowRanges, rewrite: Rewrite, chain_before: str
 ) -> SegmentRecord:
     """Write a segment into ``directory``, and sync it.
+
+    Args:
+        chain_before: chain of the shard before it.
 
     Raises:
         StorageError: the operating system refused.
@@ -181,8 +203,12 @@ def write_salvaged(
             rows = tables[spec.name]
             copy_table(rows, index, spec, ids[spec.name], stream, limits, Pace(), tally)
         return stream.finish(
-            first_step=min(record.first_step for record in records),
-            last_step=max(record.last_step for record in records),
-            num_samples=rewrite.sources[-1].record.num_samples,
+            Committed(
+                first_step=min(record.first_step for record in records),
+                last_step=max(record.last_step for record in records),
+                num_samples=rewrite.sources[-1].record.num_samples,
+                chain_before=chain_before,
+                merged_chain=NO_ID,
+            ),
             rounded=most_rounded(tally, [rows.segment for rows in opened]),
         )

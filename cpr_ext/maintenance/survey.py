@@ -76,15 +76,15 @@ class Directory:
         return self.manifest.directory
 
 
-def read_manifests(directories: Sequence[Path]) -> list[Directory]:
+def read_manifests(directories: Sequence[Path], store_id: str) -> list[Directory]:
     """Return the manifests, each with its fault; a stale one is of no use."""
     found: dict[Path, Directory] = {}
     for path in directories:
         try:
-            manifest = Manifest(path)
+            manifest = Manifest(path, store_id=store_id)
             manifest.require_room(MAX_SOUND)
         except DamageError as error:
-            found[path] = Directory(Manifest.rebuilt(path, 0), str(error))
+            found[path] = Directory(Manifest.rebuilt(path, 0, store_id), str(error))
             continue
         wrong = "" if manifest.is_recorded else f"{path / MANIFEST_FILE} is missing"
         found[path] = Directory(manifest, wrong)
@@ -98,7 +98,7 @@ def read_manifests(directories: Sequence[Path]) -> list[Directory]:
             )
         if directory.wrong:
             generation = max(known, directory.manifest.generation)
-            directory.manifest = Manifest.rebuilt(directory.path, generation)
+            directory.manifest = Manifest.rebuilt(directory.path, generation, store_id)
     return list(found.values())
 
 
@@ -114,6 +114,26 @@ def survey(directory: Directory, expected: Expected | None) -> None:
     records = directory.manifest.segments or _own_records(directory, is_dense=expected is None)
     for record in records:
         directory.held.append(_look(directory.manifest, record, expected))
+
+
+def keep_descent(directory: Directory, chains: Sequence[str]) -> None:
+    """Keep of a directory without a manifest only segments of one history, if they show one.
+
+    Args:
+        chains: that it may have reached, the likeliest first; then those of its own segments.
+    """
+    by_chain: dict[str, Held] = {}
+    for held in sorted(directory.held, key=lambda held: _RANK[held.record.kind]):
+        by_chain[held.record.chain] = held
+    own = [held.record.chain for held in reversed(directory.held)]
+    for chain in (*chains, *own):
+        path: list[Held] = []
+        while chain in by_chain and by_chain[chain] not in path:
+            path.insert(0, by_chain[chain])
+            chain = path[0].record.chain_before
+        if chain == directory.manifest.store_id or any(h.record.kind == "base" for h in path):
+            directory.held = path
+            return
 
 
 def _own_records(directory: Directory, *, is_dense: bool) -> list[SegmentRecord]:

@@ -24,8 +24,8 @@ from cpr_ext.storage.file_names import (
 from cpr_ext.storage.leases import reader_lease
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.reading import exists, list_directory, retrying
-from cpr_ext.storage.stale_manifests import find_outdated
-from cpr_ext.storage.store_reader import StoredTable, read_identity, require_shards
+from cpr_ext.storage.stale_manifests import find_other_states, find_outdated
+from cpr_ext.storage.store_reader import StoredTable, StoreIdentity, read_identity, require_shards
 
 OnProgress = Callable[[int, int], None]
 # Readings of the manifests until two are alike; a writer that is faster is not waited for.
@@ -94,13 +94,16 @@ class _Verification:
             return self._run()
 
     def _run(self) -> VerifyReport:
-        num_shards = self._identity()
+        store_id, num_shards = self._identity()
         names = [DENSE_DIRECTORY, *map(shard_name, range(num_shards))]
-        dense, *shards = self._view([self._store / name for name in names])
+        dense, *shards = self._view([self._store / name for name in names], store_id)
         found = [manifest for manifest in [dense, *shards] if manifest is not None]
         for outdated in find_outdated(found):
             if outdated.is_still_so():
                 self._note(outdated.manifest.directory / MANIFEST_FILE, str(outdated))
+        if dense is not None and len(found) == 1 + num_shards:
+            for reason in find_other_states(dense, [m for m in shards if m is not None]):
+                self._note(dense.directory / MANIFEST_FILE, reason)
         self._total_bytes = self._report.bytes_checked + sum(
             record.file_bytes for manifest in found for record in manifest.segments
         )
@@ -120,8 +123,11 @@ class _Verification:
             self._check_has_base(manifest, dense, expected)
         return self._report
 
-    def _identity(self) -> int:
-        """Return the number of shards, from STORE.json or, if that is damaged, from directories."""
+    def _identity(self) -> tuple[str | None, int]:
+        """Return the identity and number of shards of the store.
+
+        If STORE.json is damaged, the number is that of the directories.
+        """
         path = self._store / STORE_FILE
         numbers = [
             shard
@@ -129,7 +135,7 @@ class _Verification:
             if (shard := parse_shard_name(entry.name)) is not None
         ]
         try:
-            shards, self._tables = read_identity(self._store)
+            identity = read_identity(self._store)
         except DamageError as error:
             self._note(path, error)
         except StoreError as error:
@@ -137,33 +143,34 @@ class _Verification:
                 raise  # a version not known here, or no store at all
             self._note(path, error)
         else:
+            self._tables = identity.tables
             self._checked(_size(path))
-            self._check_copy(shards)
+            self._check_copy(identity)
             try:
-                require_shards(self._store, shards)
+                require_shards(self._store, identity.num_shards)
             except DamageError as error:
                 self._note(path, error)
-                return max(numbers, default=-1) + 1
-            return shards
-        return max(numbers, default=-1) + 1
+                return identity.store_id, max(numbers, default=-1) + 1
+            return identity.store_id, identity.num_shards
+        return None, max(numbers, default=-1) + 1
 
-    def _check_copy(self, num_shards: int) -> None:
+    def _check_copy(self, identity: StoreIdentity) -> None:
         path = self._store / STORE_COPY_FILE
         if not exists(path):
-            return  # of an earlier release; the next training run writes it
+            return  # the next training run writes it
         try:
-            if read_identity(self._store, STORE_COPY_FILE) != (num_shards, self._tables):
+            if read_identity(self._store, STORE_COPY_FILE) != identity:
                 self._note(path, f"differs from {STORE_FILE}")
         except StoreError as error:
             self._note(path, error)
         else:
             self._checked(_size(path))
 
-    def _view(self, directories: list[Path]) -> list[Manifest | None]:
+    def _view(self, directories: list[Path], store_id: str | None) -> list[Manifest | None]:
         """Return the manifests, all of one moment; None for one that is damaged, which is noted."""
-        before = [_read(directory) for directory in directories]
+        before = [_read(directory, store_id) for directory in directories]
         for _ in range(_VIEWS):
-            found = [_read(directory) for directory in directories]
+            found = [_read(directory, store_id) for directory in directories]
             if [_state(one) for one in found] == [_state(one) for one in before]:
                 break
             before = found
@@ -229,16 +236,16 @@ class _Verification:
         self._report.damaged.append(Damage(str(path), text))
 
 
-def _read(directory: Path) -> Manifest | StoreError:
+def _read(directory: Path, store_id: str | None) -> Manifest | StoreError:
     try:
-        return Manifest(directory)
+        return Manifest(directory, store_id=store_id)
     except StoreError as error:
         return error
 
 
 def _state(found: Manifest | StoreError) -> object:
     if isinstance(found, Manifest):
-        return found.generation, found.segments
+        return found.commit_id, found.segments
     return str(found)
 
 

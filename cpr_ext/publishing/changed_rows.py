@@ -22,10 +22,11 @@ from cpr_ext.publishing.store_position import PositionError, StorePosition, mode
 from cpr_ext.recovery.restore import read_dense
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.storage.leases import reader_lease
+from cpr_ext.storage.lineage import NO_ID
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.newest_rows import ShardRows
 from cpr_ext.storage.segment_format import Segment
-from cpr_ext.storage.segment_history import SegmentHistory, chain_digests, history_of
+from cpr_ext.storage.segment_history import chains_of
 from cpr_ext.storage.segment_reader import ChunkRows, SegmentRows
 from cpr_ext.storage.store_reader import StoredTable, StoreReader, read_committed
 
@@ -267,19 +268,21 @@ def _plan(
             f"the position is of a store of other tables or shards than '{reader.directory}'; "
             "copy all rows with since=None"
         )
-    shards, digests, gaps = [], [], []
+    shards: list[_Shard] = []
+    reached: list[str] = []
+    gaps: list[int] = []
     for number in range(reader.num_shards):
         segments = reader.open_live(number, newest.snapshot)
         records = reader.live(number, newest.snapshot)
-        histories = [history_of(r, s) for r, s in zip(records, segments, strict=True)]
-        digest, first = _find(histories, None if since is None else since.shards[number])
-        digests.append(digest)
+        chains = [chains_of(r, s) for r, s in zip(records, segments, strict=True)]
+        first = None if since is None else _find(chains, since.shards[number])
+        reached.append(chains[-1][-1] if chains else NO_ID)
         if first is None and since is not None and not _begins_after(since, records, segments):
             gaps.append(number)
         is_copy = bool(segments) and (first is None or first == 0)
         shards.append(_Shard(number, tuple(segments[first or 0 :]), is_copy))
     here = StorePosition(
-        model, newest.snapshot, newest.last_step, newest.num_samples, tuple(digests)
+        model, newest.snapshot, newest.last_step, newest.num_samples, tuple(reached)
     )
     if gaps and on_gap == "raise":
         assert since is not None
@@ -305,13 +308,14 @@ def _begins_after(
     return records[0].snapshot > since.snapshot
 
 
-def _find(histories: Sequence[SegmentHistory], wanted: str | None) -> tuple[str, int | None]:
-    """Return the digest of a chain, and where its changes after digest ``wanted`` begin, if known.
+def _find(chains: Sequence[Sequence[str]], wanted: str) -> int | None:
+    """Return where the changes after a chain begin in the live segments; None: it is not known.
 
     A segment that merges sources before and after ``wanted`` is among the changes.
     """
-    digest, first = "", 0 if wanted == "" and not histories else None
-    for index, is_last, digest in chain_digests(histories):
-        if digest == wanted:
-            first = index + is_last
-    return digest, first
+    if not chains:
+        return 0 if wanted == NO_ID else None
+    for index, of_segment in enumerate(chains):
+        if wanted in of_segment:
+            return index + (wanted == of_segment[-1])
+    return None

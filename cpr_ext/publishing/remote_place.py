@@ -60,7 +60,7 @@ class RemotePlace:
         if found is None:
             return None
         key = document_key(INDEXES, found[0])
-        content = parse_document(found[1], key, FORMAT_NAME, (1,))[1]
+        content = parse_document(found[1], key, FORMAT_NAME)
         return Publication.from_content(content, f"{self.name}/{key}")
 
     @contextmanager
@@ -102,7 +102,7 @@ class RemotePlace:
             StoreError: another publisher has created it.
         """
         key = document_key(INDEXES, index.number)
-        data = serialize_document(FORMAT_NAME, 1, index.to_content())
+        data = serialize_document(FORMAT_NAME, index.to_content())
         # One that is there may be ours: a request can arrive twice.
         if not self._objects.create(key, data) and self._objects.read(key) != data:
             raise StoreError(

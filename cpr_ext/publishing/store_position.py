@@ -24,8 +24,7 @@ class StorePosition:
     Attributes:
         model: digest of the store's tables and number of shards.
         snapshot, step, num_samples: of the newest snapshot that was committed as a whole.
-        shards: of each shard, the digest of the segments that make its rows; see
-            :mod:`cpr_ext.storage.segment_history`.
+        shards: of each shard, the chain of its state; see :mod:`cpr_ext.storage.lineage`.
     """
 
     model: str

@@ -191,6 +191,8 @@ class OtherStores:
 def _stale_rows(
     part: DensePart, record: SegmentRecord, differences: Sequence[str] = ()
 ) -> int | None:
+    if record.is_mixed:
+        return None  # a repair put rows of other commits into it
     is_exact = record.is_complete and not differences
     return 0 if is_exact else read_position(part.tree()).rows_unsaved
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
 from cpr_ext.saving.selection import RowIds, Selection, SnapshotKind
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.precision import EXACT, Precision
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.storage.file_names import Kind, segment_name
+from cpr_ext.storage.lineage import NO_ID
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.rounded_chunks import Rounding
 from cpr_ext.storage.segment_format import (
@@ -27,6 +27,7 @@ from cpr_ext.storage.segment_format import (
     native_table,
     place_native,
 )
+from cpr_ext.storage.segment_header import record_of
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,7 @@ class SegmentCapture:
         options: WriteOptions,
     ) -> None:
         self._manifest = manifest
-        self._snapshot = snapshot
-        self._kind: Kind = kind
+        self._path = manifest.directory / segment_name(snapshot, kind)
         self._sources: Sequence[Source] = sources
         self._layout = SegmentLayout(
             tuple(source.spec for source in sources),
@@ -144,7 +144,7 @@ class SegmentCapture:
             place_native(self._layout, index, table)
         self._steps: list[int] = []
         self._job: Any = pipeline.start(
-            path=manifest.directory / segment_name(snapshot, kind),
+            path=self._path,
             header_bytes=self._layout.header_bytes,
             file_bytes=self._layout.file_bytes,
             tables=tables,
@@ -216,7 +216,11 @@ class SegmentCapture:
     def finish(self, *, num_samples: int, is_complete: bool = False) -> SegmentRecord:
         """Wait until the rows are written, write the header, sync; what the manifest is to say."""
         self._job.wait("written")
-        committed = Committed(min(self._steps), max(self._steps), num_samples, is_complete)
+        committed = Committed(
+            *(min(self._steps), max(self._steps), num_samples, is_complete),
+            chain_before=self._manifest.chain,
+            merged_chain=NO_ID,
+        )
         chunks = [Chunk(*chunk) for chunk in self._job.chunks()]
         if self._layout.is_rounded:
             self._layout.note_rounding(
@@ -228,15 +232,8 @@ class SegmentCapture:
             )
         header = self._layout.header(chunks, committed)
         self._job.finish(header)
-        return SegmentRecord(
-            file=segment_name(self._snapshot, self._kind),
-            kind=self._kind,
-            snapshot=self._snapshot,
-            file_bytes=self._layout.file_bytes,
-            header_bytes=self._layout.header_bytes,
-            header_crc32c=native.crc32c(header),
-            **asdict(committed),
-        )
+        layout = self._layout
+        return record_of(self._path, layout.metadata, layout.file_bytes, header, committed)
 
     def mark_committed(self) -> None:
         """Record that the manifest names the segment."""

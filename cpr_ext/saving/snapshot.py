@@ -392,7 +392,10 @@ class Snapshot:
             snapshot=self.number,
             kind="dense",
             sources=dense_sources(self._dense),
-            metadata={"skeleton": self._dense.skeleton},
+            metadata={
+                "skeleton": self._dense.skeleton,
+                "shards": [manifest.chain for manifest in self._store.shards],
+            },
             options=WriteOptions(self._options.direct_io, refuse_nan=False),
         )
         while capture.is_capturing:

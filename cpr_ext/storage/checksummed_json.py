@@ -13,6 +13,7 @@ from cpr_ext.storage.file_names import TEMPORARY_SUFFIX
 from cpr_ext.storage.filesystem import create_anew, read_whole, storage_error, sync_directory
 from cpr_ext.storage.reading import retrying
 
+FORMAT_VERSION = 1
 MAX_BYTES = 64 << 20
 REPAIR_HINT = ". `cpr repair` shows what can be rebuilt"
 # A larger one must come with files: it takes memory of many times its size to read.
@@ -21,7 +22,7 @@ _BYTES_DESCRIBED = 16  # a byte of JSON describes at least so many of the files 
 
 
 def write_checksummed(
-    path: Path, format_name: str, content: dict[str, Any], version: int = 1
+    path: Path, format_name: str, content: dict[str, Any], version: int = FORMAT_VERSION
 ) -> None:
     """Replace ``path`` atomically and durably by ``content`` with its checksum.
 
@@ -32,7 +33,7 @@ def write_checksummed(
     try:
         temporary.unlink(missing_ok=True)
         with os.fdopen(create_anew(temporary), "wb") as file:
-            file.write(serialize_document(format_name, version, content))
+            file.write(serialize_document(format_name, content, version))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -44,7 +45,7 @@ def write_checksummed(
 def read_checksummed(
     path: Path, format_name: str, *, free_bytes: int = FREE_BYTES
 ) -> dict[str, Any] | None:
-    """Read what :func:`write_checksummed` wrote, of version 1; None if there is no such file.
+    """Read what :func:`write_checksummed` wrote; None if there is no such file.
 
     Args:
         free_bytes: a larger file is read only if the files around it justify its size.
@@ -54,29 +55,15 @@ def read_checksummed(
         StoreError: it has another format version.
         StorageError: the operating system refused to read.
     """
-    document = read_versioned(path, format_name, (1,), free_bytes=free_bytes)
-    return None if document is None else document[1]
-
-
-def read_versioned(
-    path: Path,
-    format_name: str,
-    known_versions: tuple[int, ...],
-    *,
-    free_bytes: int = FREE_BYTES,
-) -> tuple[int, dict[str, Any]] | None:
-    """Return the same of one of several versions: which one it is, and the content."""
     try:
         text = retrying(path, lambda: read_whole(path, _allowed_bytes(path, free_bytes)))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return parse_document(text, str(path), format_name, known_versions)
+    return parse_document(text, str(path), format_name)
 
 
-def parse_document(
-    text: bytes, place: str, format_name: str, known_versions: tuple[int, ...]
-) -> tuple[int, dict[str, Any]]:
-    """Return the version and the content of a document that was read from ``place``.
+def parse_document(text: bytes, place: str, format_name: str) -> dict[str, Any]:
+    """Return the content of a document that was read from ``place``.
 
     Raises:
         DamageError: any byte of it differs from what was written.
@@ -87,7 +74,7 @@ def parse_document(
         version = document["format_version"]
         content = document["content"]
         is_as_written = _is_text_of(document, text) and text == serialize_document(
-            format_name, version, content
+            format_name, content, version
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DamageError(
@@ -95,13 +82,12 @@ def parse_document(
         ) from error
     if not is_as_written or not isinstance(content, dict) or type(version) is not int:
         raise DamageError(f"{place}: its checksum differs from its content{REPAIR_HINT}")
-    if version not in known_versions:
+    if version != FORMAT_VERSION:
         raise StoreError(
-            f"{place}: format version {version}; this release reads "
-            f"{' and '.join(map(str, known_versions))}. "
+            f"{place}: format version {version}; this release reads {FORMAT_VERSION}. "
             "Use the release that wrote the store, or a newer one"
         )
-    return version, content
+    return content
 
 
 def _allowed_bytes(path: Path, free_bytes: int) -> int:
@@ -131,7 +117,9 @@ def _is_text_of(document: Any, text: bytes) -> bool:
     return text[at:] == b"\n"
 
 
-def serialize_document(format_name: str, version: int, content: dict[str, Any]) -> bytes:
+def serialize_document(
+    format_name: str, content: dict[str, Any], version: int = FORMAT_VERSION
+) -> bytes:
     """Return the text of a document, its checksum included."""
     covered = json.dumps([format_name, version, content], sort_keys=True, separators=(",", ":"))
     document = {

@@ -9,7 +9,6 @@ STORE_FILE = "STORE.json"
 STORE_COPY_FILE = "STORE.copy.json"
 MANIFEST_FILE = "MANIFEST.json"
 LOCK_FILE = "LOCK"
-REMOTE_FILE = "REMOTE.json"  # identifies the store to the remote one that is its copy
 DENSE_DIRECTORY = "dense"
 TEMPORARY_SUFFIX = ".tmp"  # of a file that is about to replace another
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,15 +15,25 @@ from typing import Any
 from cpr_ext.errors import DamageError
 from cpr_ext.state.position import is_count
 from cpr_ext.storage import leases
-from cpr_ext.storage.checksummed_json import read_versioned, write_checksummed
-from cpr_ext.storage.file_names import MANIFEST_FILE, TEMPORARY_SUFFIX, Kind, parse_segment_name
+from cpr_ext.storage.checksummed_json import REPAIR_HINT, read_checksummed, write_checksummed
+from cpr_ext.storage.file_names import (
+    DENSE_DIRECTORY,
+    MANIFEST_FILE,
+    STORE_FILE,
+    TEMPORARY_SUFFIX,
+    Kind,
+    parse_segment_name,
+)
 from cpr_ext.storage.filesystem import require_directory, sync_directory
+from cpr_ext.storage.lineage import NO_ID, commit_after, is_id, split_ids
 from cpr_ext.storage.locks import DirectoryLock
 from cpr_ext.storage.reading import list_directory, retrying
 
 logger = logging.getLogger("cpr_ext")
 
-FORMAT_VERSION = 2
+FORMAT_NAME = "cpr_ext.manifest"
+# So many commits before the newest are listed: which a copy may be of, and still be continued.
+ANCESTORS_KEPT = 512
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,10 @@ class SegmentRecord:
         file_bytes, header_bytes, header_crc32c: how to read and check it.
         is_complete: dense only. The snapshots up to this one contain every row of every shard with
             its value at ``last_step``: a full-recovery point.
+        chain_before, chain: of the directory, before it and after it; see
+            :mod:`cpr_ext.storage.lineage`. A merged segment has the chain of its newest source.
+        shards: dense only. The chain of each shard when it was committed.
+        is_mixed: dense only. A repair found no committed state: rows are of other commits.
     """
 
     file: str
@@ -51,12 +66,21 @@ class SegmentRecord:
     header_bytes: int
     header_crc32c: int
     is_complete: bool = False
+    chain_before: str = NO_ID
+    chain: str = NO_ID
+    shards: tuple[str, ...] = ()
+    is_mixed: bool = False
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
             if not is_count(value := getattr(self, name)):
                 raise ValueError(f"{name} is {value!r:.100}")
-        if not isinstance(self.file, str) or type(self.is_complete) is not bool:
+        object.__setattr__(self, "shards", tuple(self.shards))
+        ids = (self.chain_before, self.chain, *self.shards)
+        if not all(value == NO_ID or is_id(value) for value in ids):
+            raise ValueError("a chain is no chain")
+        flags = (self.is_complete, self.is_mixed)
+        if not isinstance(self.file, str) or any(type(flag) is not bool for flag in flags):
             raise ValueError("a field has another type")
         if parse_segment_name(self.file) != (self.snapshot, self.kind):
             raise ValueError(f"{self.file!r:.100} does not name segment {self.snapshot}")
@@ -73,7 +97,11 @@ class Manifest:
 
     Attributes:
         segments: the live ones.
-        generation: counts the commits of this manifest; 0: none yet, or of format version 1.
+        store_id: identity of the store, with which its chain begins.
+        generation: counts the commits of this manifest; 0: none yet.
+        commit_id: the commit that it is of; the store's identity: none yet.
+        ancestors: commits before it, oldest first; of the dense directory, so many as are kept.
+        pinned: commits that stay among them: what a copy in object storage is of.
         seen: the generation that other manifests of the store had at least, by directory name,
             when this one was committed. One that is older than that has been replaced.
         highest_left_over: the number of a segment that no manifest names and that cannot be
@@ -83,45 +111,53 @@ class Manifest:
 
     Args:
         lock: of the directory; without it nothing may be committed while others may write.
+        store_id: of the store; None: that of the file.
 
     Raises:
-        DamageError: the file is not what was committed in this directory.
+        DamageError: the file is not what was committed in this directory of this store.
         StoreError: it has a format version not known here.
         StorageError: the operating system refused to read.
     """
 
-    def __init__(self, directory: Path, lock: DirectoryLock | None = None) -> None:
-        self._begin(directory, lock)
+    def __init__(
+        self, directory: Path, lock: DirectoryLock | None = None, store_id: str | None = None
+    ) -> None:
+        self._begin(directory, store_id or NO_ID, lock)
         path = directory / MANIFEST_FILE
         try:
             retrying(directory, lambda: require_directory(directory))
         except (FileNotFoundError, NotADirectoryError):
             return
-        document = read_versioned(path, "cpr_ext.manifest", (1, FORMAT_VERSION))
-        if document is None:
+        content = read_checksummed(path, FORMAT_NAME)
+        if content is None:
             return
-        version, content = document
         self.is_recorded = True
         try:
-            self._take(version, content)
+            self._take(content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamageError(f"{path}: {error}") from error
+        if store_id is not None and self.store_id != store_id:
+            identity = directory.parent / STORE_FILE
+            raise DamageError(f"{path}: it is of another store than {identity}{REPAIR_HINT}")
 
     @classmethod
-    def rebuilt(cls, directory: Path, generation: int) -> Manifest:
+    def rebuilt(cls, directory: Path, generation: int, store_id: str) -> Manifest:
         """Return a manifest without segments for a directory whose file is of no use.
 
         Args:
             generation: the highest that the file, or any other manifest, records for it.
         """
         manifest = cls.__new__(cls)
-        manifest._begin(directory)
+        manifest._begin(directory, store_id)
         manifest.generation = manifest._highest_tried = generation
         return manifest
 
-    def _begin(self, directory: Path, lock: DirectoryLock | None = None) -> None:
+    def _begin(self, directory: Path, store_id: str, lock: DirectoryLock | None = None) -> None:
         self.directory = directory
+        self.store_id = self.commit_id = store_id
         self._lock = lock
+        self.ancestors: tuple[str, ...] = ()
+        self.pinned: frozenset[str] = frozenset()
         self.segments: tuple[SegmentRecord, ...] = ()
         self.generation = 0
         self.seen: Mapping[str, int] = {}
@@ -131,19 +167,30 @@ class Manifest:
         self._highest_tried = 0
         self._to_remove: dict[str, float] = {}  # until when it waits for readers
 
-    def _take(self, version: int, content: dict[str, Any]) -> None:
+    @property
+    def chain(self) -> str:
+        """The chain of the directory: of its newest segment."""
+        return self.segments[-1].chain if self.segments else self.store_id
+
+    def descends_from(self, commit_id: str) -> bool:
+        """Return whether this manifest is known to follow from a commit, or is of it."""
+        return commit_id == self.commit_id or commit_id in self.ancestors
+
+    def _take(self, content: dict[str, Any]) -> None:
         self.segments = tuple(SegmentRecord(**record) for record in content["segments"])
         numbers = [record.snapshot for record in self.segments]
         if any(newer <= older for older, newer in pairwise(numbers)):
             raise ValueError("its snapshots do not ascend")
-        if version == 1:
-            return
         if content["directory"] != self.directory.name:
             raise ValueError(f"it is the manifest of '{content['directory']!s:.100}'")
         generation, seen = content["generation"], content["seen"]
         if not is_count(generation) or not all(is_count(value) for value in seen.values()):
             raise ValueError("a generation is no number")
-        self.generation, self.seen = generation, dict(seen)
+        ancestors = split_ids(content["ancestors"])
+        self.store_id, self.commit_id = str(content["store_id"]), str(content["commit_id"])
+        if not all(map(is_id, (*ancestors, self.commit_id))):
+            raise ValueError("a commit is no commit")
+        self.generation, self.seen, self.ancestors = generation, dict(seen), ancestors
         self._highest_tried = generation
 
     def commit(
@@ -167,22 +214,37 @@ class Manifest:
         seen = dict(self.seen if seen is None else seen)
         # A commit that failed may have reached the disk all the same; its number is not used again.
         self._highest_tried += 1
+        name, listed = self.directory.name, [asdict(record) for record in segments]
+        commit_id = commit_after(self.commit_id, name, listed, secrets.token_hex(16))
+        ancestors = self._ancestors_next()
         content = {
-            "directory": self.directory.name,
+            "directory": name,
+            "store_id": self.store_id,
             "generation": self._highest_tried,
+            "commit_id": commit_id,
+            "ancestors": "".join(ancestors),
             "seen": seen,
-            "segments": [asdict(record) for record in segments],
+            "segments": listed,
         }
         path = self.directory / MANIFEST_FILE
         self.is_in_doubt = True
-        write_checksummed(path, "cpr_ext.manifest", content, FORMAT_VERSION)
+        write_checksummed(path, FORMAT_NAME, content)
         self.require_in_place()  # else it was committed elsewhere, or where nobody looks
         self.is_in_doubt, self.is_recorded = False, True
         dropped = set(self.segments) - set(segments)
         self.segments, self.generation, self.seen = segments, self._highest_tried, seen
+        self.commit_id, self.ancestors = commit_id, ancestors
         until = time.monotonic() + leases.WAIT_SECONDS
         self._to_remove |= {record.file: until for record in dropped}
         self.remove_dropped()
+
+    def _ancestors_next(self) -> tuple[str, ...]:
+        """Return the ancestors of the next commit: the newest, and older ones that are pinned."""
+        if self.directory.name != DENSE_DIRECTORY or self.generation == 0:
+            return ()
+        known = (*self.ancestors, self.commit_id)
+        older = (commit for commit in known[:-ANCESTORS_KEPT] if commit in self.pinned)
+        return (*older, *known[-ANCESTORS_KEPT:])
 
     def remove_dropped(self, *, at_once: bool = False) -> None:
         """Remove the files of segments that are no longer live.

@@ -17,8 +17,8 @@ from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.merge_plan import Merge
 from cpr_ext.storage.newest_rows import ShardRows
 from cpr_ext.storage.rounded_chunks import RoundedRows, RoundedTally
-from cpr_ext.storage.segment_format import TableSpec, most_rounded
-from cpr_ext.storage.segment_history import merged_history
+from cpr_ext.storage.segment_format import Committed, TableSpec, most_rounded
+from cpr_ext.storage.segment_history import CHAINS, merged_chains
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.segment_writer import Pace, SegmentStream, rows_per_chunk
 from cpr_ext.storage.store_reader import open_segment, require_all_rows
@@ -100,9 +100,7 @@ def write_merged(
         metadata={
             "shard": shard,
             "merged_from": [record.file for record in merge.read],
-            **merged_history(
-                list(zip(merge.read, opened, strict=True)), has_base=merge.kind == "base"
-            ),
+            CHAINS: merged_chains(merge.read, opened),
             **RoundedRows.together([segment.rounded for segment in opened]).to_note(),
         },
         chunk_bytes=limits.chunk_bytes,
@@ -113,9 +111,13 @@ def write_merged(
             rows = tables[spec.name]
             copy_table(rows, index, spec, ids[spec.name], stream, limits, pace, tally)
         record = stream.finish(
-            first_step=min(record.first_step for record in merge.read),
-            last_step=max(record.last_step for record in merge.read),
-            num_samples=merge.sources[-1].num_samples,
+            Committed(
+                first_step=min(record.first_step for record in merge.read),
+                last_step=max(record.last_step for record in merge.read),
+                num_samples=merge.sources[-1].num_samples,
+                chain_before=merge.sources[0].chain_before,
+                merged_chain=merge.sources[-1].chain,
+            ),
             rounded=most_rounded(tally, opened),
         )
     return Merged(merge, record, sum(source.bytes_read for source in sources))
@@ -187,9 +189,10 @@ def commit_merged(manifest: Manifest, merged: Merged) -> bool:
     if at < 0 or live[at : at + len(sources)] != sources:
         discard_merged(manifest, merged)
         return False
+    merged_live = (*live[:at], merged.record, *live[at + len(sources) :])
     # If this fails, the merged file stays, as the manifest on disk may name it already. Either way
     # the next open finds one state or the other and removes what it does not name.
-    manifest.commit((*live[:at], merged.record, *live[at + len(sources) :]))
+    manifest.commit(merged_live)
     return True
 
 

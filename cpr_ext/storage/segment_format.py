@@ -23,6 +23,7 @@ from cpr_ext.cuda import stager_of
 from cpr_ext.errors import UsageError
 from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.state.precision import EXACT, LEVELS, precision_of_row, stored_row_bytes
+from cpr_ext.storage.lineage import WIDEST_ID
 from cpr_ext.storage.rounded_chunks import (
     EXACT_ROW,
     ROUNDED_ROW,
@@ -156,6 +157,8 @@ class Committed:
     last_step: int = _WIDEST_STEP
     num_samples: int = _WIDEST_STEP
     is_complete: bool = False
+    chain_before: str = WIDEST_ID
+    merged_chain: str = WIDEST_ID  # of a merged segment: that of its newest source
 
 
 @dataclass

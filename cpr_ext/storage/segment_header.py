@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from cpr_ext.state.position import is_count
 from cpr_ext.state.precision import EXACT, PRECISIONS
 from cpr_ext.storage.file_names import parse_segment_name
 from cpr_ext.storage.filesystem import open_regular, require_all_bytes
+from cpr_ext.storage.lineage import chain_after
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.reading import retrying, retrying_segment
 from cpr_ext.storage.rounded_chunks import IdRun, Rounding, are_runs
@@ -32,6 +33,7 @@ from cpr_ext.storage.segment_format import (
     ROW_IDS,
     ArraySpec,
     Chunk,
+    Committed,
     Segment,
     SegmentLayout,
     TableSpec,
@@ -89,12 +91,33 @@ def _read_block(path: Path, header_bytes: int) -> tuple[int, bytes]:
     return file_bytes, block
 
 
+def record_of(
+    path: Path, metadata: Mapping[str, Any], file_bytes: int, header: bytes, committed: Committed
+) -> SegmentRecord:
+    """Return what a manifest is to say of a segment with this header block."""
+    before = committed.chain_before
+    return SegmentRecord(
+        file=path.name,
+        kind=metadata["kind"],
+        snapshot=metadata["snapshot"],
+        first_step=committed.first_step,
+        last_step=committed.last_step,
+        num_samples=committed.num_samples,
+        file_bytes=file_bytes,
+        header_bytes=len(header),
+        header_crc32c=native.crc32c(header),
+        is_complete=committed.is_complete,
+        chain_before=before,
+        chain=committed.merged_chain or chain_after(before, path.name, header),
+        shards=tuple(metadata.get("shards", ())),
+    )
+
+
 def read_own_record(path: Path) -> SegmentRecord:
     """Return what a manifest would say of a segment, from the segment's own header.
 
     Raises:
-        DamageError: the file is not what was written, or an earlier release wrote it; its headers
-            had no checksum of their own and not all facts of a manifest.
+        DamageError: the file is not what was written.
         StorageError: it could not be read.
     """
     name = parse_segment_name(path.name)
@@ -109,17 +132,9 @@ def read_own_record(path: Path) -> SegmentRecord:
         if f"{native.crc32c(unsigned):08x}" != own:
             raise ValueError("its header's checksum differs from the header")
         segment = _parse(path, block, file_bytes)
-        kind: Any = segment.metadata["kind"]
-        _require((segment.metadata["snapshot"], kind) == name, "it is another segment")
-        return SegmentRecord(
-            file=path.name,
-            kind=kind,
-            snapshot=name[0],
-            file_bytes=file_bytes,
-            header_bytes=header_bytes,
-            header_crc32c=native.crc32c(block),
-            **committed,
-        )
+        said = segment.metadata["snapshot"], segment.metadata["kind"]
+        _require(said == name, "it is another segment")
+        return record_of(path, segment.metadata, file_bytes, block, Committed(**committed))
     except _MALFORMED as error:
         raise DamageError(
             f"{path}: its header does not show what it is ({error!r:.200})"

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from math import gcd
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +27,7 @@ from cpr_ext.storage.segment_format import (
     TableSpec,
     align_up,
 )
+from cpr_ext.storage.segment_header import record_of
 
 
 class Pace:
@@ -97,8 +97,6 @@ class SegmentStream:
         row_ids: Sequence[torch.Tensor | None] = (),
     ) -> None:
         self.path = directory / segment_name(snapshot, kind)
-        self._snapshot = snapshot
-        self._kind: Kind = kind
         self._layout = SegmentLayout(tables, {"kind": kind, "snapshot": snapshot, **metadata})
         self.rows_per_chunk = [rows_per_chunk(table, chunk_bytes) for table in tables]
         self._layout.place(
@@ -165,15 +163,12 @@ class SegmentStream:
             self._pace.spend(len(piece))
         self._chunks.append(Chunk(table, first, len(row_ids), step, checksums))
 
-    def finish(
-        self, *, first_step: int, last_step: int, num_samples: int, rounded: RoundedRows
-    ) -> SegmentRecord:
+    def finish(self, committed: Committed, *, rounded: RoundedRows) -> SegmentRecord:
         """Write the header and sync the file; what a manifest is to say of it.
 
         Args:
             rounded: how many rows were rounded before; not more than ``metadata`` noted.
         """
-        committed = Committed(first_step, last_step, num_samples)
         self._layout.metadata.pop("rounded", None)
         self._layout.metadata.update(rounded.to_note())
         self._layout.note_rounding(self._chunks, self._rounding)
@@ -184,15 +179,8 @@ class SegmentStream:
         except OSError as error:
             raise storage_error("sync", self.path, error) from error
         self._is_finished = True
-        return SegmentRecord(
-            file=self.path.name,
-            kind=self._kind,
-            snapshot=self._snapshot,
-            file_bytes=self._layout.file_bytes,
-            header_bytes=self._layout.header_bytes,
-            header_crc32c=native.crc32c(header),
-            **asdict(committed),
-        )
+        layout = self._layout
+        return record_of(self.path, layout.metadata, layout.file_bytes, header, committed)
 
     def _write_at(self, data: memoryview, offset: int) -> None:
         try:

@@ -1,8 +1,9 @@
-"""Manifests that are older than their neighbours know: replaced by an older copy, or removed.
+"""Manifests that are older than their neighbours know, or of another history.
 
 A directory commits independently, so nothing in it shows that its manifest was newer once. The
 others do: each records the generation that its neighbors had reached. No other manifest knows only
-the last commit of a store. See docs/decisions/0014-manifests-witness-each-other.md.
+the last commit of a store. See docs/decisions/0014-manifests-witness-each-other.md. Which rows fit
+the dense part is known by descent, see :mod:`cpr_ext.storage.lineage`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from cpr_ext.errors import DamageError
 from cpr_ext.storage.checksummed_json import REPAIR_HINT
 from cpr_ext.storage.file_names import MANIFEST_FILE
+from cpr_ext.storage.lineage import shards_without
 from cpr_ext.storage.manifest import Manifest
 
 
@@ -58,6 +60,28 @@ def refuse_outdated(manifests: Sequence[Manifest]) -> None:
     """Raise DamageError, naming all of them with their witnesses, if any is outdated."""
     if found := find_outdated(manifests):
         raise DamageError("; ".join(str(outdated) for outdated in found))
+
+
+def find_other_states(dense: Manifest, shards: Sequence[Manifest]) -> list[str]:
+    """Return what is wrong, one sentence each, with shards that lack the state of a snapshot."""
+    found = {}
+    of_shards = [manifest.segments for manifest in shards]
+    for record in dense.segments:
+        for shard in shards_without(record, of_shards, dense.store_id):
+            path = shards[shard].directory / MANIFEST_FILE
+            found[shard] = (
+                f"{path} does not hold the rows of snapshot {record.snapshot} (step "
+                f"{record.last_step}), which {dense.directory / MANIFEST_FILE} names: the two are "
+                "of different commits. Put both back from one copy of the whole store"
+                f"{REPAIR_HINT}"
+            )
+    return [found[shard] for shard in sorted(found)]
+
+
+def refuse_other_states(dense: Manifest, shards: Sequence[Manifest]) -> None:
+    """Raise DamageError if a shard does not hold the rows of every snapshot."""
+    if found := find_other_states(dense, shards):
+        raise DamageError("; ".join(found))
 
 
 def is_torn(manifests: Sequence[Manifest]) -> bool:

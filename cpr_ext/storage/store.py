@@ -43,11 +43,12 @@ from cpr_ext.storage.filesystem import (
     storage_error,
     sync_directory,
 )
+from cpr_ext.storage.lineage import is_id, new_store_id
 from cpr_ext.storage.locks import DirectoryLock
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.reading import exists, list_directory
 from cpr_ext.storage.retention import Retention, keep_points, plan_retention
-from cpr_ext.storage.stale_manifests import refuse_outdated
+from cpr_ext.storage.stale_manifests import refuse_other_states, refuse_outdated
 
 logger = logging.getLogger("cpr_ext")
 
@@ -86,6 +87,8 @@ class Store:
         self.retention = retention or Retention()
         self._locks: list[DirectoryLock] = []
         self._opened: list[Manifest] = []
+        #: Content of STORE.json.
+        self.description: dict[str, Any] = {}
         self._passed_over: frozenset[SegmentRecord] = frozenset()
         try:
             self.directory = self.directory.absolute()
@@ -130,7 +133,8 @@ class Store:
         recorded = read_checksummed(path, "cpr_ext.store", free_bytes=free_bytes)
         if recorded is None:
             self._refuse_strangers()
-            write_checksummed(path, "cpr_ext.store", model)
+            recorded = {"store_id": new_store_id(), **model}
+            write_checksummed(path, "cpr_ext.store", recorded)
         elif differences := list_differences(recorded, model):
             raise StoreError(
                 f"'{self.directory}' holds another model: {'; '.join(differences)}. "
@@ -139,10 +143,14 @@ class Store:
             )
         else:
             sync_directory(self.directory)  # as for a manifest, below
-        self._write_copy(model)
+        if not is_id(recorded.get("store_id")):
+            raise DamageError(f"{path}: it names no store")
+        self.description = recorded
+        self._write_copy()
 
-    def _write_copy(self, model: dict[str, Any]) -> None:
+    def _write_copy(self) -> None:
         """Write a second copy of the store's description, for ``cpr repair``."""
+        model = self.description
         path = self.directory / STORE_COPY_FILE
         try:
             with suppress(StoreError):  # damaged: written anew
@@ -156,7 +164,7 @@ class Store:
         make_directory(directory)
         require_directory(directory)
         lock = self._lock(directory)
-        manifest = Manifest(directory, lock)
+        manifest = Manifest(directory, lock, self.description["store_id"])
         manifest.require_room(MAX_WRITABLE)
         self._opened.append(manifest)
         # It may be in the page cache only, its writer killed or refused before the last sync; what
@@ -169,8 +177,9 @@ class Store:
         return [self.dense, *self.shards]
 
     def _make_sound(self) -> None:
-        """Refuse outdated manifests; only then remove leftovers of crashes."""
+        """Refuse manifests of different states; only then remove leftovers of crashes."""
         refuse_outdated(self._manifests)
+        refuse_other_states(self.dense, self.shards)
         for manifest in self._manifests:
             manifest.remove_unlisted()
             # From the start every directory has one, so that its neighbours tell if it is removed.
@@ -180,6 +189,10 @@ class Store:
     def _commit(self, manifest: Manifest, segments: tuple[SegmentRecord, ...]) -> None:
         others = [other for other in self._manifests if other is not manifest]
         manifest.commit(segments, {other.directory.name: other.generation for other in others})
+
+    def claim(self) -> None:
+        """Commit the state as it is: another store of the same state is no ancestor of this one."""
+        self._commit(self.dense, self.dense.segments)
 
     @property
     def is_empty(self) -> bool:
@@ -297,7 +310,7 @@ class Store:
 
 
 def describe_model(tables: Sequence[Table], num_shards: int) -> dict[str, Any]:
-    """Return what STORE.json keeps of a model."""
+    """Return what STORE.json records of a model; the identity of the store is added to it."""
     return {
         "num_shards": num_shards,
         "tables": {table.name: _describe_table(table) for table in tables},

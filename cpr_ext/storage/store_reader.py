@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -23,11 +23,12 @@ from cpr_ext.state.table_part import TablePart
 from cpr_ext.storage.checksummed_json import read_checksummed
 from cpr_ext.storage.file_names import DENSE_DIRECTORY, STORE_FILE, parse_shard_name, shard_name
 from cpr_ext.storage.leases import reader_lease
+from cpr_ext.storage.lineage import is_id
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.reading import exists, list_directory
 from cpr_ext.storage.segment_format import Segment
 from cpr_ext.storage.segment_header import read_segment
-from cpr_ext.storage.stale_manifests import is_torn
+from cpr_ext.storage.stale_manifests import is_torn, refuse_other_states
 
 # Between readings of a store that changes while it is read.
 _PAUSES_SECONDS = (*(0.0,) * 5, *(0.01,) * 10, *(0.1,) * 10)
@@ -54,6 +55,7 @@ class StoreReader:
 
     Attributes:
         directory: the store.
+        store_id: its identity.
         num_shards: into how many row ranges its tables are cut.
         tables: the tables by name.
         dense: manifest of the dense part; its last segment is the newest snapshot.
@@ -67,24 +69,28 @@ class StoreReader:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
-        self.num_shards, self.tables = read_identity(self.directory)
+        identity = read_identity(self.directory)
+        self.store_id, self.num_shards, self.tables = identity
         self.refresh()
 
     def refresh(self) -> None:
         """Look again: take the view that is newest now.
 
         Raises:
-            DamageError: a manifest is not what was committed, or older than another has seen.
+            DamageError: a manifest is not what was committed, is older than another has seen, or
+                lacks the state of a snapshot.
         """
         require_shards(self.directory, self.num_shards)
         dense = self.directory / DENSE_DIRECTORY
         for pause in _PAUSES_SECONDS:
-            self.dense = Manifest(dense)
+            self.dense = Manifest(dense, store_id=self.store_id)
             self.shards = [
-                Manifest(self.shard_directory(shard)) for shard in range(self.num_shards)
+                Manifest(self.shard_directory(shard), store_id=self.store_id)
+                for shard in range(self.num_shards)
             ]
-            is_steady = _state(Manifest(dense)) == _state(self.dense)
+            is_steady = _state(Manifest(dense, store_id=self.store_id)) == _state(self.dense)
             if is_steady and not is_torn([self.dense, *self.shards]):
+                refuse_other_states(self.dense, self.shards)
                 return
             time.sleep(pause)
         raise self.unsteady()
@@ -99,7 +105,8 @@ class StoreReader:
     def is_gone(self) -> bool:
         """Return whether another process has replaced this view, and removed a file of it."""
         manifests = [self.dense, *self.shards]
-        if all(_state(Manifest(m.directory)) == _state(m) for m in manifests):
+        now = (Manifest(m.directory, store_id=self.store_id) for m in manifests)
+        if all(_state(new) == _state(m) for new, m in zip(now, manifests, strict=True)):
             return False
         return any(
             not exists(manifest.path_of(record))
@@ -169,8 +176,8 @@ class StoreReader:
         return opened
 
 
-def _state(manifest: Manifest) -> tuple[int, tuple[SegmentRecord, ...]]:
-    return manifest.generation, manifest.segments
+def _state(manifest: Manifest) -> tuple[str, tuple[SegmentRecord, ...]]:
+    return manifest.commit_id, manifest.segments
 
 
 def read_committed(store: str | os.PathLike[str], read: Callable[[StoreReader], T]) -> T:
@@ -264,8 +271,16 @@ def require_all_rows(base: Segment, row_ranges: Mapping[str, tuple[int, int]]) -
             raise DamageError(f"{base.path}: this base lacks rows of table '{name}'")
 
 
-def read_identity(directory: Path, file: str = STORE_FILE) -> tuple[int, Mapping[str, StoredTable]]:
-    """Return the number of shards and tables of a store, from its STORE.json, or the copy of it.
+class StoreIdentity(NamedTuple):
+    """What STORE.json says: the store's identity, its number of shards, and its tables by name."""
+
+    store_id: str
+    num_shards: int
+    tables: Mapping[str, StoredTable]
+
+
+def read_identity(directory: Path, file: str = STORE_FILE) -> StoreIdentity:
+    """Return what a store is, from its STORE.json, or the copy of it.
 
     Raises:
         StoreError: there is none, or it has a version not known here.
@@ -276,11 +291,13 @@ def read_identity(directory: Path, file: str = STORE_FILE) -> tuple[int, Mapping
     if content is None:
         raise StoreError(f"'{directory}' is not a cpr_ext store (it has no {file})")
     try:
-        num_shards = _count(content["num_shards"])
+        store_id, num_shards = content["store_id"], _count(content["num_shards"])
+        if not is_id(store_id):
+            raise ValueError(f"{store_id!r:.100} is no identity")
         tables = {str(name): _stored(str(name), t) for name, t in content["tables"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamageError(f"{path}: lacks what a store needs ({error!r})") from error
-    return num_shards, tables
+    return StoreIdentity(store_id, num_shards, tables)
 
 
 def _stored(name: str, table: Any) -> StoredTable:

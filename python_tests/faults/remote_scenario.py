@@ -192,7 +192,7 @@ class Job:
             except Killed:
                 self.objects.restart()
             except cpr_ext.StoreError as error:
-                if "another store" in str(error):
+                if "cannot be copied" in str(error):
                     break
             except cpr_ext.CprError:
                 pass

@@ -80,7 +80,7 @@ def _unlink_before_manifest(_: Interposer) -> None:
 def _manifest_written_in_place(_: Interposer) -> None:
     def write(path: Path, format_name: str, content: dict[str, Any], version: int = 1) -> None:
         with path.open("wb") as file:
-            file.write(checksummed_json.serialize_document(format_name, version, content))
+            file.write(checksummed_json.serialize_document(format_name, content, version))
             file.flush()
             os.fsync(file.fileno())
         sync_directory(path.parent)

@@ -1,9 +1,9 @@
 """Makes the golden store of a format version; run once, with the release that introduces it.
 
-    python python_tests/golden/make_store.py python_tests/golden/version-3 int8
+    python python_tests/golden/make_store.py python_tests/golden/version-1
 
-The second argument is the precision of its partial snapshots. Next to the store it writes what must
-be read from it, as plain safetensors and JSON.
+Its partial snapshots are rounded. Next to the store it writes what must be read from it, as plain
+safetensors and JSON.
 """
 
 import json
@@ -38,7 +38,7 @@ def build(seed):
     return model, optimizers
 
 
-def open_store(model, optimizers, directory, precision="float32"):
+def open_store(model, optimizers, directory):
     """The checkpointer with the options the golden store was made with."""
     return cpr_ext.Checkpointer(
         model,
@@ -49,7 +49,7 @@ def open_store(model, optimizers, directory, precision="float32"):
         schedule=cpr_ext.EverySteps(10**9),
         staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
         extra_state=lambda: {"epoch": 3, "file": "day_0", "seen": torch.arange(5)},
-        precision=cpr_ext.Precision(partial=precision),
+        precision=cpr_ext.Precision(partial="int8"),
         save_at_close=False,
     )
 
@@ -82,12 +82,12 @@ def dense_of(model):
     return {name: value.clone() for name, value in model["linear"].state_dict().items()}
 
 
-def main(directory: Path, precision: str) -> None:
+def main(directory: Path) -> None:
     """Make the store: a base and two partial snapshots of two shards; a full-recovery point."""
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002
     model, optimizers = build(1)
-    with open_store(model, optimizers, directory / "store", precision) as ckpt:
+    with open_store(model, optimizers, directory / "store") as ckpt:
         train(model, optimizers, ckpt, 1)
         ckpt.wait()
         for _ in range(2):
@@ -110,4 +110,4 @@ def main(directory: Path, precision: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import cpr_ext
 from cpr_ext.maintenance import compact, export, inspect, read_rows, verify
+from cpr_ext.storage.checksummed_json import FORMAT_VERSION
 from python_tests.golden.make_store import arrays_of, build, dense_of, open_store, train
 from python_tests.helpers import assert_same
 
@@ -40,9 +41,7 @@ def check_recovers(golden):
 
 
 def test_there_is_a_golden_store_of_each_version_up_to_this_one():
-    from cpr_ext.storage.segment_format import ROUNDED_VERSION
-
-    assert [f"version-{version}" for version in range(1, ROUNDED_VERSION + 1)] == VERSIONS
+    assert [f"version-{version}" for version in range(1, FORMAT_VERSION + 1)] == VERSIONS
 
 
 def test_recovery_is_exact_and_training_goes_on(golden):

@@ -101,7 +101,7 @@ def test_a_merge_with_newer_segments_is_yielded_whole(tmp_path):
 
 
 def test_a_history_that_was_cut_short_asks_for_a_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(segment_history, "MOST_SOURCES", 1)
+    monkeypatch.setattr(segment_history, "MOST_CHAINS", 0)
     retention = cpr_ext.Retention(full_recovery_points=0)
     trained = trained_store(tmp_path / "store", snapshots=2, retention=retention)
     early = changed_rows(tmp_path / "store").until

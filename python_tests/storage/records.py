@@ -15,5 +15,5 @@ def record(snapshot=1, kind="base", **changes):
         file_bytes=8192,
         header_bytes=4096,
         header_crc32c=0,
-        **changes,
+        **{"chain": f"{snapshot:032x}", **changes},
     )

@@ -69,11 +69,11 @@ def held_up(monkeypatch):
     reached, go_on = threading.Event(), threading.Event()
     finish = merge.SegmentStream.finish
 
-    def waits(self, **given):
+    def waits(self, *committed, **given):
         reached.set()
         while not go_on.wait(0.01):
             self._pace.spend(0)
-        return finish(self, **given)
+        return finish(self, *committed, **given)
 
     monkeypatch.setattr(merge.SegmentStream, "finish", waits)
     yield reached, go_on

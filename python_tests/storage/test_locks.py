@@ -14,11 +14,10 @@ import torch
 from cpr_ext.errors import CprError, DamageError, StorageError, StoreError
 from cpr_ext.state.table import Table
 from cpr_ext.storage import locks
-from cpr_ext.storage.file_names import segment_name
 from cpr_ext.storage.locks import DirectoryLock
-from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.store import Store
 from python_tests.helpers import run_python
+from python_tests.storage.records import record
 
 CALLS = [
     *((os, name) for name in ("open", "mkdir", "fsync", "replace", "unlink", "listdir", "close")),
@@ -93,8 +92,8 @@ def _in_steps(monkeypatch):
         monkeypatch.setattr(module, name, call)
 
 
-def dense_record():
-    return SegmentRecord(segment_name(1, "dense"), "dense", 1, 1, 1, 1, 8192, 4096, 0)
+def dense_record(store):
+    return record(1, "dense", shards=[shard.chain for shard in store.shards])
 
 
 def race(directory, first_calls, second_calls):
@@ -116,7 +115,7 @@ def race(directory, first_calls, second_calls):
     assert re.search(
         r"is being written by (this same process \d|another process)", str(loser.error)
     ), at
-    winner.store.add_dense(dense_record())  # acknowledged
+    winner.store.add_dense(dense_record(winner.store))  # acknowledged
     winner.store.close()
     again = Store(directory, tables=winner.tables(), num_shards=1)
     assert again.last_snapshot == 1, at

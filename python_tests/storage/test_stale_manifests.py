@@ -207,20 +207,22 @@ def test_a_commit_between_two_readings_is_waited_out(tmp_path, monkeypatch, name
     store: Store = open_store(tmp_path)
     store.add_to_shard(0, record(1))
     store.add_to_shard(1, record(1))
-    store.add_dense(record(1, "dense"))
+    store.add_dense(record(1, "dense", shards=[shard.chain for shard in store.shards]))
     order = [store.shards[0], store.shards[1], store.dense]
     order = order[[m.directory.name for m in order].index(name) :]
     reads, init = [], Manifest.__init__
 
-    def read_then_commit(self, directory):
-        init(self, directory)
+    def read_then_commit(self, directory, *more, **options):
+        init(self, directory, *more, **options)
         reads.append(directory.name)
         if reads.count(name) == 1 and directory.name == name:
             reads.append("committed")
             for manifest in order:
                 number = manifest.segments[-1].snapshot + 1
                 kind = "dense" if manifest is store.dense else "partial"
-                store._commit(manifest, (*manifest.segments, record(number, kind)))
+                shards = [shard.chain for shard in store.shards] if kind == "dense" else []
+                new = record(number, kind, shards=shards)
+                store._commit(manifest, (*manifest.segments, new))
 
     monkeypatch.setattr(Manifest, "__init__", read_then_commit)
     reader = StoreReader(tmp_path)

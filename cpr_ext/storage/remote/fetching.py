@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +13,7 @@ from cpr_ext.errors import CprError, DamageError, StoreError
 from cpr_ext.storage.checksummed_json import write_checksummed
 from cpr_ext.storage.file_names import MANIFEST_FILE, STORE_FILE, TEMPORARY_SUFFIX
 from cpr_ext.storage.filesystem import make_directory, storage_error, sync_directory
-from cpr_ext.storage.manifest import FORMAT_VERSION, SegmentRecord
+from cpr_ext.storage.manifest import FORMAT_NAME, SegmentRecord
 from cpr_ext.storage.remote.objects import Objects, RemoteOptions, is_address, open_objects
 from cpr_ext.storage.remote.range_reading import WantedFile, read_objects
 from cpr_ext.storage.remote.remote_state import (
@@ -32,7 +32,6 @@ def fetch_store(
     *,
     shards: Collection[str] | None = None,
     headers_only: bool = False,
-    finish: Callable[[Path, int, str], None] | None = None,
 ) -> RemoteState:
     """Read the newest state into ``directory``, which must be empty or missing.
 
@@ -41,7 +40,6 @@ def fetch_store(
     Args:
         shards: names of the directories whose segments are read; None: all.
         headers_only: of each segment only the header, enough for ``cpr inspect``.
-        finish: called with the directory before it appears, and number and writer of the state.
 
     Raises:
         StoreError: there is no state.
@@ -52,7 +50,7 @@ def fetch_store(
     directory = directory.absolute()
     target = directory.with_name(directory.name + ".fetching")
     try:
-        return _fetch_newest(objects, directory, target, shards, headers_only, finish)
+        return _fetch_newest(objects, directory, target, shards, headers_only)
     except OSError as error:
         if isinstance(error, CprError):
             raise
@@ -67,7 +65,6 @@ def _fetch_newest(
     target: Path,
     shards: Collection[str] | None,
     headers_only: bool,
-    finish: Callable[[Path, int, str], None] | None,
 ) -> RemoteState:
     tries_left = _TRIES
     while True:
@@ -84,8 +81,6 @@ def _fetch_newest(
             newer = newest_state(objects)
             if not tries_left or newer is None or newer.number == state.number:
                 raise DamageError(f"the remote store lacks an object: {error}") from error
-    if finish is not None:
-        finish(target, state.number, state.writer)
     target.replace(directory)
     sync_directory(directory.parent)
     return state
@@ -118,18 +113,19 @@ def _fetch(
 
 def _write_manifests(target: Path, state: RemoteState) -> None:
     for name, remote in state.view.directories.items():
-        _write_manifest(target / name, name, remote)
+        _write_manifest(target / name, name, remote, state)
     write_checksummed(target / STORE_FILE, "cpr_ext.store", dict(state.view.model))
 
 
-def _write_manifest(directory: Path, name: str, remote: RemoteDirectory) -> None:
+def _write_manifest(
+    directory: Path, name: str, remote: RemoteDirectory, state: RemoteState
+) -> None:
     content = {
         "directory": name,
-        "generation": remote.generation,
-        "seen": dict(remote.seen),
-        "segments": [vars(record) for record in remote.segments],
+        "store_id": state.view.model["store_id"],
+        **remote.to_content(),
     }
-    write_checksummed(directory / MANIFEST_FILE, "cpr_ext.manifest", content, FORMAT_VERSION)
+    write_checksummed(directory / MANIFEST_FILE, FORMAT_NAME, content)
 
 
 def fetch_directory(objects: Objects, state: RemoteState, name: str, store: Path) -> None:
@@ -153,7 +149,7 @@ def fetch_directory(objects: Objects, state: RemoteState, name: str, store: Path
                 for key, record in keys.items()
             ],
         )
-        _write_manifest(target, name, remote)
+        _write_manifest(target, name, remote, state)
         target.rename(store / name)
         sync_directory(store)
     except FileNotFoundError as error:

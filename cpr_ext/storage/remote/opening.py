@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import uuid
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cpr_ext.errors import DamageError
-from cpr_ext.storage.checksummed_json import read_checksummed, write_checksummed
 from cpr_ext.storage.file_names import (
     DENSE_DIRECTORY,
-    REMOTE_FILE,
     STORE_FILE,
     parse_shard_name,
+    shard_name,
 )
+from cpr_ext.storage.lineage import shards_without
+from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.reading import list_directory
 from cpr_ext.storage.remote.fetching import fetch_directory, fetch_store
 from cpr_ext.storage.remote.objects import RemoteOptions, open_objects
@@ -24,11 +27,9 @@ from cpr_ext.storage.remote.remote_copy import RemoteCopy
 from cpr_ext.storage.remote.remote_state import RemoteDirectory, StoreView, newest_state
 from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from cpr_ext.storage.store import Store
-from cpr_ext.storage.store_reader import read_identity
+from cpr_ext.storage.store_reader import StoreIdentity, read_identity
 
 logger = logging.getLogger("cpr_ext")
-
-FORMAT_NAME = "cpr_ext.remote_identity"
 
 
 class RemoteStore:
@@ -54,57 +55,80 @@ class RemoteStore:
         self.was_read = False
         if not list_directory(self._directory) and newest_state(self._objects) is not None:
             self.was_read = True
-            fetch_store(self._objects, self._directory, finish=_identify)
-        elif (identity := read_checksummed(self._directory / REMOTE_FILE, FORMAT_NAME)) is not None:
-            self._restore_directories(str(identity.get("writer")))
+            fetch_store(self._objects, self._directory)
+        else:
+            self._restore_directories()
 
-    def _restore_directories(self, writer: str) -> None:
-        """Read shards whose directories are gone, if the newest state is of this store."""
+    def _restore_directories(self) -> None:
+        """Read directories that are gone, if the copy's are of one state with those that are not.
+
+        Else opening the store names what is missing.
+        """
         held = {path.name for path in list_directory(self._directory)}
         if STORE_FILE not in held:
             return
-        try:
-            num_shards, _ = read_identity(self._directory)
-        except DamageError:
-            return  # opening the store names it
-        num_held = sum(parse_shard_name(name) is not None for name in held)
-        if num_held >= num_shards and DENSE_DIRECTORY in held:
-            return
-        state = newest_state(self._objects)
-        if state is None or state.writer != writer:
-            return
-        for name in state.view.directories:
-            if name not in held:
+        with suppress(DamageError):  # opening the store names it
+            identity = read_identity(self._directory)
+            num_held = sum(parse_shard_name(name) is not None for name in held)
+            if num_held >= identity.num_shards and DENSE_DIRECTORY in held:
+                return
+            state = newest_state(self._objects)
+            if state is None or len(state.view.directories) != identity.num_shards + 1:
+                return
+            missing = [name for name in state.view.directories if name not in held]
+            if not self._fits(identity, state.view, missing):
+                return
+            for name in missing:
                 fetch_directory(self._objects, state, name, self._directory)
                 logger.warning(
                     "'%s' was missing; it was read from the remote store", self._directory / name
                 )
 
+    def _fits(self, identity: StoreIdentity, view: StoreView, missing: list[str]) -> bool:
+        """Return whether the copy's directories hold the state of this store's newest snapshot."""
+        if identity.store_id != view.store_id:
+            return False
+        names = [DENSE_DIRECTORY, *map(shard_name, range(identity.num_shards))]
+        found: list[RemoteDirectory] = []
+        for name in names:
+            if name in missing:
+                found.append(view.directories[name])
+            else:
+                found.append(
+                    RemoteDirectory.of(Manifest(self._directory / name, None, identity.store_id))
+                )
+        dense, *shards = (directory.segments for directory in found)
+        seen = [max(d.seen.get(name, 0) for d in found) for name in names]
+        is_newest = all(d.generation >= least for d, least in zip(found, seen, strict=True))
+        return is_newest and not any(
+            shards_without(record, shards, identity.store_id) for record in dense
+        )
+
     def start(self, store: Store, model: Mapping[str, Any]) -> RemoteCopy:
         """Begin to copy a store that was opened for writing.
 
         Raises:
-            StoreError: the remote store is the copy of another store.
+            StoreError: the store does not follow from the newest state that is there.
             RemoteError: a request failed, or the service ignores conditional writes.
         """
-        path = store.directory / REMOTE_FILE
-        identity = read_checksummed(path, FORMAT_NAME)
-        if identity is None:
-            identity = {"writer": uuid.uuid4().hex, "fetched": None}
-            write_checksummed(path, FORMAT_NAME, identity)
-        try:
-            fetched = identity["fetched"]
-            before = None if fetched is None else (int(fetched[0]), str(fetched[1]))
-            writer = RemoteWriter(self._objects, store.directory, str(identity["writer"]))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise DamageError(f"{path}: {error!r:.100}") from error
-        writer.open(model, before)
+        writer = RemoteWriter(self._objects, store.directory, uuid.uuid4().hex)
+        dense = weakref.ref(store.dense)  # the copying thread keeps no store open
+
+        def pin(commits: frozenset[str]) -> None:
+            if (manifest := dense()) is not None:
+                manifest.pinned = commits
+
+        writer.pin = pin
+        if self.was_read:
+            store.claim()  # the machine that it comes from may not be dead
+        view = view_of(store, model)
+        writer.open(view)
         copy = RemoteCopy(
             writer,
             bytes_per_second=self._options.bytes_per_second,
             wait_at_close_seconds=self._options.wait_at_close_seconds,
         )
-        copy.submit(view_of(store, model))
+        copy.submit(view)
         return copy
 
 
@@ -114,15 +138,8 @@ def view_of(store: Store, model: Mapping[str, Any]) -> StoreView:
     return StoreView(
         model,
         {
-            manifest.directory.name: RemoteDirectory(
-                manifest.generation, dict(manifest.seen), manifest.segments
-            )
+            manifest.directory.name: RemoteDirectory.of(manifest)
             for manifest in (store.dense, *store.shards)
         },
         newest[0].last_step if newest else -1,
     )
-
-
-def _identify(directory: Path, number: int, writer: str) -> None:
-    content = {"writer": uuid.uuid4().hex, "fetched": [number, writer]}
-    write_checksummed(directory / REMOTE_FILE, FORMAT_NAME, content)

@@ -18,7 +18,8 @@ from cpr_ext.errors import DamageError
 from cpr_ext.state.position import is_count
 from cpr_ext.storage.checksummed_json import parse_document, serialize_document
 from cpr_ext.storage.file_names import DENSE_DIRECTORY, parse_shard_name
-from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.lineage import is_id, split_ids
+from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.remote.numbered import document_key, document_numbers, newest_document
 from cpr_ext.storage.remote.objects import Objects
 
@@ -42,8 +43,26 @@ class RemoteDirectory:
     """The manifest of one directory of the store."""
 
     generation: int
+    commit_id: str
+    ancestors: tuple[str, ...]
     seen: Mapping[str, int]
     segments: tuple[SegmentRecord, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> RemoteDirectory:
+        """Return what a copy records of a manifest, as it is now."""
+        return cls(
+            manifest.generation,
+            manifest.commit_id,
+            manifest.ancestors,
+            dict(manifest.seen),
+            manifest.segments,
+        )
+
+    def to_content(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        segments = [asdict(record) for record in self.segments]
+        return {**vars(self), "ancestors": "".join(self.ancestors), "segments": segments}
 
 
 @dataclass(frozen=True)
@@ -60,6 +79,21 @@ class StoreView:
     directories: Mapping[str, RemoteDirectory]
     step: int
 
+    @property
+    def store_id(self) -> str:
+        """Identity of the local store."""
+        return str(self.model["store_id"])
+
+    @property
+    def commit_id(self) -> str:
+        """The commit of the dense directory: which state of the store it is."""
+        return self.directories[DENSE_DIRECTORY].commit_id
+
+    def descends_from(self, other: StoreView) -> bool:
+        """Return whether this state is known to follow from another, or to be the same."""
+        dense = self.directories[DENSE_DIRECTORY]
+        return other.commit_id in (*dense.ancestors, dense.commit_id)
+
     def records(self) -> dict[str, tuple[str, SegmentRecord]]:
         """Return directory and record of each segment, by the name of its object."""
         return {
@@ -75,7 +109,7 @@ class RemoteState:
 
     Attributes:
         number: states count from 1.
-        writer: identifies the local store that it is a copy of.
+        writer: identifies the process that added it.
         view: what it holds.
         checksums: CRC32C of each object's bytes, by its name.
     """
@@ -93,16 +127,11 @@ class RemoteState:
             "model": self.view.model,
             "step": self.view.step,
             "directories": {
-                name: {
-                    "generation": directory.generation,
-                    "seen": dict(directory.seen),
-                    "segments": [asdict(record) for record in directory.segments],
-                }
-                for name, directory in self.view.directories.items()
+                name: directory.to_content() for name, directory in self.view.directories.items()
             },
             "checksums": dict(self.checksums),
         }
-        return serialize_document(FORMAT_NAME, 1, content)
+        return serialize_document(FORMAT_NAME, content)
 
     @classmethod
     def from_bytes(cls, data: bytes, key: str) -> RemoteState:
@@ -112,11 +141,13 @@ class RemoteState:
             DamageError: any byte of it is not as written.
             StoreError: a version not known here.
         """
-        content = parse_document(data, key, FORMAT_NAME, (1,))[1]
+        content = parse_document(data, key, FORMAT_NAME)
         try:
             directories = {str(n): _directory(str(n), d) for n, d in content["directories"].items()}
             view = StoreView(content["model"], directories, content["step"])
             state = cls(content["number"], str(content["writer"]), view, content["checksums"])
+            if DENSE_DIRECTORY not in directories or not is_id(content["model"]["store_id"]):
+                raise ValueError("it names no store")
             missing = view.records().keys() - state.checksums.keys()
             if missing or state_key(state.number) != key:
                 raise ValueError("it is another state, or names objects without a checksum")
@@ -132,7 +163,12 @@ def _directory(name: str, value: Any) -> RemoteDirectory:
     counts = (value["generation"], *value["seen"].values())
     if not all(map(is_count, counts)):
         raise ValueError("a generation is no number")
-    return RemoteDirectory(value["generation"], value["seen"], segments)
+    ancestors = split_ids(value["ancestors"])
+    if not all(map(is_id, (*ancestors, value["commit_id"]))):
+        raise ValueError("a commit is no commit")
+    return RemoteDirectory(
+        value["generation"], value["commit_id"], ancestors, value["seen"], segments
+    )
 
 
 def state_numbers(objects: Objects) -> list[int]:

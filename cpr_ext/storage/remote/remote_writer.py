@@ -16,7 +16,7 @@ from typing import Any
 from cpr_ext._native import native
 from cpr_ext.errors import StoreError
 from cpr_ext.storage.filesystem import open_regular
-from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.manifest import ANCESTORS_KEPT, SegmentRecord
 from cpr_ext.storage.remote.fetching import fetch_segment
 from cpr_ext.storage.remote.numbered import require_create_only
 from cpr_ext.storage.remote.objects import Objects, RemoteError
@@ -40,6 +40,10 @@ def _spend_nothing(count: int) -> None:
     pass
 
 
+def _pin_nothing(commits: frozenset[str]) -> None:
+    pass
+
+
 class FencedError(RemoteError):
     """Another process writes to this remote store now; nothing more is copied there."""
 
@@ -50,11 +54,13 @@ class RemoteWriter:
     Attributes:
         newest: the newest state that is known to be there; None: none is.
         spend: called with the bytes that are read and sent; it may sleep, or raise to stop.
+        pin: called with the commits of which the copy is, or may be soon. The local store keeps
+            them among its ancestors.
 
     Args:
         objects: where the remote store is.
         directory: the local store.
-        writer: identifies it.
+        writer: identifies this process.
     """
 
     def __init__(self, objects: Objects, directory: Path, writer: str) -> None:
@@ -62,36 +68,57 @@ class RemoteWriter:
         self._directory = directory
         self._writer = writer
         self.spend: Spend = _spend_nothing
+        self.pin: Callable[[frozenset[str]], None] = _pin_nothing
         self.newest: RemoteState | None = None
         self._listed: set[str] = set()  # objects that no later writer can have sent
         self._tried: Set[bytes] = frozenset()  # states that may be there, whatever was answered
 
-    def open(self, model: Mapping[str, Any], fetched: tuple[int, str] | None = None) -> None:
-        """Check that this local store may be copied here, and that the service refuses overwriting.
+    def open(self, view: StoreView) -> None:
+        """Check that this store follows from the newest state that is there, and take over.
+
+        Another process that writes there learns of it with its next state.
 
         Args:
-            model: content of STORE.json.
-            fetched: number and writer of the state from which the local store was read: if it is
-                still the newest, this writer takes over.
+            view: the committed state of the local store.
 
         Raises:
-            StoreError: there is the copy of another store.
+            StoreError: the newest state there is no ancestor of this one: continued from here, the
+                copy would go back, or mix two jobs.
             RemoteError: the service makes an object that exists already.
         """
         require_create_only(self._objects)
         # Before the newest state is read: whoever takes over later adds a state first.
         self._listed = set(self._objects.list(OBJECTS))
         newest = newest_state(self._objects)
-        if newest is not None and (newest.number, newest.writer) == fetched:
-            newest = replace(newest, number=newest.number + 1, writer=self._writer)
-            newest = self._add(newest)
-        if newest is not None and newest.writer != self._writer:
-            what = "another model" if newest.view.model != model else f"step {newest.view.step}"
-            raise StoreError(
-                f"the remote store holds the copy of another store than '{self._directory}' "
-                f"({what}). Choose another address; or, to resume from it, an empty directory"
+        if newest is None:
+            return
+        if not view.descends_from(newest.view):
+            raise StoreError(self._unrelated(view, newest.view))
+        self.newest = self._add(replace(newest, number=newest.number + 1, writer=self._writer))
+        self.pin(frozenset({newest.view.commit_id}))
+
+    def _unrelated(self, here: StoreView, there: StoreView) -> str:
+        """Return why a store may not be copied, and the choices."""
+        beginning = f"'{self._directory}' cannot be copied to the remote store: "
+        another = "choose another address for the copy"
+        if here.store_id != there.store_id:
+            return (
+                f"{beginning}there is the copy of another store (of step {there.step}). To keep "
+                f"both, {another}; to resume from the remote one, start with an empty directory"
             )
-        self.newest = newest
+        fetch = "to resume from the copy, `cpr fetch` it into an empty directory and start there"
+        if there.descends_from(here):
+            return (
+                f"{beginning}the copy has step {there.step}, and this store is an earlier state "
+                f"of the same job, of step {here.step}, such as one put back from a backup. "
+                f"{fetch[0].upper()}{fetch[1:]}; to resume from the earlier state, {another}"
+            )
+        return (
+            f"{beginning}it does not follow from the copy's state of step {there.step}. Both are "
+            f"of the same store, and each was trained on its own, or more than {ANCESTORS_KEPT} "
+            f"snapshots were made without the copy. {fetch[0].upper()}{fetch[1:]}; to resume from "
+            f"this store (step {here.step}), {another}"
+        )
 
     def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
         """Replace a file of the local store by its copy; False if there is none."""
@@ -114,6 +141,10 @@ class RemoteWriter:
             FileNotFoundError: the local store has moved on; take a newer view.
             Exception: a request failed, and its outcome is unknown; it may be tried again.
         """
+        known_commits = {view.commit_id}
+        if self.newest is not None:
+            known_commits.add(self.newest.view.commit_id)
+        self.pin(frozenset(known_commits))
         # What others have removed is sent again.
         there = set(self._objects.list(OBJECTS))
         known = {key: crc for key, crc in self._known().items() if key in there}

@@ -140,7 +140,7 @@ def test_an_old_machine_that_comes_back_is_told(objects, tmp_path, caplog):
     new.checkpointer.close()
     assert newest_state(objects).view.step == 4
     old.checkpointer.close()
-    with pytest.raises(cpr_ext.StoreError, match="another store"):
+    with pytest.raises(cpr_ext.StoreError, match="trained on its own"):
         begin(tmp_path / "a")
     assert newest_state(objects).view.step == 4
 

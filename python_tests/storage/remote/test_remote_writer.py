@@ -8,6 +8,7 @@ import pytest
 
 import cpr_ext
 from cpr_ext.maintenance import verify
+from cpr_ext.storage import manifest
 from cpr_ext.storage.checksummed_json import read_checksummed
 from cpr_ext.storage.remote import FencedError, RemoteError, fetch_store
 from cpr_ext.storage.remote.remote_state import (
@@ -18,8 +19,8 @@ from cpr_ext.storage.remote.remote_state import (
 )
 from cpr_ext.storage.remote.remote_writer import STATES_KEPT, RemoteWriter
 from cpr_ext.storage.store_reader import StoreReader
-from python_tests.helpers import assert_same
-from python_tests.maintenance.stores import recovered, trained_store
+from python_tests.helpers import Trained, assert_same
+from python_tests.maintenance.stores import TABLES, recovered, trained_store
 from python_tests.storage.remote.faulty_objects import Cut, FaultyObjects, MemoryObjects
 
 FAULTS = ["fails", "answer lost", "twice", "ends before", "ends after"]
@@ -42,17 +43,14 @@ def view_of(directory):
     reader = StoreReader(directory)
     return StoreView(
         read_checksummed(directory / "STORE.json", "cpr_ext.store"),
-        {
-            m.directory.name: RemoteDirectory(m.generation, dict(m.seen), m.segments)
-            for m in (reader.dense, *reader.shards)
-        },
+        {m.directory.name: RemoteDirectory.of(m) for m in (reader.dense, *reader.shards)},
         reader.newest().last_step,
     )
 
 
 def writer_of(objects, directory, writer="a"):
     opened = RemoteWriter(objects, directory, writer)
-    opened.open(view_of(directory).model)
+    opened.open(view_of(directory))
     return opened
 
 
@@ -148,24 +146,69 @@ def test_a_writer_that_slept_through_many_states_is_told(stores):
     assert newest_state(objects).number == STATES_KEPT + 3
 
 
-def test_the_copy_of_another_store_is_left_alone(stores):
+def test_the_copy_of_another_store_is_left_alone(stores, tmp_path):
     objects = MemoryObjects()
     writer_of(objects, stores[0]).copy(view_of(stores[0]))
+    other = trained_store(tmp_path / "other", snapshots=1)
+    other.checkpointer.close()
     with pytest.raises(cpr_ext.StoreError, match="another store"):
-        writer_of(objects, stores[0], writer="b")
+        writer_of(objects, tmp_path / "other")
+    assert newest_state(objects).number == 1
 
 
-def test_who_has_read_the_newest_state_takes_over(stores):
+def test_whoever_opens_the_newest_state_takes_over(stores):
     objects = MemoryObjects()
     old, view = writer_of(objects, stores[0]), view_of(stores[0])
-    state = old.copy(view)
-    new = RemoteWriter(objects, stores[0], "b")
-    new.open(view.model, fetched=(state.number, "a"))
+    old.copy(view)
+    new = writer_of(objects, stores[0], writer="b")
     with pytest.raises(FencedError):
         old.copy(view)
     new.copy(view)
-    with pytest.raises(cpr_ext.StoreError):
-        RemoteWriter(objects, stores[0], "c").open(view.model, fetched=(state.number, "a"))
+
+
+def test_a_store_put_back_to_an_earlier_state_does_not_continue_the_copy(stores):
+    objects = MemoryObjects()
+    writer_of(objects, stores[1]).copy(view_of(stores[1]))
+    with pytest.raises(cpr_ext.StoreError, match=r"earlier state.*cpr fetch.*another address"):
+        writer_of(objects, stores[0])
+    assert newest_state(objects).view == view_of(stores[1])
+
+
+def test_of_two_stores_that_were_one_only_the_copied_one_continues(stores, tmp_path):
+    objects = MemoryObjects()
+    writer_of(objects, stores[1]).copy(view_of(stores[1]))
+    shutil.copytree(stores[0], tmp_path / "clone")
+    trained = reopened(tmp_path / "clone")
+    trained.train(3)
+    trained.checkpointer.save()
+    trained.checkpointer.close()
+    with pytest.raises(cpr_ext.StoreError, match="trained on its own"):
+        writer_of(objects, tmp_path / "clone")
+
+
+def test_the_newest_copied_state_stays_an_ancestor_however_many_commits_follow(
+    stores, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(manifest, "ANCESTORS_KEPT", 2)
+    objects = MemoryObjects()
+    shutil.copytree(stores[0], tmp_path / "store")
+    writer_of(objects, tmp_path / "store").copy(view_of(tmp_path / "store"))
+    copied_commit = newest_state(objects).view.commit_id
+    trained = reopened(tmp_path / "store")
+    trained.store.dense.pinned = frozenset({copied_commit})
+    for _ in range(6):
+        trained.train(1)
+        trained.checkpointer.save()
+        trained.checkpointer.wait()
+    trained.checkpointer.close()
+    assert len(view_of(tmp_path / "store").directories["dense"].ancestors) == 3
+    writer_of(objects, tmp_path / "store")
+
+
+def reopened(directory):
+    trained = Trained(directory, TABLES, num_shards=3, schedule=cpr_ext.EverySteps(10**9))
+    trained.checkpointer.recover()
+    return trained
 
 
 def test_a_service_without_conditional_writes_is_refused(stores):
@@ -184,9 +227,7 @@ def test_a_writer_that_was_replaced_removes_nothing_of_its_successor(stores, tmp
     tidy = old._tidy
 
     def tidy_late(before, state):
-        new = RemoteWriter(objects, stores[1], "b")
-        new.open(view.model, fetched=(state.number, "a"))
-        new.copy(view)
+        writer_of(objects, stores[1], writer="b").copy(view)
         tidy(before, state)
 
     old._tidy = tidy_late

@@ -1,0 +1,187 @@
+"""Stores whose directories are of different commits: recovery is exact, or says what is older.
+
+    python -m python_tests.faults.mixtures
+
+A store is copied after each of four snapshots. Each mixture takes its directories from any of the
+copies. A row has the number of the step that trained it last, so each row shows what it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import cpr_ext
+from cpr_ext.errors import CprError
+from cpr_ext.maintenance import repair, verify
+
+NUM_ROWS = 300
+_FIRST, _LAST = 3, 6
+_IDENTITY = ("STORE.json", "STORE.copy.json")
+DIRECTORIES = ("dense", "shard-00000", "shard-00001")
+
+
+def looked_up(step: int) -> torch.Tensor:
+    """The rows that a step trains: every one of some, and few of all."""
+    return torch.arange(NUM_ROWS)[torch.arange(NUM_ROWS) * (step + 3) % 7 < 2]
+
+
+@dataclass
+class Run:
+    """A model of one table, and its checkpointer."""
+
+    model: nn.Embedding
+    optimizer: torch.optim.Optimizer
+    checkpointer: cpr_ext.Checkpointer
+
+    @classmethod
+    def at(cls, directory: Path, **options: Any) -> Run:
+        """Return a run on a store."""
+        model = nn.Embedding(NUM_ROWS, 2, sparse=True)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        checkpointer = cpr_ext.Checkpointer(
+            model,
+            optimizer,
+            directory,
+            **{
+                "num_shards": 2,
+                "priority": cpr_ext.AllRows(),
+                "consistency": "step",
+                "schedule": cpr_ext.EverySteps(10**9),
+                "rebase_after": None,
+                "save_at_close": False,
+                "retention": cpr_ext.Retention(2),
+                **options,
+            },
+        )
+        return cls(model, optimizer, checkpointer)
+
+    def train(self) -> int:
+        """Train a step: its rows get its number."""
+        step = self.checkpointer.step_count + 1
+        self.optimizer.zero_grad()
+        (0.5 * (self.model(looked_up(step)) - step) ** 2).sum().backward()
+        self.optimizer.step()
+        self.checkpointer.step(1)
+        return step
+
+    def save(self, kind: Any) -> None:
+        """Save, and wait for it."""
+        self.checkpointer.save(kind)
+        self.checkpointer.wait()
+
+    def wrong_rows(self, step: int) -> int:
+        """Count the rows that are not as they were after a step."""
+        expected = torch.zeros(NUM_ROWS)
+        for number in range(1, step + 1):
+            expected[looked_up(number)] = number
+        return int((self.model.weight.detach() != expected[:, None]).any(1).sum())
+
+    def release(self) -> None:
+        """Give the store back, as a process that ends does."""
+        self.checkpointer._release()
+
+
+def make_copies(folder: Path, kind: str) -> list[int]:
+    """Train, save partial or base snapshots, and copy the store after the last ones."""
+    run = Run.at(folder / "store")
+    run.checkpointer.recover()
+    for step in range(1, _LAST + 1):
+        run.train()
+        run.save("base" if step == 1 or (kind == "base" and step > 2) else "partial")
+        if step >= _FIRST:
+            shutil.copytree(folder / "store", folder / f"copy{step}")
+    run.release()
+    return list(range(_FIRST, _LAST + 1))
+
+
+def mixtures(copies: list[int]) -> Iterator[tuple[int, ...]]:
+    """Yield of which copy each directory is."""
+    return itertools.product(copies, repeat=len(DIRECTORIES))
+
+
+def mix(folder: Path, of: tuple[int, ...], place: Path) -> Path:
+    """Make a store of directories of several copies."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    for name in _IDENTITY:
+        shutil.copy(folder / f"copy{_LAST}" / name, place)
+    for name, copy in zip(DIRECTORIES, of, strict=True):
+        shutil.copytree(folder / f"copy{copy}" / name, place / name)
+    return place
+
+
+def try_mixture(store: Path) -> tuple[str, str]:
+    """Recover, after a repair if need be; what happened, and what is wrong with it."""
+    try:
+        return recover(store)
+    except CprError:
+        if verify(store).is_sound:
+            return "refused", "it is refused, and verifies"
+    report = repair(store, apply=True)
+    if not report.is_applied:
+        return "not repaired", f"it was not repaired: {report.lost}"
+    if not verify(store).is_sound:
+        return "repaired", "it does not verify after its repair"
+    found, wrong = recover(store)
+    if not wrong and found == "older" and not any("rows [" in line for line in report.older):
+        wrong = "the repair does not list the older rows"
+    if not wrong and found == "older":
+        found, wrong = recover(store, "full")
+        wrong = "" if found == "refused" else "a mixed state is a full-recovery point"
+        found = "older, listed"
+    return f"repaired, {found}", wrong
+
+
+def recover(store: Path, mode: Any = "partial") -> tuple[str, str]:
+    """Return "exact" or "older", and what is wrong."""
+    run = Run.at(store)
+    try:
+        report = run.checkpointer.recover(mode=mode)
+    except CprError:
+        if mode == "partial":
+            raise
+        return "refused", ""
+    finally:
+        run.release()
+    if not (count := run.wrong_rows(report.step)):
+        return "exact", ""
+    if report.rows_stale is None or report.rows_stale >= count:
+        return "older", ""
+    return "older", f"{count} rows of step {report.step} are wrong, {report.rows_stale} stale"
+
+
+def main() -> int:
+    """Try every mixture; 1: a recovery was wrong."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+    faults: list[str] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for kind in ("partial", "base"):
+            folder, found = Path(temporary) / kind, Counter[str]()
+            folder.mkdir()
+            for of in mixtures(make_copies(folder, kind)):
+                what, wrong = try_mixture(mix(folder, of, folder / "mixed"))
+                found[what] += 1
+                faults += [f"{kind} {of}: {wrong}"] if wrong else []
+            print(f"{kind}: {found.total()} mixtures: {dict(found)}")
+    for fault in faults:
+        print(fault)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Which state follows from which: chains of directories, commits of manifests."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext.storage import manifest as manifest_module
+from cpr_ext.storage.lineage import (
+    chain_after,
+    commit_after,
+    is_id,
+    new_store_id,
+    newest_reached,
+    position_of,
+    shards_without,
+    split_ids,
+)
+from cpr_ext.storage.manifest import Manifest
+from python_tests.storage.records import record
+
+START = new_store_id()
+
+
+@dataclass(frozen=True)
+class Segment:
+    chain: str
+    shards: tuple[str, ...] = ()
+    kind: str = "partial"
+
+
+def chain_of(*headers):
+    """The segments of a directory that got these headers."""
+    found, chain = [], START
+    for header in headers:
+        chain = chain_after(chain, "file", header)
+        found.append(Segment(chain))
+    return found
+
+
+@given(st.lists(st.binary(max_size=3), max_size=5), st.lists(st.binary(max_size=3), max_size=5))
+def test_chains_are_equal_exactly_if_all_that_was_written_is(one, other):
+    ends = [([segment.chain for segment in chain_of(*headers)] or [START])[-1] for headers in
+            (one, other)]  # fmt: skip
+    assert (ends[0] == ends[1]) == (one == other)
+    assert all(map(is_id, ends))
+
+
+@given(st.data())
+def test_the_newest_state_is_the_last_that_every_shard_passed_through(data):
+    """A model of it: shards go on from a common history, each up to where it likes."""
+    num_shards, num_snapshots = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
+    common = [chain_of(*(b"%d %d" % (shard, n) for n in range(num_snapshots)))
+              for shard in range(num_shards)]  # fmt: skip
+    dense = [Segment("", tuple(shard[n].chain for shard in common)) for n in range(num_snapshots)]
+    held, last = [], num_snapshots
+    for shard in common:
+        size = data.draw(st.integers(0, num_snapshots))
+        held.append(shard[:size] + chain_of(b"of another history"))
+        last = min(last, size)
+    assert newest_reached(dense, held, START) == (last - 1 if last else None)
+    for n, each in enumerate(dense):
+        behind = tuple(s for s, shard in enumerate(held) if len(shard) - 1 <= n)
+        assert shards_without(each, held, START) == behind
+
+
+def test_a_dense_part_of_other_shards_is_reached_by_none():
+    assert shards_without(Segment("", (START,)), [[], []], START) == (0, 1)
+
+
+def test_a_directory_without_segments_is_where_it_began():
+    assert position_of(START, [], START) == 0
+    assert position_of(new_store_id(), [], START) is None
+
+
+def test_two_processes_that_do_the_same_make_two_commits():
+    assert commit_after(START, "dense", [], "1") != commit_after(START, "dense", [], "2")
+
+
+def test_a_manifest_knows_its_ancestors_so_far_back_and_pinned_ones_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest_module, "ANCESTORS_KEPT", 3)
+    (tmp_path / "dense").mkdir()
+    manifest = Manifest(tmp_path / "dense", store_id=START)
+    commits = []
+    for number in range(1, 9):
+        manifest.commit((record(number, "dense"),))
+        commits.append(manifest.commit_id)
+        if number == 2:
+            manifest.pinned = frozenset({commits[0]})
+    again = Manifest(tmp_path / "dense", store_id=START)
+    assert again.ancestors == (commits[0], *commits[-4:-1])
+    assert [again.descends_from(commit) for commit in commits] == [True, *[False] * 3, *[True] * 4]
+    assert not again.descends_from(new_store_id())
+
+
+def test_a_commit_in_doubt_is_no_ancestor(tmp_path, monkeypatch):
+    (tmp_path / "dense").mkdir()
+    manifest = Manifest(tmp_path / "dense", store_id=START)
+    manifest.commit((record(1, "dense"),))
+    with monkeypatch.context() as patch:
+        patch.setattr("cpr_ext.storage.checksummed_json.sync_directory", _refuse)
+        with pytest.raises(OSError, match="5"):
+            manifest.commit((record(2, "dense"),))
+    in_doubt = Manifest(tmp_path / "dense").commit_id
+    manifest.commit((record(3, "dense"),))
+    assert in_doubt not in (manifest.commit_id, *manifest.ancestors)
+
+
+def _refuse(*_):
+    raise OSError(5)
+
+
+def test_identities_are_listed_without_anything_between_them():
+    assert split_ids("".join(ids := (new_store_id(), new_store_id()))) == ids
