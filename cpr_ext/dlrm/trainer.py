@@ -90,6 +90,8 @@ class TrainResult:
     Attributes:
         samples: samples of the trained position (those trained twice count once).
         pls: portion of lost samples, over the whole run.
+        share_of_row_updates_lost: share of this process's row updates that failures removed; None:
+            not counted, or shards were lost without recovery.
         warnings: what the data source found malformed.
     """
 
@@ -103,6 +105,7 @@ class TrainResult:
     snapshots: dict[str, int]
     stall_seconds: dict[str, float]
     pls: float
+    share_of_row_updates_lost: float | None
     failures: list[dict[str, Any]]
     store: str | None
     losses: list[list[float]] = field(default_factory=list)
@@ -241,6 +244,7 @@ class Trainer:
             pls=portion_of_lost_samples(
                 lost, self._end_sample() or max(1, self._num_samples), self._options.num_shards
             ),
+            share_of_row_updates_lost=self._share_of_row_updates_lost(),
             failures=[asdict(failure) for failure in self._log.failures],
             store=None if self._options.store is None else str(self._options.store),
             losses=self._log.losses,
@@ -304,6 +308,12 @@ class Trainer:
 
     def _metrics(self) -> Metrics:
         return Metrics() if self._checkpointer is None else self._checkpointer.metrics
+
+    def _share_of_row_updates_lost(self) -> float | None:
+        was_counted = self._checkpointer is not None and all(
+            failure.recovery != "none" for failure in self._log.failures
+        )
+        return self._metrics().share_of_row_updates_lost if was_counted else None
 
     def _observe_now(self, message: str = "") -> None:
         log = self._log

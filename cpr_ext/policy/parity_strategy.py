@@ -77,8 +77,8 @@ class ParityStrategies:
             f"Parity {parity.name}: {100 * extra_memory_share(parity.group_size):.3g} % more "
             f"memory for rows and their state. A group is unprotected for "
             f"{60 * unprotected_hours(self.costs, parity):.3g} min after a loss. The chance that a "
-            f"second loss comes in that time, and rows come from the store, is "
-            f"{100 * chance:.2g} % in a month of {MONTH_HOURS:g} h.",
+            f"group loses two workers at once, or a second in that time, and rows come from the "
+            f"store, is {_percent(chance)} in a month of {MONTH_HOURS:g} h.",
         )
 
     def _mean_hours_between_fallbacks(self) -> float:
@@ -122,3 +122,8 @@ class ParityStrategies:
             bytes_per_hour=self.bytes_per_hour(interval, pattern),
             fallback_chance=expected.fallback_chance,
         )
+
+
+def _percent(chance: float) -> str:
+    """Return a chance in percent, two digits; one that rounds to certainty is not called so."""
+    return "more than 99 %" if chance > 0.99 else f"{100 * chance:.2g} %"

@@ -28,6 +28,8 @@ def format_run(result: TrainResult) -> str:
         ),
         ("PLS", f"{result.pls:.4f} (portion of lost samples)"),
     ]
+    if (lost := result.share_of_row_updates_lost) is not None:
+        rows.append(("row updates lost", f"{lost:.4f} of all"))
     for failure in result.failures:
         shards = "+".join(map(str, failure["shards"]))
         stale = "unknown" if failure["rows_stale"] is None else f"{failure['rows_stale']:,}"

@@ -14,6 +14,7 @@ from cpr_ext.dlrm.presets import find_preset
 from cpr_ext.dlrm.synthetic import Synthetic
 from cpr_ext.dlrm.trainer import Trainer, TrainOptions
 from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.report.run_table import format_run
 from python_tests.helpers import assert_same, on_devices
 
 TINY = find_preset("tiny")
@@ -156,6 +157,8 @@ def test_partial_recovery_is_recorded_and_goes_on_without_going_back(tmp_path):
     assert 0.4 * num_rows < first["rows_restored"] < 0.6 * num_rows
     assert 0 < first["rows_stale"] < first["rows_restored"]
     assert result.pls == pytest.approx((2 * 450 + 450) / (8000 * 4))
+    assert result.pls < result.share_of_row_updates_lost < 1  # PLS counts each snapshot as whole
+    assert f"row updates lost  {result.share_of_row_updates_lost:.4f} of all" in format_run(result)
     assert (result.steps, result.samples) == (LAST_STEP, 8000)
     assert first["samples_retrained"] == 0
 
@@ -179,6 +182,8 @@ def test_no_recovery_loses_what_the_shards_were_trained_on_since_they_were_last_
     assert (first["rows_restored"], first["recovery"]) == (0, "none")
     assert first["rows_stale"] > 0
     assert result.pls == pytest.approx((5000 + 6500 + 4000) / (8000 * 4))
+    assert result.share_of_row_updates_lost is None
+    assert "row updates lost" not in format_run(result)
 
 
 @pytest.mark.filterwarnings("error::cpr_ext.errors.UntrackedChangeWarning")

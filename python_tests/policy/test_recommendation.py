@@ -91,7 +91,16 @@ def test_notes_say_what_parity_takes_and_when_it_does_not_suffice():
     assert "3 + 1: 33.3 % more memory" in note
     assert "unprotected for 4.2 min" in note
     # 730/28 failures, of 0.07 h each, 3/8 of failures every 28 h.
+    assert "loses two workers at once, or a second in that time" in note
     assert "is 2.4 % in a month" in note
+
+
+def test_a_chance_near_certainty_is_written_as_a_number():
+    """Half of the shards are lost at once, and most failures take two of a group."""
+    job, failures = JobSize(56, 8, shards_per_failure=4), ExponentialFailures(28.0)
+    notes = Planner(job, COSTS, failures, parity=PARITY).plan(0.1).notes
+    [note] = [note for note in notes if note.startswith("Parity")]
+    assert "is more than 99 % in a month" in note
 
 
 def test_groups_that_do_not_fit_the_shards_are_refused_before_planning():
