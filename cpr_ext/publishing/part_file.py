@@ -72,15 +72,18 @@ def checksum_of(path: Path, size_bytes: int) -> int:
     return int(native.crc32c(read_whole(path, size_bytes)))
 
 
-def read_tensors(data: bytes, name: str) -> dict[str, torch.Tensor]:
+def read_tensors(data: bytes, name: str, num_rows: int) -> dict[str, torch.Tensor]:
     """Return the tensors of a file of :func:`write_batches` or :func:`write_tensors`.
+
+    Args:
+        num_rows: of a file of batches; a compressed one may hold any number.
 
     Raises:
         DamageError: it is no such file.
     """
     try:
         if name.endswith(".parquet"):
-            return _from_parquet(data)
+            return _from_parquet(data, num_rows)
         return _from_safetensors(data)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise DamageError(f"{name}: not a file of a publication ({error!r:.200})") from error
@@ -112,11 +115,14 @@ def _tensor(
     return values.view(dtype).reshape(shape)
 
 
-def _from_parquet(data: bytes) -> dict[str, torch.Tensor]:
+def _from_parquet(data: bytes, num_rows: int) -> dict[str, torch.Tensor]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table: Any = pq.read_table(pa.BufferReader(data)).combine_chunks()
+    file: Any = pq.ParquetFile(pa.BufferReader(data))
+    if file.metadata.num_rows != num_rows:
+        raise ValueError(f"it has {file.metadata.num_rows} rows, not {num_rows}")
+    table: Any = file.read().combine_chunks()
     tensors = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         dtype = DTYPES[field.metadata[b"dtype"].decode()]

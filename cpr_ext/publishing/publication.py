@@ -17,10 +17,12 @@ from cpr_ext.errors import DamageError
 from cpr_ext.publishing.store_position import StorePosition
 from cpr_ext.state.dtypes import DTYPE_NAMES, DTYPES
 from cpr_ext.state.position import is_count
+from cpr_ext.storage.lineage import is_id
 
 INDEX_FILE = "PUBLICATION.json"
 FORMAT_NAME = "cpr_ext.publication"
-DENSE = ""  # in the place of a table's name
+DENSE = None  # in the place of a table's name
+NO_STATE = ""  # before the first
 _FILE_NAME = re.compile(r"\d{8,}-(whole|changed)-\d{5,}\.(safetensors|parquet)", re.ASCII)
 
 
@@ -48,7 +50,7 @@ class PublishedFile:
     """A file: rows of ``table``, or with ``DENSE`` the tensors that are no table's."""
 
     file: str
-    table: str
+    table: str | None
     rows: int
     file_bytes: int
     crc32c: int
@@ -60,13 +62,18 @@ class PublishedUpdate:
 
     Attributes:
         number: of the state that it leads to; states count from 1.
-        is_whole: from any state. Else from that of ``number - 1``.
+        state: identity of that state. Numbers are used again once a publication was put back from a
+            backup.
+        after: the state that it follows from.
+        is_whole: from any state. Else from ``after`` alone.
         step, num_samples: of the state.
         unix_seconds: when it was published, by the publisher's clock.
         saved_unix_seconds: when the store got it, by the time of its file; None: not recorded.
     """
 
     number: int
+    state: str
+    after: str
     is_whole: bool
     step: int
     num_samples: int
@@ -85,13 +92,11 @@ class Publication:
     """What an index says.
 
     Attributes:
-        identity: another one means that numbers count from 1 again.
         position: of the store, at the newest state.
         updates: oldest first.
         begins_at: the position of the store before the first update; None: that has all rows.
     """
 
-    identity: str
     tables: Mapping[str, PublishedTable]
     position: StorePosition
     updates: tuple[PublishedUpdate, ...]
@@ -107,16 +112,28 @@ class Publication:
         """The newest update that needs no state before it."""
         return next((update for update in reversed(self.updates) if update.is_whole), None)
 
-    def way_from(self, number: int) -> tuple[PublishedUpdate, ...] | None:
-        """Return the updates from a state to the newest one, in order; None: there are none."""
-        changed = {u.number: u for u in self.updates if not u.is_whole}
-        wanted = range(number + 1, self.number + 1)
-        return tuple(changed[n] for n in wanted) if all(n in changed for n in wanted) else None
+    @property
+    def state(self) -> str:
+        """The newest state."""
+        return self.updates[-1].state if self.updates else NO_STATE
+
+    def way_from(self, state: str) -> tuple[PublishedUpdate, ...] | None:
+        """Return the updates from a state to the newest one, in order.
+
+        None: the newest does not follow from it, as far as the index goes back.
+        """
+        changed = {update.after: update for update in self.updates if not update.is_whole}
+        way: list[PublishedUpdate] = []
+        while state != self.state and len(way) < len(self.updates):
+            if (update := changed.get(state)) is None:
+                return None
+            way.append(update)
+            state = update.state
+        return tuple(way) if state == self.state else None
 
     def to_content(self) -> dict[str, Any]:
         """Return the content of an index."""
         return {
-            "identity": self.identity,
             "tables": {
                 name: asdict(table) | {"dtype": DTYPE_NAMES[table.dtype]}
                 for name, table in self.tables.items()
@@ -135,13 +152,14 @@ class Publication:
         """
         try:
             begins_at = content.get("begins_at")
-            return cls(
-                str(content["identity"]),
+            index = cls(
                 {str(name): _table(value) for name, value in content["tables"].items()},
                 StorePosition.from_json(content["position"]),
                 tuple(_update(value) for value in content["updates"]),
                 None if begins_at is None else StorePosition.from_json(begins_at),
             )
+            _require_whole(index)
+            return index
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamageError(f"{place}: {error!r:.200}") from error
 
@@ -164,9 +182,29 @@ def _update(value: Any) -> PublishedUpdate:
 def _file(value: Any) -> PublishedFile:
     file = PublishedFile(**value)
     _require_counts(file.rows, file.file_bytes, file.crc32c)
-    if not isinstance(file.table, str) or not is_file_name(file.file):
+    if not isinstance(file.table, str | None) or not is_file_name(file.file):
         raise ValueError(f"{file.file!r:.100} is no name of a file of a publication")
     return file
+
+
+def _require_whole(index: Publication) -> None:
+    """Raise ValueError if an update lacks what each has, or the states do not follow."""
+    numbers = [update.number for update in index.updates]
+    if not numbers or numbers[0] < 1 or numbers != sorted(numbers):
+        raise ValueError("its updates do not ascend")
+    if index.begins_at is None and index.newest_whole is None:
+        raise ValueError("no update has all rows")
+    for update in index.updates:
+        of_tables = [file.table for file in update.files]
+        if of_tables.count(DENSE) != 1 or not set(of_tables) <= {DENSE, *index.tables}:
+            raise ValueError(f"update {update.number} has other files than its tables'")
+        for file in update.files:
+            if file.table is not None and file.rows > index.tables[file.table].num_embeddings:
+                raise ValueError(f"{file.file} has more rows than its table")
+        if not is_id(update.state) or not (update.after == NO_STATE or is_id(update.after)):
+            raise ValueError(f"update {update.number} is of no state")
+    if index.way_from(index.updates[0].state) is None:
+        raise ValueError("its newest state does not follow from the first")
 
 
 def _require_counts(*values: Any) -> None:

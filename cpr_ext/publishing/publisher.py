@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
 from cpr_ext.publishing.changed_rows import ChangedRows, changed_rows
@@ -24,6 +24,7 @@ from cpr_ext.publishing.publication import (
 from cpr_ext.publishing.row_batch import RowBatch
 from cpr_ext.publishing.store_position import PositionError, StorePosition
 from cpr_ext.storage.leases import reader_lease
+from cpr_ext.storage.lineage import new_id
 
 PART_BYTES = 64 << 20
 _TRIES = 5
@@ -111,6 +112,14 @@ class _StoreMovedError(StoreError):
     """The store committed more while all rows were to be written, or removed files."""
 
 
+class _Next(NamedTuple):
+    """The state that is to be published: its number, its identity, and that of the one before."""
+
+    number: int
+    state: str
+    after: str
+
+
 class _Writer:
     def __init__(
         self,
@@ -154,13 +163,12 @@ class _Writer:
             before = None
             changes = changed_rows(store, states=self._states)
         if before is None:
-            identity = uuid.uuid4().hex
-            before = Publication(identity, _tables(changes), changes.until, (), changes.since)
+            before = Publication(_tables(changes), changes.until, (), changes.since)
         elif before.position == changes.until and not whole:
             return self._report(before, [], changes)
         # Numbers go on after those of another store: names of files are not used again.
-        number = 1 + (0 if known is None else known.number)
-        written = self._updates(store, before, changes, number, whole=whole, after=renew_after)
+        next_one = _Next(1 + (0 if known is None else known.number), new_id(), before.state)
+        written = self._updates(store, before, changes, next_one, whole=whole, after=renew_after)
         index = _joined(before, changes, written)
         # Files of the index before stay until the next call: a consumer may be reading them.
         self._place.add_index(known, index)
@@ -171,29 +179,30 @@ class _Writer:
         store: str | os.PathLike[str],
         before: Publication,
         changes: ChangedRows,
-        number: int,
+        next_one: _Next,
         *,
         whole: bool,
         after: float,
     ) -> list[PublishedUpdate]:
         last = before.newest_whole
         if last is None and before.begins_at is None:
-            return [self._write(changes, number, is_whole=True)]
+            return [self._write(changes, next_one, is_whole=True)]
         if not whole and (last is None or _bytes_after(before, last) <= after * last.file_bytes):
-            return [self._write(changes, number, is_whole=False)]
+            return [self._write(changes, next_one, is_whole=False)]
         try:
             every = changed_rows(store, states=self._states, until=changes.until)
         except PositionError as error:
             raise _StoreMovedError(str(error)) from error
         return [
-            self._write(changes, number, is_whole=False),
-            self._write(every, number, is_whole=True),
+            self._write(changes, next_one, is_whole=False),
+            self._write(every, next_one, is_whole=True),
         ]
 
-    def _write(self, changes: ChangedRows, number: int, *, is_whole: bool) -> PublishedUpdate:
+    def _write(self, changes: ChangedRows, of: _Next, *, is_whole: bool) -> PublishedUpdate:
+        number = of.number
         files: list[PublishedFile] = []
 
-        def take(name: str, table: str, rows: int) -> None:
+        def take(name: str, table: str | None, rows: int) -> None:
             files.append(self._described(name, table, rows))
             self._place.add_file(files[-1])
 
@@ -216,6 +225,8 @@ class _Writer:
         take(dense, DENSE, 0)
         return PublishedUpdate(
             number,
+            of.state,
+            of.after,
             is_whole,
             changes.until.step,
             changes.until.num_samples,
@@ -237,7 +248,7 @@ class _Writer:
         if waiting:
             yield waiting
 
-    def _described(self, name: str, table: str, rows: int) -> PublishedFile:
+    def _described(self, name: str, table: str | None, rows: int) -> PublishedFile:
         path = self._directory / name
         size_bytes = path.stat().st_size
         return PublishedFile(name, table, rows, size_bytes, checksum_of(path, size_bytes))

@@ -104,7 +104,11 @@ class RemotePlace:
         key = document_key(INDEXES, index.number)
         data = serialize_document(FORMAT_NAME, index.to_content())
         # One that is there may be ours: a request can arrive twice.
-        if not self._objects.create(key, data) and self._objects.read(key) != data:
+        is_ours = self._objects.create(key, data) or self._objects.read(key) == data
+        # Others may have published so often meanwhile that this number was free again.
+        if not is_ours or document_numbers(self._objects, INDEXES)[-1:] > [index.number]:
+            if is_ours:
+                self._objects.delete(key)
             raise StoreError(
                 f"another process has published to '{self.name}' ({key}); end one of the two"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from cpr_ext.publishing.part_file import ROW_ID, checksum_of, read_tensors
 from cpr_ext.publishing.places import PublicationPlace, open_place
 from cpr_ext.publishing.publication import (
     DENSE,
+    NO_STATE,
     Publication,
     PublishedFile,
     PublishedTable,
@@ -24,6 +26,8 @@ from cpr_ext.publishing.publication import (
 from cpr_ext.publishing.store_position import PositionError, StorePosition
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.storage.filesystem import read_whole
+
+logger = logging.getLogger("cpr_ext")
 
 _TRIES = 5
 _SIGNED = {
@@ -81,7 +85,7 @@ class Subscriber:
     ) -> None:
         self._place = open_place(publication)
         self._tables = {name: _weight(name, given) for name, given in tables.items()}
-        self._identity = ""
+        self._state = NO_STATE
         self._position = position
         self.number = 0
 
@@ -114,13 +118,19 @@ class Subscriber:
         raise AssertionError("the last try returns or raises")
 
     def _follow(self, index: Publication) -> Applied | None:
-        number = self.number if self._identity == index.identity else 0
-        if number == index.number and number > 0:
+        is_begun = self._state != NO_STATE
+        if is_begun and self._state == index.state:
             return None
         self._require_fit(index)
         begins_here = self._position is not None and index.begins_at == self._position
-        way = index.way_from(number) if number > 0 or begins_here else None
+        way = index.way_from(self._state) if is_begun or begins_here else None
         was_whole = way is None
+        if was_whole and is_begun and index.number <= self.number:
+            logger.warning(
+                "'%s' was put back: its state %d does not follow from state %d, which the tables "
+                "hold. All rows are taken again",
+                *(self._place.name, index.number, self.number),
+            )
         if way is None:
             whole = index.newest_whole
             if whole is None and index.begins_at is not None:
@@ -130,7 +140,7 @@ class Subscriber:
                 )
             if whole is None:
                 return None
-            way = (whole, *(index.way_from(whole.number) or ()))
+            way = (whole, *(index.way_from(whole.state) or ()))
         wanted = {DENSE, *self._tables}
         files = [file for update in way for file in update.files if file.table in wanted]
         with self._place.files(files) as directory:
@@ -138,11 +148,11 @@ class Subscriber:
                 if checksum_of(directory / file.file, file.file_bytes) != file.crc32c:
                     raise DamageError(f"{directory / file.file}: its checksum differs")
             self.number, self._position = 0, None  # until all of it is applied
-            self._identity = index.identity
+            self._state = NO_STATE
             rows = sum(self._apply(update, index.tables, directory) for update in way)
             dense = _read(directory, next(f for f in way[-1].files if f.table == DENSE))
         newest = way[-1]
-        self.number = newest.number
+        self.number, self._state = newest.number, newest.state
         now, saved = time.time(), newest.saved_unix_seconds
         return Applied(
             newest.number,
@@ -161,15 +171,8 @@ class Subscriber:
     ) -> int:
         rows = 0
         for file in update.files:
-            if file.table in self._tables and file.table != DENSE:
-                tensors = _read(directory, file)
-                row_ids, values = tensors[ROW_ID], tensors[WEIGHT]
-                table = tables[file.table]
-                inside = len(row_ids) == 0 or (
-                    int(row_ids.min()) >= 0 and int(row_ids.max()) < table.num_embeddings
-                )
-                if not inside or values.shape != (len(row_ids), table.embedding_dim):
-                    raise DamageError(f"{file.file}: rows that '{file.table}' does not have")
+            if file.table is not None and file.table in self._tables:
+                row_ids, values = _rows_of(directory, file, tables[file.table])
                 weight = self._tables[file.table]
                 put_rows(weight, row_ids, values)
                 rows += len(row_ids)
@@ -190,11 +193,28 @@ class Subscriber:
                 )
 
 
+def _rows_of(
+    directory: Path, file: PublishedFile, table: PublishedTable
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tensors = _read(directory, file)
+    if not {ROW_ID, WEIGHT} <= tensors.keys():
+        raise DamageError(f"{file.file}: it has no rows")
+    row_ids, values = tensors[ROW_ID], tensors[WEIGHT]
+    form = (row_ids.dtype, row_ids.dim(), values.dtype, tuple(values.shape))
+    wanted = (torch.int64, 1, table.dtype, (row_ids.numel(), table.embedding_dim))
+    is_inside = form == wanted and (
+        len(row_ids) == 0 or 0 <= int(row_ids.min()) <= int(row_ids.max()) < table.num_embeddings
+    )
+    if not is_inside:
+        raise DamageError(f"{file.file}: rows that '{file.table}' does not have")
+    return row_ids, values
+
+
 def _read(directory: Path, file: PublishedFile) -> dict[str, torch.Tensor]:
     data = read_whole(directory / file.file, file.file_bytes)
     if native.crc32c(data) != file.crc32c:
         raise DamageError(f"{directory / file.file}: its checksum differs")
-    return read_tensors(data, file.file)
+    return read_tensors(data, file.file, file.rows)
 
 
 def put_rows(weight: torch.Tensor, row_ids: torch.Tensor, values: torch.Tensor) -> None:

@@ -38,8 +38,8 @@ class Recorded(Protocol):
         """Of a dense part: the chain of each shard when it was committed."""
 
 
-def new_store_id() -> str:
-    """Return the identity of a store that is about to be made; every chain begins with it."""
+def new_id() -> str:
+    """Return a random identity, such as of a store: every chain begins with it."""
     return uuid.uuid4().hex
 
 

@@ -43,7 +43,7 @@ from cpr_ext.storage.filesystem import (
     storage_error,
     sync_directory,
 )
-from cpr_ext.storage.lineage import is_id, new_store_id
+from cpr_ext.storage.lineage import is_id, new_id
 from cpr_ext.storage.locks import DirectoryLock
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.reading import exists, list_directory
@@ -133,7 +133,7 @@ class Store:
         recorded = read_checksummed(path, "cpr_ext.store", free_bytes=free_bytes)
         if recorded is None:
             self._refuse_strangers()
-            recorded = {"store_id": new_store_id(), **model}
+            recorded = {"store_id": new_id(), **model}
             write_checksummed(path, "cpr_ext.store", recorded)
         elif differences := list_differences(recorded, model):
             raise StoreError(

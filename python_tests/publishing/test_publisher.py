@@ -1,17 +1,21 @@
 """Publications and their subscribers: what they hold, and what faults leave of them."""
 
 import json
+import shutil
 from unittest.mock import patch
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 
 import cpr_ext
 from cpr_ext.publishing import PositionError, Subscriber, publish, publisher, read_publication
-from cpr_ext.publishing.publication import INDEX_FILE
+from cpr_ext.publishing.part_file import checksum_of
+from cpr_ext.publishing.publication import FORMAT_NAME, INDEX_FILE
 from cpr_ext.publishing.subscriber import put_rows
 from cpr_ext.state.dtypes import DTYPE_NAMES
+from cpr_ext.storage.checksummed_json import write_checksummed
 from python_tests.helpers import SmallModel, Trained, assert_same, flip, same_bits
 from python_tests.maintenance.stores import TABLES, recovered, trained_store
 
@@ -247,3 +251,97 @@ def test_the_command_publishes_and_says_what(trained, store, tmp_path, monkeypat
             run()
         assert not ended.value.code
         assert expected in capsys.readouterr().out
+
+
+def test_a_publication_put_back_from_a_backup_is_noticed(trained, store, tmp_path, caplog):
+    place, tables = tmp_path / "p", served()
+    subscriber = Subscriber(place, tables)
+    publish(store, place)
+    shutil.copytree(place, tmp_path / "backup")
+    for _ in range(2):
+        train_and_save(trained)
+        publish(store, place, renew_after=100)
+        subscriber.poll()
+    shutil.rmtree(place)
+    shutil.copytree(tmp_path / "backup", place)
+    for _ in range(2):
+        train_and_save(trained)
+        publish(store, place, renew_after=100)
+    assert read_publication(place).number == subscriber.number
+    assert subscriber.poll().was_whole
+    assert "put back" in caplog.text
+    assert subscriber.poll() is None
+    assert_serves_what_recovery_restores(tables, trained)
+
+
+def _edit(path, change):
+    content = json.loads((path / INDEX_FILE).read_bytes())["content"]
+    change(content)
+    write_checksummed(path / INDEX_FILE, FORMAT_NAME, content)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.update(updates=[]),
+        lambda content: content["updates"][-1].update(number=0),
+        lambda content: content["updates"][-1].update(state="x"),
+        lambda content: content["updates"][-1].update(is_whole=False),
+        lambda content: content["updates"][-1]["files"].pop(),
+        lambda content: content["updates"][-1]["files"][0].update(table="another"),
+        lambda content: content["updates"][-1]["files"][0].update(rows=10**9),
+    ],
+)
+def test_an_index_that_lacks_what_it_needs_is_damage(trained, store, tmp_path, change):
+    publish(store, tmp_path / "p")
+    _edit(tmp_path / "p", change)
+    with pytest.raises(cpr_ext.DamageError, match=INDEX_FILE):
+        Subscriber(tmp_path / "p", served()).poll()
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        {"row_id": torch.zeros(1, dtype=torch.int64)},
+        {"row_id": torch.zeros(1), "weight": torch.zeros(1, 4)},
+        {"row_id": torch.zeros(1, 1, dtype=torch.int64), "weight": torch.zeros(1, 4)},
+        {"row_id": torch.full((1,), 700), "weight": torch.zeros(1, 4)},
+        {"row_id": torch.full((1,), -1), "weight": torch.zeros(1, 4)},
+        {"row_id": torch.zeros(1, dtype=torch.int64), "weight": torch.zeros(1, 4).double()},
+    ],
+)
+def test_a_file_without_rows_of_its_table_is_damage_and_changes_nothing(
+    trained, store, tmp_path, tensors
+):
+    publish(store, tmp_path / "p")
+    index = read_publication(tmp_path / "p")
+    [update] = index.updates
+    at = next(n for n, file in enumerate(update.files) if file.table == "tables.big")
+    path = tmp_path / "p" / update.files[at].file
+    path.write_bytes(save(tensors))
+    size = path.stat().st_size
+    changed = {"file_bytes": size, "crc32c": checksum_of(path, size)}
+    _edit(tmp_path / "p", lambda content: content["updates"][0]["files"][at].update(changed))
+    tables = served()
+    before = tables["tables.big"].weight.detach().clone()
+    with pytest.raises(cpr_ext.DamageError, match=path.name):
+        Subscriber(tmp_path / "p", {"tables.big": tables["tables.big"]}).poll()
+    assert same_bits(tables["tables.big"].weight.detach(), before)
+
+
+def test_a_table_without_a_name_is_published(tmp_path):
+    weight = nn.Parameter(torch.randn(6, 2))
+    module = nn.Module()
+    module.weight = weight
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with cpr_ext.Checkpointer(module, optimizer, tmp_path / "s", tables={"": weight}) as ckpt:
+        ckpt.recover()
+        (weight**2).sum().backward()
+        optimizer.step()
+        ckpt.step(1)
+        ckpt.save("base")
+    publish(tmp_path / "s", tmp_path / "p")
+    found = torch.zeros(6, 2)
+    Subscriber(tmp_path / "p", {"": found}).poll()
+    assert same_bits(found, weight.detach())

@@ -201,3 +201,32 @@ def test_a_damaged_or_missing_file_is_named_and_changes_no_row(objects, trained)
         with pytest.raises(cpr_ext.DamageError, match="files/"):
             Subscriber(ADDRESS, tables).poll()
         assert_same(weights(tables), before)
+
+
+def test_a_publisher_that_slept_through_many_states_gets_an_error_and_removes_nothing(
+    objects, trained, monkeypatch
+):
+    store = trained.store.directory
+    publish(store, ADDRESS)
+    add_index, meanwhile = RemotePlace.add_index, []
+
+    def late(self, known, index):
+        if not meanwhile:
+            meanwhile.append(index)
+            for _ in range(INDEXES_KEPT + 2):
+                train_and_save(trained)
+                publish(store, ADDRESS, renew_after=100)
+        return add_index(self, known, index)
+
+    monkeypatch.setattr(RemotePlace, "add_index", late)
+    train_and_save(trained)
+    with pytest.raises(cpr_ext.StoreError, match="another process has published"):
+        publish(store, ADDRESS, renew_after=100)
+    tables = served()
+    assert Subscriber(ADDRESS, tables).poll().number == INDEXES_KEPT + 3
+    train_and_save(trained)
+    assert publish(store, ADDRESS, renew_after=100).number == INDEXES_KEPT + 4
+    expected = recovered_weights(trained)
+    tables = served()
+    Subscriber(ADDRESS, tables).poll()
+    assert_same(weights(tables), expected)

@@ -11,7 +11,7 @@ from cpr_ext.storage.lineage import (
     chain_after,
     commit_after,
     is_id,
-    new_store_id,
+    new_id,
     newest_reached,
     position_of,
     shards_without,
@@ -20,7 +20,7 @@ from cpr_ext.storage.lineage import (
 from cpr_ext.storage.manifest import Manifest
 from python_tests.storage.records import record
 
-START = new_store_id()
+START = new_id()
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def test_a_dense_part_of_other_shards_is_reached_by_none():
 
 def test_a_directory_without_segments_is_where_it_began():
     assert position_of(START, [], START) == 0
-    assert position_of(new_store_id(), [], START) is None
+    assert position_of(new_id(), [], START) is None
 
 
 def test_two_processes_that_do_the_same_make_two_commits():
@@ -91,7 +91,7 @@ def test_a_manifest_knows_its_ancestors_so_far_back_and_pinned_ones_for_ever(tmp
     again = Manifest(tmp_path / "dense", store_id=START)
     assert again.ancestors == (commits[0], *commits[-4:-1])
     assert [again.descends_from(commit) for commit in commits] == [True, *[False] * 3, *[True] * 4]
-    assert not again.descends_from(new_store_id())
+    assert not again.descends_from(new_id())
 
 
 def test_a_commit_in_doubt_is_no_ancestor(tmp_path, monkeypatch):
@@ -112,4 +112,4 @@ def _refuse(*_):
 
 
 def test_identities_are_listed_without_anything_between_them():
-    assert split_ids("".join(ids := (new_store_id(), new_store_id()))) == ids
+    assert split_ids("".join(ids := (new_id(), new_id()))) == ids

@@ -69,14 +69,35 @@ class RemoteOptions:
     def __post_init__(self) -> None:
         if not is_address(self.address):
             raise UsageError(f"remote is {self.address!r:.100}; needed: such as 's3://bucket/job'")
-        authority = self.address.split("://", 1)[1].split("/", 1)[0]
+        authority, _, path = self.address.split("://", 1)[1].partition("/")
         if "@" in authority or "?" in self.address:
             raise UsageError(
                 "the remote's address holds more than a place; give secrets in the environment or "
                 "in RemoteOptions(config=...)"
             )
+        _require_one_spelling(self.address, path)
         if self.bytes_per_second is not None and not self.bytes_per_second > 0:
             raise UsageError(f"bytes_per_second is {self.bytes_per_second}; it must be positive")
+
+
+def _require_one_spelling(address: str, path: str) -> None:
+    """Raise UsageError if a parser of URLs would make another place of an address.
+
+    It drops what follows "#", and characters such as a newline; it decodes "%2F" and resolves "..".
+    So two addresses would be one place.
+    """
+    odd = sorted({char for char in address if char in "#%\\" or char < " " or char == "\x7f"})
+    odd += [" "] if address != address.strip() else []
+    if odd:
+        raise UsageError(
+            f"the address {address!r:.200} has {odd[0]!r}, which object storage would not keep as "
+            "it is: two addresses could be one place. Use letters, digits, '-', '_', '.' and '/'"
+        )
+    if any(part in ("", ".", "..") for part in path.rstrip("/").split("/")) and path.strip("/"):
+        raise UsageError(
+            f"the address {address!r:.200} has an empty part, '.' or '..': it could be the same "
+            "place as another address. Leave that out"
+        )
 
 
 def is_address(store: object) -> bool:

@@ -1,0 +1,33 @@
+"""Addresses: one place has one spelling."""
+
+import pytest
+
+from cpr_ext.errors import UsageError
+from cpr_ext.storage.remote import RemoteOptions
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://bucket/run#1",
+        "s3://bucket/a%2Fb",
+        "s3://bucket/a\nb",
+        "s3://bucket/a\tb",
+        "s3://bucket/a\\b",
+        "s3://bucket/job ",
+        "s3://bucket//job",
+        "s3://bucket/../job",
+        "s3://bucket/./job",
+        "file:///tmp/x/../y",
+    ],
+)
+def test_an_address_that_a_parser_would_change_is_refused(address):
+    with pytest.raises(UsageError, match=r"same place|one place"):
+        RemoteOptions(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://bucket", "s3://bucket/job", "s3://bucket/job/", "file:///mnt/a b/ünï;1"]
+)
+def test_an_address_that_stays_as_it_is_is_taken(address):
+    assert RemoteOptions(address).address == address
