@@ -27,7 +27,7 @@ class HostProcess:
         self._listener = listen(LOOPBACK, 0)
         self._environment = dict(environment)
         self.place = f"{LOOPBACK}:{self._listener.getsockname()[1]}"
-        self.process = self._start()
+        self.process = self._start("--first")
 
     def restart(self) -> None:
         """Start another process in place of one that ended."""
@@ -39,11 +39,19 @@ class HostProcess:
         self.process.wait()
         self._listener.close()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, *options: str) -> subprocess.Popen[bytes]:
         descriptor = self._listener.fileno()
         module = "cpr_ext.distributed.rendezvous_host"
         return subprocess.Popen(
-            [sys.executable, "-m", module, "--with-parent", "--listen-fd", str(descriptor)],
+            [
+                sys.executable,
+                "-m",
+                module,
+                "--with-parent",
+                "--listen-fd",
+                str(descriptor),
+                *options,
+            ],
             env=self._environment,
             pass_fds=[descriptor],
             stdin=subprocess.DEVNULL,

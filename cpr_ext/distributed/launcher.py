@@ -185,7 +185,8 @@ class Launcher:
 
     def _supervise(self, folder: Path) -> int:
         done: set[int] = set()
-        while len(done) < self.num_workers:
+        left: set[int] = set()  # other processes have their ranks
+        while len(done) + len(left) < self.num_workers:
             if self._signal is not None:
                 self.report(f"{signal.Signals(self._signal).name}: ending all workers")
                 return 128 + self._signal
@@ -201,11 +202,15 @@ class Launcher:
                 elif code == 0:
                     done.add(child.rank)
                     del self._children[child.rank]
+                elif reason := child.signs.left():
+                    self.report(f"{reason}; not started again")
+                    left.add(child.rank)
+                    del self._children[child.rank]
                 elif not self._start_again(child, code, folder):
                     return 1
             if self._children:
                 _wait_for_an_end([child.process for child in self._children.values()])
-        return 0
+        return 1 if left else 0
 
     def _start_again(self, child: _Child, code: int, folder: Path) -> bool:
         """Start a worker that ended with ``code``; False if that would not help."""

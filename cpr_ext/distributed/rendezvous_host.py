@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=29400, help="0: any that is free")
     parser.add_argument("--listen-fd", type=int, help="a socket that listens already; not --host")
     parser.add_argument("--with-parent", action="store_true", help="end when the parent ends")
+    parser.add_argument("--first", action="store_true", help="no other host served this job before")
     options = parser.parse_args(arguments)
     parent = os.getppid()
     try:
@@ -47,7 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
     except CprError as error:
         sys.exit(str(error))
     print(f"rendezvous on port {listener.getsockname()[1]}", flush=True)
-    asyncio.run(_serve(listener, secret, parent if options.with_parent else None))
+    host = Host(secret, is_first=options.first)
+    asyncio.run(_serve(host, listener, parent if options.with_parent else None))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -75,8 +77,8 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(listener: socket.socket, secret: bytes, parent: int | None) -> None:
-    serving = asyncio.ensure_future(Host(secret).serve(listener))
+async def _serve(host: Host, listener: socket.socket, parent: int | None) -> None:
+    serving = asyncio.ensure_future(host.serve(listener))
     while not serving.done():
         await asyncio.wait([serving], timeout=_PARENT_POLL_SECONDS)
         if parent is not None and os.getppid() != parent:

@@ -222,6 +222,7 @@ class Worker:
                 finally:
                     dist.destroy_process_group()
         finally:
+            self._rendezvous.leave()
             rank_lock.release()
 
     def _live(
@@ -258,8 +259,9 @@ class Worker:
             except PeerLostError as error:
                 fruitless = 0 if job.step > furthest else fruitless + 1
                 furthest = max(furthest, job.step)
-                if self._rendezvous.all_noted(finish_notes):
-                    break  # lost after the end
+                # Lost after the end. One that was replaced before it has not come so far.
+                if job.step >= num_steps and self._rendezvous.all_noted(finish_notes):
+                    break
                 if fruitless >= _FRUITLESS_JOINS:
                     job.release()
                     raise

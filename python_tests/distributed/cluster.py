@@ -81,6 +81,15 @@ class Cluster:
             nursery = self._nurseries[rank % len(self._nurseries)]
             self.pids[rank] = self._fork(nursery, "worker", settings, rank, life)
 
+    def start_another(self, rank, nursery=None, **changed):
+        """Start a second process of this rank and return it; the first stays in ``pids``."""
+        first, used = self.pids[rank], self._nurseries
+        self._nurseries = [nursery] * len(used) if nursery else used
+        self.start(rank, **changed)
+        self._nurseries = used
+        second, self.pids[rank] = self.pids[rank], first
+        return second
+
     def _fork(self, nursery, *command):
         pid = nursery.ask(*command)
         self._nursery_of[pid] = nursery

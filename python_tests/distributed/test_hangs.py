@@ -190,3 +190,30 @@ def test_two_workers_of_one_rank_are_told_apart_without_a_common_file_system(mak
     cluster.pids[1] = pids[codes.index(None)]
     cluster.start(0)
     cluster.finish()
+
+
+def test_a_second_process_does_not_take_the_rank_of_a_worker_that_trains(make_cluster):
+    """It has another disk, so no lock keeps it out; it waits for the next round before all others.
+
+    Worker 1 needs a moment to notice the loss of worker 0, whose replacement is there at once.
+    """
+    cluster = make_cluster(
+        num_steps=200, world_size=2, step_seconds=0.02, digests=False,
+        time_outs={"identity_seconds": 3.0},
+    )  # fmt: skip
+    cluster.start()
+    cluster.wait_for_step(5)
+    second = cluster.start_another(1, stores="another disk")
+    cluster.wait_until(lambda: len(cluster.events(1, "started")) == 2)
+    time.sleep(0.5)  # until it is at the rendezvous
+    cluster.kill(1, with_signal=signal.SIGSTOP)
+    cluster.kill(0)
+    cluster.wait_for_death(0)
+    cluster.start(0)
+    time.sleep(1.0)  # all ranks are there, if anybody may be worker 1
+    cluster.kill(1, with_signal=signal.SIGCONT)
+    cluster.finish()
+    assert cluster.wait_for_exit(second, 60) == 1
+    assert "which is connected to the rendezvous after 3 s" in cluster.logs()
+    assert {e["pid"] for e in cluster.recoveries(1)} == {cluster.pids[1]}
+    assert [e["recovery"]["lost"] for e in cluster.recoveries(1)] == [[0, 1], [0]]

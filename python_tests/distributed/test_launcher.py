@@ -43,6 +43,9 @@ if what == "give-up":
     wait_for(1)
     pathlib.Path(os.environ["CPR_ALIVE_FILE"]).write_text("worker 1 did not come")
     sys.exit(1)
+if what == "replaced":
+    pathlib.Path(os.environ["CPR_ALIVE_FILE"] + ".left").write_text("worker 1 was replaced")
+    sys.exit(1)
 if what == "rebuild":
     for percent in (0, 30, 60, 100):
         new = pathlib.Path(os.environ["CPR_ALIVE_FILE"] + ".new")
@@ -106,6 +109,12 @@ def test_a_death_is_seen_when_it_happens_not_when_the_launcher_looks_next(launch
     monkeypatch.setattr("cpr_ext.distributed.launcher._POLL_SECONDS", 1e6)
     code, said = launch({0: "die done"})
     assert (code, len(said)) == (0, 1)
+
+
+def test_a_worker_whose_rank_another_process_has_is_not_started_again(launch, tmp_path):
+    code, said = launch({0: "sleep", 1: "replaced"})
+    assert (code, said) == (1, ["worker 1 was replaced; not started again"])
+    assert [lives(tmp_path, rank) for rank in range(2)] == [1, 1]
 
 
 def test_progress_of_a_worker_is_shown_not_too_often_and_to_its_end(launch):

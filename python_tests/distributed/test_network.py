@@ -39,3 +39,28 @@ def test_hosts_that_are_cut_off_from_each_other_go_on_once_the_wire_is_mended(ho
             assert last["tables"] == lost["tables"]
     finally:
         cluster.close()
+
+
+def test_a_worker_that_was_replaced_while_it_was_cut_off_ends_when_it_returns(hosts, tmp_path):
+    addresses = {"0": ADDRESSES[0], "1": ADDRESSES[1]}
+    cluster = Cluster(
+        hosts, tmp_path, num_steps=150, world_size=2, step_seconds=0.02, host=ADDRESSES[0],
+        addresses=addresses, time_outs={"collective_seconds": 2.0},
+    )  # fmt: skip
+    try:
+        cluster.start()
+        cluster.wait_for_step(15)
+        ip("-n", NAMES[0], "link", "set", "wire", "down")
+        replaced = cluster.pids[1]
+        cluster.pids[1] = cluster.start_another(
+            1, hosts[0], stores="another disk", addresses={**addresses, "1": ADDRESSES[0]}
+        )
+        cluster.wait_until(lambda: len(cluster.recoveries(0)) == 2)
+        cluster.wait_until(lambda: cluster.step(0) > cluster.recoveries(0)[1]["step"] + 2)
+        ip("-n", NAMES[0], "link", "set", "wire", "up")
+        assert cluster.wait_for_exit(replaced, 60) == 1, cluster.logs()
+        assert "RendezvousError: worker 1 was replaced while the others" in cluster.logs()
+        cluster.finish()
+        assert [e["recovery"]["lost"] for e in cluster.recoveries(0)] == [[0, 1], [1]]
+    finally:
+        cluster.close()

@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from cpr_ext.distributed.identity.worker_identity import ALIVE
@@ -18,6 +19,15 @@ def report_abort(reason: str) -> None:
     """Say that the job cannot continue, so that starting this worker again would not help."""
     if (path := os.environ.get(ALIVE)) is not None:
         Path(path).write_text(reason)
+
+
+def report_left(reason: str) -> None:
+    """Say that another process has this worker's rank, so that it must not be started again here.
+
+    The job continues without it.
+    """
+    if (path := os.environ.get(ALIVE)) is not None:
+        _left_of(path).write_text(reason)
 
 
 def show_progress(text: str) -> None:
@@ -32,6 +42,10 @@ def _progress_of(path: str | os.PathLike[str]) -> Path:
     return Path(f"{os.fspath(path)}.progress")
 
 
+def _left_of(path: str | os.PathLike[str]) -> Path:
+    return Path(f"{os.fspath(path)}.left")
+
+
 class SignsOfLife:
     """The supervisor's side, for one life of one worker."""
 
@@ -39,6 +53,7 @@ class SignsOfLife:
         self.path = path
         path.write_text("")
         _progress_of(path).unlink(missing_ok=True)
+        _left_of(path).unlink(missing_ok=True)
         self._started_ns = path.stat().st_mtime_ns
 
     def silent_seconds(self, now: float) -> float:
@@ -55,6 +70,12 @@ class SignsOfLife:
             return _progress_of(self.path).read_text()
         except FileNotFoundError:
             return ""
+
+    def left(self) -> str:
+        """Return why this worker left the job to another process; empty if it did not."""
+        with suppress(FileNotFoundError), _left_of(self.path).open("rb") as file:
+            return file.read(_MOST_BYTES).decode(errors="replace")
+        return ""
 
     def reason(self) -> str:
         """Return why this worker aborted the job; empty if it did not."""

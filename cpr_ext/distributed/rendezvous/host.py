@@ -15,11 +15,18 @@ import socket
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from cpr_ext.distributed.rendezvous import wire
-from cpr_ext.distributed.rendezvous.meeting import Meeting, MeetingError
+from cpr_ext.distributed.rendezvous.meeting import (
+    FIND_SECONDS,
+    Claim,
+    Meeting,
+    MeetingError,
+    SupersededError,
+    UnknownRoundError,
+)
 
 PROOF_SECONDS = 5.0
 MAX_STRANGERS = 256
@@ -34,10 +41,19 @@ _STRANGERS_BYTES = 4096  # that are read ahead; more is read as a message needs 
 class _Job:
     """What the host knows of one job."""
 
-    def __init__(self) -> None:
-        self.meeting = Meeting()
+    def __init__(self, knows_all_from: float) -> None:
+        self.meeting = Meeting(knows_all_from)
         self.notes: dict[str, str] = {}
         self.changed = asyncio.Condition()
+
+    @contextlib.asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """Notify the waiters if a round is completed inside the block."""
+        before = self.meeting.round_id
+        yield
+        if self.meeting.round_id != before:
+            self.forget_rounds_before(self.meeting.round_id)
+            await _announce(self)
 
     def forget_rounds_before(self, round_id: str) -> None:
         kept = f"round/{round_id}/"
@@ -47,11 +63,17 @@ class _Job:
 
 
 class Host:
-    """Serves the workers of the jobs that share one secret."""
+    """Serves the workers of the jobs that share one secret.
 
-    def __init__(self, secret: bytes) -> None:
+    Args:
+        is_first: no host has served them before, so nobody is in a round that this one does not
+            know.
+    """
+
+    def __init__(self, secret: bytes, *, is_first: bool = False) -> None:
         self._secret = secret
-        self._jobs: dict[str, _Job] = defaultdict(_Job)
+        knows_all_from = time.monotonic() + (0.0 if is_first else FIND_SECONDS)
+        self._jobs: dict[str, _Job] = defaultdict(lambda: _Job(knows_all_from))
         self._visits: set[asyncio.Future[None]] = set()
         self._strangers: dict[asyncio.Future[None], float] = {}  # when they came; oldest first
         self._numbers = itertools.count()
@@ -118,8 +140,7 @@ class Host:
             self._note_refusal(writer)
             return None
         connection = writer.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        wire.notice_lost_peer(connection)
         writer.write(handshake.host_proof())
         await writer.drain()
         return handshake
@@ -135,14 +156,16 @@ class Host:
                 try:
                     answer = await self._answer(request, visit)
                 except MeetingError as error:
-                    answer = {"error": str(error)}
+                    is_replaced = isinstance(error, SupersededError)
+                    answer = {"error": str(error), "is_replaced": is_replaced}
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
                     answer = {"error": f"not understood: {type(error).__name__} {error}"}
                 writer.write(said.seal(answer))
                 await writer.drain()
         finally:
             for job in self._jobs.values():
-                job.meeting.leave(visit)
+                async with job.changing():
+                    job.meeting.leave(visit, time.monotonic())
 
     async def _answer(self, request: dict[str, Any], visit: int) -> dict[str, Any]:
         job = self._jobs[str(request["job"])]
@@ -159,26 +182,36 @@ class Host:
             return {"are_there": all(key in job.notes for key in keys)}
         if what == "meet":
             return await self._meet(job, request, visit)
+        if what == "arrive":
+            return self._arrive(job, request, visit)
         raise ValueError(f"what is {what!r}?")
 
     async def _meet(self, job: _Job, request: dict[str, Any], visit: int) -> dict[str, Any]:
-        meeting, token, world_size = job.meeting, str(request["token"]), int(request["world_size"])
-        before = meeting.round_id
-        meeting.meet(
-            int(request["rank"]),
-            world_size,
-            token,
-            lease_seconds=float(request["lease_seconds"]),
-            visit=visit,
-            now=time.monotonic(),
-        )
-        if meeting.round_id != before:
-            job.forget_rounds_before(meeting.round_id)
-            await _announce(job)
+        meeting, token, claim = job.meeting, str(request["token"]), _claim_in(request)
+        try:
+            async with job.changing():
+                meeting.meet(
+                    claim,
+                    token,
+                    lease_seconds=float(request["lease_seconds"]),
+                    visit=visit,
+                    now=time.monotonic(),
+                )
+        except UnknownRoundError:
+            return {"round": None, "missing": [], "asks_roster": True}
         await _until(job, lambda: meeting.is_member(token), request["seconds"])
         if meeting.is_member(token):
-            return {"round": meeting.round_id}
-        return {"round": None, "missing": meeting.missing(world_size, time.monotonic())}
+            return {"round": meeting.round_id, "epoch": meeting.epoch, "roster": meeting.roster}
+        now = time.monotonic()
+        missing = meeting.missing(claim.world_size, now)
+        return {"round": None, "missing": missing, "held_by": meeting.held_by(claim, now)}
+
+    def _arrive(self, job: _Job, request: dict[str, Any], visit: int) -> dict[str, Any]:
+        try:
+            job.meeting.arrive(_claim_in(request), visit=visit, now=time.monotonic())
+        except UnknownRoundError:
+            return {"asks_roster": True}
+        return {}
 
     def _note_refusal(self, writer: asyncio.StreamWriter) -> None:
         """Log refusals periodically: a flood must not fill a log."""
@@ -193,6 +226,13 @@ class Host:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _claim_in(request: dict[str, Any]) -> Claim:
+    plain = dict(request["claim"])
+    numbers: dict[str, Any] = {n: int(plain[n]) for n in ("rank", "world_size", "epoch", "seen")}
+    texts: dict[str, Any] = {name: str(plain[name]) for name in ("member", "run", "who")}
+    return Claim(**numbers, **texts, roster=tuple(map(str, plain["roster"])))
 
 
 async def _announce(job: _Job) -> None:

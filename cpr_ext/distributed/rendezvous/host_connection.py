@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import select
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from cpr_ext.distributed.identity.worker_identity import Identity
 from cpr_ext.distributed.rendezvous import wire
 
 ANSWER_SECONDS = 5.0  # for one answer of the host
+_LOOK_SECONDS = 60
 
 
 class HostError(Exception):
@@ -27,6 +29,10 @@ class UntrustedHostError(HostError):
 
 class RefusedError(Exception):
     """The host understood, and says why it does not do it."""
+
+
+class ReplacedError(RefusedError):
+    """Another process has this worker's rank."""
 
 
 class HostConnection:
@@ -73,7 +79,7 @@ class HostConnection:
                 self._close()  # the next answer would be this question's
                 raise
         if "error" in answer:
-            raise RefusedError(answer["error"])
+            raise (ReplacedError if answer.get("is_replaced") else RefusedError)(answer["error"])
         return dict(answer)
 
     def close(self) -> None:
@@ -88,6 +94,14 @@ class HostConnection:
             with contextlib.suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
 
+    def wait_until_closed(self) -> None:
+        """Return once the connection is closed, by whatever side; nothing is asked meanwhile."""
+        while (connected := self._socket) is not None and not self._is_over:
+            readable = select.poll()
+            readable.register(connected, select.POLLIN)
+            if readable.poll(1000 * _LOOK_SECONDS):
+                return self.close()
+
     def _connect(self, deadline: float) -> socket.socket:
         address = (self._identity.host, self._identity.port)
         if self._is_over:
@@ -96,6 +110,7 @@ class HostConnection:
         self._socket = connected
         descriptors.keep_from_children(connected.fileno())
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire.notice_lost_peer(connected)
         greeting = _receive(connected, len(wire.GREETING), deadline)
         if greeting != wire.GREETING:
             raise wire.ForeignMessageError(

@@ -1,23 +1,65 @@
-"""Who of a job's workers waits for the others, and when all are there. No I/O; times are given."""
+"""Who of a job's workers waits for the others, and when all are there. No I/O; times are given.
+
+Each round has an epoch, one more than any member has seen, and a roster: the process that has each
+rank. A rank belongs to the process that the newest roster names, as long as that one is connected.
+A process whose rank another one has in a newer round is refused, whenever it returns.
+"""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+# In which living processes find a host that was started again.
+FIND_SECONDS = 3.0
 
 
 class MeetingError(Exception):
     """A worker cannot take part; says why."""
 
 
+class SupersededError(MeetingError):
+    """Another process has this worker's rank in a newer round."""
+
+
+class UnknownRoundError(Exception):
+    """A process comes from a round that the host does not know: it must show the roster."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """How a process shows that it may be a worker.
+
+    Attributes:
+        rank, world_size: of the worker.
+        member: distinguishes processes.
+        epoch: of the newest round that this process was in; 0: of none.
+        roster: the members of that round, by rank; needed where the host does not know it.
+        run: of the job, as this worker's store knows it; empty: it knows none.
+        seen: the highest epoch of that run that this worker's store knows.
+        who: describes the process to a person.
+    """
+
+    rank: int
+    world_size: int
+    member: str
+    epoch: int = 0
+    roster: tuple[str, ...] = ()
+    run: str = ""
+    seen: int = 0
+    who: str = ""
+
+
 @dataclass
-class _Seat:
-    token: str
+class _Waiter:
+    claim: Claim
     visit: int  # the connection through which it was last heard of
+    since: float
     seen: float
     lease_seconds: float
 
-    def is_taken(self, now: float) -> bool:
+    def is_there(self, now: float) -> bool:
         return now <= self.seen + self.lease_seconds
 
 
@@ -27,76 +69,167 @@ class Meeting:
     A round is complete once every rank waits at the same time. A worker that closes its connection
     or is silent for longer than its lease waits no more.
 
+    Args:
+        knows_all_from: by this time each living process of a round has connected to this host, if
+            there was a host before it.
+
     Attributes:
         round_id: of the newest complete round; empty before the first.
+        epoch: of the newest round that was completed here, or that a process showed.
+        roster: its members, by rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, knows_all_from: float = float("-inf")) -> None:
+        self._knows_all_from = knows_all_from
         self.round_id = ""
-        self._members: frozenset[str] = frozenset()
-        self._world_size = 0
-        self._seats: dict[int, _Seat] = {}
-        self._rivals: dict[str, float] = {}  # by token, since when it wants a taken seat
+        self.epoch = 0
+        self.roster: tuple[str, ...] = ()
+        self._members: frozenset[str] = frozenset()  # tokens of the newest complete round
+        self._waiters: dict[str, _Waiter] = {}  # by token
+        self._visits: dict[int, str] = {}  # members by connection
+        self._known: dict[str, str] = {}  # members that were connected once, and who they are
+        # By run, the epoch that a store knows, until this host has seen a round itself.
+        self._floors: dict[str, int] = {}
+
+    def arrive(self, claim: Claim, *, visit: int, now: float) -> None:
+        """Note that this process is connected.
+
+        Raises:
+            SupersededError: another process has its rank.
+            UnknownRoundError: its roster is needed.
+        """
+        if claim.epoch > self.epoch:
+            if not claim.roster:
+                raise UnknownRoundError
+            self.epoch, self.roster = claim.epoch, claim.roster
+        if not self.round_id:
+            self._floors[claim.run] = max(self._floors.get(claim.run, 0), claim.seen)
+            self._forget(t for t, w in self._waiters.items() if self._is_superseded(w.claim))
+        if self._is_superseded(claim):
+            who = self._known.get(self.roster[claim.rank], "") if self.roster else ""
+            raise SupersededError(
+                f"worker {claim.rank} was replaced while the others could not reach it: it was in "
+                f"round {claim.epoch}, and in a later one another process has its rank"
+                f"{f' ({who})' if who else ''}. This process ends; the job continues without it"
+            )
+        self._visits[visit] = claim.member
+        self._known[claim.member] = claim.who
 
     def meet(
-        self,
-        rank: int,
-        world_size: int,
-        token: str,
-        *,
-        lease_seconds: float,
-        visit: int,
-        now: float,
+        self, claim: Claim, token: str, *, lease_seconds: float, visit: int, now: float
     ) -> None:
         """Note that this worker waits; completes the round if all do.
 
         Args:
-            token: distinguishes processes, and the times that one process waits.
+            token: distinguishes the times that processes wait.
             lease_seconds: silent for so long, it waits no more.
             visit: number of its connection.
 
         Raises:
-            MeetingError: another living process has this rank, or other workers say another size.
+            MeetingError: it cannot take part: it was replaced, another living process wants this
+                rank, or other workers say another size.
+            UnknownRoundError: its roster is needed.
         """
         if token in self._members:
             return
+        self.arrive(claim, visit=visit, now=now)
         self._drop_absent(now)
-        if self._seats and world_size != self._world_size:
-            raise MeetingError(
-                f"worker {rank} says that there are {world_size} workers, others say "
-                f"{self._world_size}; give all the same CPR_WORLD_SIZE"
-            )
+        rank, world_size = claim.rank, claim.world_size
+        for other in self._waiters.values():
+            if other.claim.world_size != world_size:
+                raise MeetingError(
+                    f"worker {rank} says that there are {world_size} workers, others say "
+                    f"{other.claim.world_size}; give all the same CPR_WORLD_SIZE"
+                )
         if not 0 <= rank < world_size:
             raise MeetingError(f"worker {rank} of {world_size} cannot be")
-        self._world_size = world_size
-        seat = self._seats.get(rank)
-        if seat is not None and seat.token != token:
-            # A predecessor that died without closing its connection is not heard of again.
-            if seat.seen > self._rivals.setdefault(token, now):
-                raise MeetingError(
-                    f"two processes are worker {rank}; give each worker a rank of its own"
-                )
-            return
-        self._rivals.pop(token, None)
-        self._seats[rank] = _Seat(token, visit, now, lease_seconds)
-        if len(self._seats) == world_size:
-            self._members = frozenset(seat.token for seat in self._seats.values())
-            self.round_id = secrets.token_hex(8)
-            self._seats.clear()
-            self._rivals.clear()
+        before = self._waiters.get(token)
+        waiter = _Waiter(claim, visit, before.since if before else now, now, lease_seconds)
+        self._forget(t for t, w in self._waiters.items() if w.claim.member == claim.member)
+        if not self._is_holder(claim):
+            self._refuse_rival(waiter)
+        self._waiters[token] = waiter
+        self._complete(world_size, now)
 
     def is_member(self, token: str) -> bool:
         """Return whether the newest complete round has this worker."""
         return token in self._members
 
-    def leave(self, visit: int) -> None:
-        """Note that a connection was closed."""
-        self._seats = {rank: seat for rank, seat in self._seats.items() if seat.visit != visit}
+    def held_by(self, claim: Claim, now: float) -> str:
+        """Return who has this rank and lives, as far as is known; empty: nobody else."""
+        if self._is_free_for(claim, now):
+            return ""
+        holder = self.roster[claim.rank] if self.roster else ""
+        return self._known.get(holder) or "a process of the newest round"
+
+    def leave(self, visit: int, now: float) -> None:
+        """Note that a connection was closed; completes the round if all others wait for that."""
+        self._visits.pop(visit, None)
+        self._forget(token for token, w in self._waiters.items() if w.visit == visit)
+        if self._waiters:
+            self._complete(next(iter(self._waiters.values())).claim.world_size, now)
 
     def missing(self, world_size: int, now: float) -> list[int]:
-        """Return ranks that do not wait."""
+        """Return ranks of which no process waits that may have them."""
         self._drop_absent(now)
-        return [rank for rank in range(world_size) if rank not in self._seats]
+        seated = self._seated(now)
+        return [rank for rank in range(world_size) if rank not in seated]
+
+    def _seated(self, now: float) -> dict[int, str]:
+        """Return by rank the token of the process that gets it."""
+        seated: dict[int, str] = {}
+        for token, waiter in sorted(self._waiters.items(), key=lambda item: item[1].since):
+            claim = waiter.claim
+            if self._is_holder(claim):
+                seated[claim.rank] = token
+            elif self._is_free_for(claim, now):
+                seated.setdefault(claim.rank, token)
+        return seated
+
+    def _complete(self, world_size: int, now: float) -> None:
+        seated = self._seated(now)
+        if len(seated) < world_size:
+            return
+        claims = [self._waiters[seated[rank]].claim for rank in range(world_size)]
+        self.epoch = max(self.epoch, *(claim.seen for claim in claims)) + 1
+        self.roster = tuple(claim.member for claim in claims)
+        self.round_id = secrets.token_hex(8)
+        self._members = frozenset(seated.values())
+        self._floors.clear()
+        self._forget(self._members)
+        connected = set(self._visits.values()).union(self.roster)
+        self._known = {member: self._known.get(member, "") for member in connected}
+
+    def _is_holder(self, claim: Claim) -> bool:
+        return claim.rank < len(self.roster) and self.roster[claim.rank] == claim.member
+
+    def _is_superseded(self, claim: Claim) -> bool:
+        if claim.epoch == 0:
+            return False
+        is_older = max(self.epoch, claim.epoch) < self._floors.get(claim.run, 0)
+        return is_older or (bool(self.roster) and not self._is_holder(claim))
+
+    def _is_free_for(self, claim: Claim, now: float) -> bool:
+        if self._is_holder(claim):
+            return True
+        holder = self.roster[claim.rank] if claim.rank < len(self.roster) else ""
+        if holder in self._visits.values():
+            return False
+        return holder in self._known or now >= self._knows_all_from
+
+    def _refuse_rival(self, waiter: _Waiter) -> None:
+        """Refuse the later one of two new processes of one rank."""
+        rank = waiter.claim.rank
+        for other in self._waiters.values():
+            # A predecessor that died without closing its connection is not heard of again.
+            if other.claim.rank == rank and other.since < waiter.since < other.seen:
+                raise MeetingError(
+                    f"two processes are worker {rank}; give each worker a rank of its own"
+                )
+
+    def _forget(self, tokens: Iterable[str]) -> None:
+        for token in list(tokens):
+            self._waiters.pop(token, None)
 
     def _drop_absent(self, now: float) -> None:
-        self._seats = {rank: seat for rank, seat in self._seats.items() if seat.is_taken(now)}
+        self._forget(t for t, waiter in self._waiters.items() if not waiter.is_there(now))

@@ -8,13 +8,16 @@ secret (:mod:`cpr_ext.distributed.rendezvous.wire`); training itself does not ne
 from __future__ import annotations
 
 import logging
+import os
+import secrets
+import socket
 import time
 import uuid
 from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from cpr_ext.distributed.identity.supervision import report_abort
+from cpr_ext.distributed.identity.supervision import report_abort, report_left
 from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts, show_alive
 from cpr_ext.distributed.rendezvous.coordination_store import Notes
 from cpr_ext.distributed.rendezvous.host_connection import (
@@ -22,9 +25,11 @@ from cpr_ext.distributed.rendezvous.host_connection import (
     HostConnection,
     HostError,
     RefusedError,
+    ReplacedError,
     UntrustedHostError,
     place_of,
 )
+from cpr_ext.distributed.rendezvous.presence import Presence
 from cpr_ext.distributed.rendezvous.round_store import RoundStore
 from cpr_ext.errors import RendezvousError
 
@@ -49,6 +54,12 @@ class Rendezvous:
         self._time_outs = time_outs
         self._host = HostConnection(identity)
         self._notes = Notes(self._host)
+        self._member = secrets.token_hex(8)
+        self._epoch, self._roster = (
+            0,
+            tuple[str, ...](),
+        )  # of the newest round that this process was in
+        self._presence = Presence(HostConnection(identity), self._claim)
         # Kept here, for torch holds only the part of it that is in C++.
         self._store: RoundStore | None = None
 
@@ -60,10 +71,14 @@ class Rendezvous:
 
         Raises:
             RendezvousError: they were not all there within ``join_seconds``, names those missing;
-                or two processes have this worker's rank; or the host has another secret.
+                or another process has this worker's rank; or the host has another secret.
         """
+        self._presence.begin()
         try:
             round_id = self._wait_for_all(time.monotonic() + self._time_outs.join_seconds)
+        except ReplacedError as error:
+            report_left(str(error))
+            raise RendezvousError(str(error)) from None
         except RefusedError as error:
             raise RendezvousError(str(error)) from None
         except BaseException:
@@ -71,6 +86,11 @@ class Rendezvous:
             raise
         self._store = RoundStore(HostConnection(self._identity), round_id)
         return self._store
+
+    def leave(self) -> None:
+        """Close the connections: another process may have this worker's rank."""
+        self._presence.end()
+        self._host.close()
 
     def note(self, key: str) -> None:
         """Leave a note for the whole job, beyond this round, if the host answers."""
@@ -90,14 +110,17 @@ class Rendezvous:
         token = uuid.uuid4().hex
         missing = "unknown, as the rendezvous does not answer"
         reported, untrusted_since = time.monotonic(), None
+        held_since: float | None = None
         while True:
             show_alive()
             error: HostError | None = None
             try:
                 answer = self._meet(token, deadline)
                 if answer["round"] is not None:
+                    self._epoch, self._roster = answer["epoch"], tuple(answer["roster"])
                     return str(answer["round"])
                 missing, untrusted_since = ", ".join(map(str, answer["missing"])), None
+                held_since = self._look_at_holder(answer["held_by"], held_since)
             except HostError as caught:
                 error = caught
                 missing = "unknown, as the rendezvous does not answer"
@@ -120,16 +143,48 @@ class Rendezvous:
     def _meet(self, token: str, deadline: float) -> dict[str, Any]:
         """Wait for a heartbeat's time at most; the next call is the next sign of life."""
         heartbeat = self._time_outs.heartbeat_seconds
-        left = max(0.0, deadline - time.monotonic())
-        return self._host.ask(
-            "meet",
-            rank=self._identity.rank,
-            world_size=self._identity.world_size,
-            token=token,
-            seconds=min(heartbeat, left),
-            lease_seconds=heartbeat * _MISSED_HEARTBEATS,
-            limit_seconds=min(heartbeat, left) + ANSWER_SECONDS,
-        )
+        left = min(heartbeat, max(0.0, deadline - time.monotonic()))
+
+        def ask(*, shows_roster: bool) -> dict[str, Any]:
+            return self._host.ask(
+                "meet",
+                claim=self._claim(shows_roster),
+                token=token,
+                seconds=left,
+                lease_seconds=heartbeat * _MISSED_HEARTBEATS,
+                limit_seconds=left + ANSWER_SECONDS,
+            )
+
+        answer = ask(shows_roster=False)
+        return ask(shows_roster=True) if answer.get("asks_roster") else answer
+
+    def _claim(self, shows_roster: bool) -> dict[str, Any]:
+        return {
+            "rank": self._identity.rank,
+            "world_size": self._identity.world_size,
+            "member": self._member,
+            "epoch": self._epoch,
+            "roster": self._roster if shows_roster else (),
+            "run": "",
+            "seen": 0,
+            "who": f"process {os.getpid()} on {socket.gethostname()}",
+        }
+
+    def _look_at_holder(self, holder: str, since: float | None) -> float | None:
+        """Return since when a living process has this rank; raise if that takes too long."""
+        if not holder:
+            return None
+        since = since or time.monotonic()
+        seconds = self._time_outs.identity_seconds
+        if time.monotonic() > since + seconds:
+            reason = (
+                f"worker {self._identity.rank} is {holder}, which is connected to the rendezvous "
+                f"after {seconds:g} s; give each worker a rank of its own, or end that process if "
+                "it hangs"
+            )
+            report_left(reason)
+            raise RendezvousError(reason)
+        return since
 
     def _join_failed(self, missing: str, error: Exception | None) -> RendezvousError:
         return self._end(

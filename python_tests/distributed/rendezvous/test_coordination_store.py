@@ -46,8 +46,9 @@ def test_all_notes_are_there_or_not(place):
 
 
 def meet(place, rank, token, job):
+    claim = {"rank": rank, "world_size": 1, "member": token, "epoch": 0, "roster": [], "seen": 0}
     return connection(place, job, rank).ask(
-        "meet", rank=rank, world_size=1, token=token, lease_seconds=5.0, seconds=0.0
+        "meet", claim={**claim, "run": "", "who": ""}, token=token, lease_seconds=5.0, seconds=0.0
     )["round"]
 
 

@@ -2,16 +2,24 @@
 
 import pytest
 
-from cpr_ext.distributed.rendezvous.meeting import Meeting, MeetingError
+from cpr_ext.distributed.rendezvous.meeting import (
+    FIND_SECONDS,
+    Claim,
+    Meeting,
+    MeetingError,
+    SupersededError,
+    UnknownRoundError,
+)
 
 LEASE = 5.0
 
 
-def come(meeting, rank, token=None, *, now=0.0, visit=None, world_size=2):
+def come(meeting, rank, token=None, *, now=0.0, visit=None, world_size=2, member=None, **shown):
+    """One process waits; by default each token is another process, but "again-" are the same."""
     token = token or f"token-{rank}"
+    member = member or token.removeprefix("again-").replace("token-", "")
     meeting.meet(
-        rank,
-        world_size,
+        Claim(rank, world_size, member, who=f"the process of {token}", **shown),
         token,
         lease_seconds=LEASE,
         visit=rank if visit is None else visit,
@@ -46,9 +54,9 @@ def test_a_member_that_asks_again_is_not_waiting_for_the_next_round():
 def test_who_closes_its_connection_waits_no_more():
     meeting = Meeting()
     come(meeting, 0, visit=7)
-    meeting.leave(8)
+    meeting.leave(8, 0.0)
     assert meeting.missing(2, 0.0) == [1]
-    meeting.leave(7)
+    meeting.leave(7, 0.0)
     assert meeting.missing(2, 0.0) == [0, 1]
     assert not come(meeting, 1)
 
@@ -89,3 +97,91 @@ def test_workers_that_disagree_on_their_number_are_told_so():
         come(meeting, 1, world_size=3)
     with pytest.raises(MeetingError, match="worker 2 of 2 cannot be"):
         come(meeting, 2, world_size=2)
+
+
+def met(world_size=2):
+    """A job in its first round: member "0" has rank 0, on connection 0."""
+    meeting = Meeting()
+    for rank in range(world_size):
+        come(meeting, rank, world_size=world_size)
+    assert meeting.epoch == 1
+    return meeting, {"epoch": 1, "roster": meeting.roster}
+
+
+def test_a_new_process_does_not_take_the_rank_of_a_living_one():
+    meeting, first = met()
+    assert not come(meeting, 1, "intruder", visit=9)
+    meeting.leave(0, 1.0)  # worker 0 dies
+    assert not come(meeting, 0, "replacement", visit=10, now=1.0)
+    assert meeting.missing(2, 1.0) == [1]
+    assert meeting.held_by(Claim(1, 2, "intruder"), 1.0) == "the process of token-1"
+    assert come(meeting, 1, "again-1", now=3.0, **first)
+    assert meeting.is_member("replacement")
+    assert not meeting.is_member("intruder")
+    assert (meeting.epoch, meeting.roster) == (2, ("replacement", "1"))
+
+
+def test_a_new_process_takes_the_rank_of_one_whose_connection_closes():
+    meeting, first = met()
+    assert not come(meeting, 1, "replacement", visit=9)
+    assert not come(meeting, 0, "again-0", visit=10, **first)
+    meeting.leave(1, 1.0)  # that completes the round
+    assert meeting.is_member("replacement")
+    assert meeting.roster == ("0", "replacement")
+
+
+def test_a_process_that_was_replaced_is_refused_when_it_returns():
+    meeting, first = met()
+    meeting.leave(1, 1.0)
+    come(meeting, 1, "replacement", visit=9, now=1.0)
+    assert come(meeting, 0, "again-0", visit=10, now=1.0, **first)
+    for now in (2.0, 100.0):
+        with pytest.raises(
+            SupersededError, match=r"worker 1 was replaced .* in round 1, and in a later"
+        ):
+            come(meeting, 1, "again-1", visit=11, now=now, **first)
+    second = {"epoch": 2, "roster": meeting.roster}
+    assert not come(meeting, 0, "again-0b", visit=10, member="0", now=3.0, **second)
+    assert come(meeting, 1, "again", visit=9, member="replacement", now=3.0, **second)
+
+
+def test_a_host_that_was_started_again_learns_the_newest_round_from_its_members():
+    known, first = met()
+    known.leave(1, 1.0)
+    come(known, 1, "replacement", visit=9, now=1.0)
+    come(known, 0, "again-0", visit=10, now=1.0, **first)
+    second = {"epoch": 2, "roster": known.roster}
+
+    meeting = Meeting()
+    with pytest.raises(UnknownRoundError):
+        come(meeting, 1, "again-1", visit=1, epoch=1)
+    assert not come(meeting, 1, "again-1", visit=1, **first)  # it cannot know better yet
+    assert not come(meeting, 0, "again-0", visit=2, **second)
+    assert meeting.missing(2, 0.0) == [1]
+    with pytest.raises(SupersededError):
+        come(meeting, 1, "again-1", visit=1, **first)
+    assert come(meeting, 1, "again", member="replacement", visit=3, **second)
+    assert meeting.epoch == 3
+
+
+def test_a_host_that_was_started_again_gives_living_processes_time_to_return():
+    _, first = met()
+    meeting = Meeting(knows_all_from=FIND_SECONDS)
+    assert not come(meeting, 1, "intruder", visit=9, now=0.0)
+    assert not come(meeting, 0, "again-0", visit=0, now=1.0, **first)
+    assert not come(meeting, 1, "intruder", visit=9, now=1.0)
+    meeting.arrive(Claim(1, 2, "1", **first), visit=1, now=2.0)  # it trains, and is connected
+    assert not come(meeting, 0, "again-0", visit=0, now=4.9, **first)
+    assert meeting.missing(2, 4.9) == [1]
+
+    meeting = Meeting(knows_all_from=FIND_SECONDS)
+    come(meeting, 1, "replacement", visit=9, now=0.0)
+    come(meeting, 0, "again-0", visit=0, now=1.0, **first)
+    assert come(meeting, 1, "replacement", visit=9, now=FIND_SECONDS)
+
+
+def test_epochs_grow_beyond_what_any_store_has_seen():
+    meeting = Meeting()
+    come(meeting, 0, seen=7)
+    come(meeting, 1)
+    assert meeting.epoch == 8
