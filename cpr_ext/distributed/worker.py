@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -62,7 +62,7 @@ from cpr_ext.distributed.parity.no_parity import NoParity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.recovery import rebuild_lost_rows, return_to_one_state
 from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
-from cpr_ext.errors import PeerLostError, StoreError, UsageError
+from cpr_ext.errors import PeerLostError, SnapshotError, StoreError, UsageError
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import generator_states, restore_generators
 from cpr_ext.validation import require_at_least_one
@@ -451,6 +451,11 @@ class Worker:
         """Save the trained model, and leave when all have: nobody is needed again then."""
         self._parity.complete_rows()
         self._parity.complete_deltas()
+        if self._recovery in ("full", "auto"):
+            # Two points of each are kept: with one worker's last, all have one in common.
+            with suppress(SnapshotError):  # of an earlier one; the last save is another
+                job.checkpointer.wait()
+            wait_for_all(job.group, timedelta(seconds=self._time_outs.join_seconds))
         if self._saved_step != job.step:
             self._last_save.save(job, lambda path: self._make(job.model, job.optimizers, path))
             self._saved_step = job.step
