@@ -84,6 +84,7 @@ lint: build
 	$(BIN)/clang-format --dry-run --Werror $(CXX)
 	$(BIN)/mypy
 	$(BIN)/python tools/native_stub.py --check
+	$(BIN)/python bench/figures.py --check
 
 # GitHub's workflows. Needs npm, so it is no part of lint.
 lint-workflows:
@@ -108,6 +109,7 @@ bench: build
 	$(BIN)/python bench/peers.py
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/page.py
+	$(BIN)/python bench/figures.py
 
 # REGRESS="--rounds 3 --json FILE": more rounds, and the result as JSON. Exit code 1: something is slower.
 BASE ?= main

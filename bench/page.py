@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import charts
+import figures
 import micro_results
 from peers import allowed_memory_bytes
 from results import Results, Row, standing
@@ -58,11 +59,25 @@ def main() -> None:
         "# Benchmarks\n",
         *map(paragraph, HEAD),
         *(line for section in sections for line in section(results)),
+        *commits(),
         paragraph(TAIL),
     ]
     PAGE.write_text("\n".join(lines))
     print_table(findings(results))
     print(f"\nwrote {PAGE.relative_to(ROOT)}")
+
+
+def commits() -> Iterator[str]:
+    """The commit of each result."""
+    yield "## Code of the figures\n"
+    yield paragraph(
+        "Every result of [bench/results/](../bench/results/) has the commit it was measured at, "
+        "and a digest of each folder of the code then. *Older* means that a folder that it "
+        "measures has changed since, or that no digest was noted. `python bench/figures.py` marks "
+        "figures here and in the [README](../README.md); `make lint` fails if a mark is missing or "
+        "wrong. Digests do not cover the benchmarks themselves."
+    )
+    yield f"{figures.BEGIN}\n{figures.marks('docs/benchmarks.md')}\n{figures.END}\n"
 
 
 def table(head: str, align: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.emulation.machine import _digest_of as digest_of
+from cpr_ext.emulation.machine import code_digests
 from python_tests import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -493,3 +495,65 @@ def test_a_target_that_is_missed_tells_the_limit(tmp_path: Path) -> None:
     found = finding_of(results, "over `index_select")
     assert found.measured == "1.200x 256 B random"
     assert found.verdict == "missed; limit 1.500x 256 B random"
+
+
+def machine(commit: str = "abc1234", date: str = "2026-11-24T10:00:00", **code: str) -> Any:
+    noted = " ".join(f"{folder}:{digest}" for folder, digest in code.items())
+    return {"commit": commit, "date": date, "code": noted}
+
+
+def test_a_figure_is_of_todays_code_if_all_that_it_measures_is_as_it_was() -> None:
+    figures = load("figures")
+    now = {"csrc": "1", "saving": "2", "policy": "3"}
+    same, other = machine(csrc="1", saving="2"), machine(csrc="1", saving="9")
+    without = {"commit": "abc1234", "date": "2026-11-21"}
+    for machines, folders, is_current in (
+        ([same], ["csrc", "saving"], True),
+        ([other], ["csrc"], True),
+        ([other], ["csrc", "saving"], False),
+        ([same, other], ["saving"], False),
+        ([same, without], ["csrc"], False),
+        ([same], ["policy"], False),
+        ([], ["csrc"], False),
+    ):
+        assert figures.is_of_code(machines, folders, now) == is_current
+
+
+def test_the_mark_of_a_figure_has_every_commit_that_its_rows_are_of() -> None:
+    figures = load("figures")
+    now = dict.fromkeys(figures.SAVING, "1")
+    new, old = machine(**now), machine("9999999", "2026-11-21", **now)
+    rows = {"machine": new, "rows": [{"name": "a", "machine": old}]}
+    mark = figures.mark_of("pause", rows, now)
+    assert mark == ("abc1234, 9999999", "2026-11-21 to 2026-11-24", "of today's code")
+    assert figures.mark_of("pause", {"machine": machine(csrc="2")}, now)[2] == "older"
+
+
+def test_marks_replace_those_of_before_and_nothing_else() -> None:
+    figures = load("figures")
+    page = f"before\n{figures.BEGIN}\nold\n{figures.END}\nafter\n"
+    marked = figures.marked(page, "new")
+    assert marked == f"before\n{figures.BEGIN}\nnew\n{figures.END}\nafter\n"
+    assert figures.marked(marked, "new") == marked
+    with pytest.raises(SystemExit, match="needs one place"):
+        figures.marked("no place", "new")
+
+
+def test_every_result_names_folders_that_there_are() -> None:
+    figures = load("figures")
+    assert {path.stem for path in (BENCH / "results").glob("*.json")} <= figures.MEASURES.keys()
+    folders = code_digests()
+    for name, measures in figures.MEASURES.items():
+        assert set(measures) <= folders.keys(), name
+
+
+def test_the_digest_of_code_is_of_contents_and_names(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    digests = [digest_of(tmp_path)]
+    (tmp_path / "ignored.so").write_text("1")
+    assert digest_of(tmp_path) == digests[0]
+    (tmp_path / "a.py").write_text("2")
+    digests.append(digest_of(tmp_path))
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    digests.append(digest_of(tmp_path))
+    assert len(set(digests)) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -14,6 +15,7 @@ import numpy
 import torch
 
 # What decides a measurement; results are written while later ones are still being made.
+_SOURCES = {".py", ".cpp", ".cu", ".h"}
 _MEASURED = (":/csrc", ":/cpr_ext", ":/bench", ":(top,exclude)bench/results")
 
 
@@ -24,6 +26,7 @@ def describe_machine() -> dict[str, Any]:
         "cpr_ext": importlib.metadata.version("cpr_ext"),
         "commit": _git("rev-parse", "--short", "HEAD") or None,
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", *_MEASURED)),
+        "code": " ".join(f"{folder}:{digest}" for folder, digest in code_digests().items()),
         "cpu": _cpu_name(),
         "cores": available_cores(),
         "memory_gib": round(available_memory_bytes() / (1 << 30), 1),
@@ -33,6 +36,26 @@ def describe_machine() -> dict[str, Any]:
         "numpy": numpy.__version__,
         "load_average_1min": round(os.getloadavg()[0], 2),
     }
+
+
+def code_digests() -> dict[str, str]:
+    """Return a digest of the sources in each folder of the package and, in a checkout, of csrc."""
+    package = Path(__file__).resolve().parents[1]
+    folders = [
+        folder for folder in (*package.iterdir(), package.parent / "csrc") if folder.is_dir()
+    ]
+    digests = {folder.name: _digest_of(folder) for folder in sorted(folders)}
+    return {name: digest for name, digest in digests.items() if digest}
+
+
+def _digest_of(folder: Path) -> str:
+    """Return 12 hex digits of the SHA-256 of names and contents; empty without sources."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _SOURCES)
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12] if files else ""
 
 
 def available_cores() -> int:
