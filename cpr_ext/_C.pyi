@@ -25,6 +25,7 @@ __all__: list[str] = [
     "PendingRows",
     "RestoreSource",
     "RowDelta",
+    "RowHashes",
     "RowSampler",
     "RowTracker",
     "SegmentJob",
@@ -113,10 +114,26 @@ class SlotPool:
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
 
+class StopFlag:
+    """Asks work on another thread to return early."""
+
+    def __init__(self) -> None: ...
+    def clear(self) -> None:
+        """Withdraw the request."""
+
+    def is_set(self) -> bool:
+        """Return True from set() until clear()."""
+
+    def set(self) -> None:
+        """Ask."""
+
 class TakenRows:
     """The state that a tracker cleared when rows were captured; for put_back."""
 
     def __repr__(self) -> str: ...
+    def forget(self) -> None:
+        """Free the memory: the rows will not be put back."""
+
     @property
     def num_rows(self) -> int:
         """Number of them that were dirty."""
@@ -198,11 +215,13 @@ class RowTracker:
         *,
         weight: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
         pool: ThreadPool | None = None,
-    ) -> numpy.typing.NDArray[numpy.int64]:
+        stop: StopFlag | None = None,
+    ) -> numpy.typing.NDArray[numpy.int64] | None:
         """Select at most k dirty rows in [begin, end), highest score first, ties by lowest row id.
 
         weight: (num_rows, embedding_dim), as it is now; ChangeMeter needs it, others ignore
-        it. Returns int64 row ids, ascending; the same for any number of threads.
+        it. Returns int64 row ids, ascending; the same for any number of threads. None: `stop`,
+        a StopFlag that another thread may set, was set before the rows were found.
         """
 
     def take(
@@ -293,6 +312,60 @@ class ChangeMeter(RowTracker):
     def __init__(
         self, *, name: str, weight: torch.Tensor | numpy.typing.NDArray[typing.Any]
     ) -> None: ...
+
+class RowHashes:
+    """Two bytes per row of one table: a hash of it as it was last saved.
+
+    arrays: all that belongs to a row, each (num_rows, ...), always in one order.
+    """
+
+    def __init__(self, *, name: str, num_rows: typing.SupportsIndex) -> None: ...
+    def compare(
+        self,
+        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+        tracker: RowTracker,
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    ) -> tuple[int, int, int]:
+        """Compare those rows of row_ids (n) int64 that the tracker calls clean.
+
+        Returns (the first row that differs, or -1; rows compared; rows that were recorded
+        because their hash was not known).
+        """
+
+    def compare_range(
+        self,
+        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+        tracker: RowTracker,
+        begin: typing.SupportsIndex,
+        end: typing.SupportsIndex,
+    ) -> tuple[int, int, int]:
+        """Compare those rows of [begin, end) that the tracker calls clean, as compare does."""
+
+    def forget(self) -> None:
+        """Forget all hashes: rows may have any values."""
+
+    def memory_bytes(self) -> int:
+        """Return the bytes for this table."""
+
+    def record(
+        self,
+        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        pool: ThreadPool | None = None,
+    ) -> None:
+        """Record the rows row_ids (n) int64 as they are now."""
+
+    def record_range(
+        self,
+        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+        begin: typing.SupportsIndex,
+        end: typing.SupportsIndex,
+        pool: ThreadPool | None = None,
+    ) -> None:
+        """Record the rows [begin, end) as they are now."""
+
+    def values(self, row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any]) -> list[int]:
+        """List the hashes of rows row_ids (n) int64; 0: not known."""
 
 class GradientCounter:
     """Counts the rows of the tables' sparse gradients on a thread of its own. A tracker's calls
@@ -570,19 +643,6 @@ class SegmentTable:
     ) -> int:
         """Return the most rows of a chunk that keep every chunk aligned in the file."""
 
-class StopFlag:
-    """Asks a capture on another thread to return early."""
-
-    def __init__(self) -> None: ...
-    def clear(self) -> None:
-        """Withdraw the request."""
-
-    def is_set(self) -> bool:
-        """Return True from set() until clear()."""
-
-    def set(self) -> None:
-        """Ask."""
-
 class SegmentJob:
     """One segment on its way to disk."""
 
@@ -658,8 +718,12 @@ class SnapshotPipeline:
         refuse_nan: bool = True,
         max_chunk_bytes: typing.SupportsIndex = 0,
         copy_on_write: bool = False,
+        hashes: collections.abc.Sequence[RowHashes] = [],
     ) -> SegmentJob:
-        """Start a segment. Raises UsageError if the tables do not fit the slots or the file."""
+        """Start a segment. Raises UsageError if the tables do not fit the slots or the file.
+
+        hashes: of each table, or None; captured rows are recorded there.
+        """
 
     def start_log(self) -> None:
         """Start to record when the checker and the writer work on a slot."""

@@ -21,7 +21,10 @@ CPP_ROOMS: dict[str, set[str]] = {
     "storage": {"core"},
     "pipeline": {"core", "staging", "storage"},
     "parity": {"core", "staging"},
-    "bindings": {"core", "selection", "tracking", "staging", "storage", "pipeline", "parity"},
+    "scrub": {"core", "staging", "tracking"},
+    "bindings": {
+        *("core", "selection", "tracking", "staging", "storage", "pipeline", "parity", "scrub"),
+    },
     "testing": set(),
 }
 CUDA_HEADER = "core/cuda/device.h"  # the one that knows CUDA

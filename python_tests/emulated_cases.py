@@ -10,8 +10,8 @@ from cpr_ext import _emulated, cuda
 from cpr_ext.checkpointer import call_guard, parts
 from cpr_ext.errors import CudaError, RowIndexError, UntrackedChangeWarning, UsageError
 from cpr_ext.maintenance import compact
-from cpr_ext.saving import background_capture, priorities, row_samples
-from cpr_ext.storage import segment_format
+from cpr_ext.saving import background_capture, priorities, scrub
+from cpr_ext.storage import segment_format, store
 from cpr_ext.tracking import lookup_recorder, table_watch
 from python_tests.helpers import Trained, assert_same, read_chunks, shard_records
 
@@ -222,7 +222,7 @@ def saved_rows(directory, priority):
 
 def move_to_host(patch):
     """Tables are on the CPU from now on, in the same process."""
-    users = (parts, priorities, background_capture, row_samples, lookup_recorder, table_watch)
+    users = (parts, priorities, background_capture, scrub, lookup_recorder, table_watch)
     for module in (cuda, *users):
         patch.setattr(module, "device_of", lambda tensor: None)
     patch.setattr(segment_format, "stager_of", lambda tensor: None)
@@ -285,7 +285,11 @@ def recovered_rows(directory):
 
 
 @pytest.mark.parametrize("gather_bytes", [1 << 30, 0])
-def test_rounded_snapshots_are_those_of_the_cpu_and_each_restores_the_other(tmp_path, gather_bytes):
+def test_rounded_snapshots_are_those_of_the_cpu_and_each_restores_the_other(
+    tmp_path, gather_bytes, monkeypatch
+):
+    # Each segment names those before it, from the identity of the store on.
+    monkeypatch.setattr(store, "new_id", lambda: "0" * 32)
     emulator.calls()  # of tests before
     of_device = train_rounded(tmp_path / "device", gather_bytes=gather_bytes)
     on_device = recovered_rows(tmp_path / "device")

@@ -398,6 +398,23 @@ class Checkpointer:
         self._guard.require_recovered()
         self._saving.record_changes()
 
+    def scrub(self) -> dict[str, int]:
+        """Compare all rows that count as unchanged with hashes of their saved values, now.
+
+        Training does so by itself, in the background of ``step()``, over ten minutes or longer.
+        A row that differs was changed past PyTorch. Its table then counts as changed, and no
+        snapshot since the last pass is a full-recovery point. Without a difference, all complete
+        snapshots are proven. Waits for the snapshot in flight. Tables on a GPU are not compared.
+
+        Returns:
+            For each table in which a row differs: the id of the first.
+
+        Raises:
+            UsageError: it is called in the middle of a step.
+        """
+        self._guard.require_recovered()
+        return self._saving.scrub()
+
     @contextmanager
     def tracking_paused(self) -> Iterator[None]:
         """Count no lookups of fused tables (TorchRec) inside the block, which changes no row."""

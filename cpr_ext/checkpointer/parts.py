@@ -23,6 +23,7 @@ from cpr_ext.saving.background_capture import Overlap
 from cpr_ext.saving.priorities import make_tracker
 from cpr_ext.saving.rebase_policy import BaseRule
 from cpr_ext.saving.saver import Saver, SavingOptions
+from cpr_ext.saving.scrub import Scrub
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector
 from cpr_ext.saving.slot_size import choose_slot_bytes
@@ -179,6 +180,7 @@ def build_parts(
     )
     base_rule = BaseRule(store, tables, settings.rebase_after)
     committer = Committer()
+    scrub = Scrub(tables, trackers, threads, is_watched=watch.is_proven)
     saver = Saver(
         store,
         tables,
@@ -189,7 +191,8 @@ def build_parts(
         base_rule,
         committer,
         watch,
-        overlap=Overlap(tables, watch, recorder) if overlaps else None,
+        scrub,
+        overlap=Overlap(tables, watch, recorder, scrub) if overlaps else None,
         compactor=make_compactor(
             store,
             committer,

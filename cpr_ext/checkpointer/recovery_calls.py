@@ -131,7 +131,7 @@ class RecoveryCalls:
             lost, step=account.step, num_samples=account.num_samples, on_damage=on_damage
         )
         self._watch.accept()
-        self._saver.forget_saved_rows()
+        self._saver.note_restored_rows()
         if findings.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
             self._base_rule.forget_base()
@@ -163,7 +163,7 @@ class RecoveryCalls:
             findings.step, findings.num_samples, self._recoverer.position.samples_lost
         )
         self._watch.forget()
-        self._saver.forget_saved_rows()
+        self._saver.note_restored_rows()
         self._saver.restart_interval()
         self._guard.may_train = True
         # Of another store nothing is in this one yet: the next step() takes a base snapshot.

@@ -150,7 +150,15 @@ class SaveCalls:
             self._saver.quiesce()
             self._recorder.flush()
             self._watch.accept_changes()
-            self._saver.forget_saved_rows()
+
+    def scrub(self) -> dict[str, int]:
+        """Compare all rows that count as unchanged; see :meth:`cpr_ext.Checkpointer.scrub`."""
+        if self._is_mid_step:
+            raise UsageError(_MID_STEP.format(call="scrub()", step=self._account.step + 1))
+        with self._guard.in_call("scrub()"):
+            self._saver.pause()
+            self._recorder.flush()
+            return {changed.table.name: changed.row_id for changed in self._saver.scrub()}
 
     def note_recovered(self, *, whole: bool) -> None:
         """Take note of a recovery; ``whole``: the model is as a store has it."""

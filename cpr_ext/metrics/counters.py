@@ -39,6 +39,9 @@ class Metrics:
         row_updates_lost: exactly those that recoveries of shards reverted: for each row, all since
             it was last saved. None: not counted, see ``count_row_updates``.
         compactions, failed_compactions: merged segments that became live; merges that failed.
+        scrub_passes: how often all rows that count as unchanged were compared with hashes of what
+            was saved.
+        rows_changed_unseen: rows that this found to differ, one of each table at a time.
         remote_lag_seconds, remote_lag_bytes: how long the oldest state that is not in the remote
             store has waited, and what is to be sent of the newest.
         parity: of a worker with parity; None: it has none.
@@ -56,6 +59,8 @@ class Metrics:
     row_updates_lost: int | None = 0
     compactions: int = 0
     failed_compactions: int = 0
+    scrub_passes: int = 0
+    rows_changed_unseen: int = 0
     remote_lag_seconds: float = 0.0
     remote_lag_bytes: int = 0
     failures: list[str] = field(default_factory=list)

@@ -25,7 +25,7 @@ from cpr_ext.cuda import device_of
 from cpr_ext.errors import SnapshotError, UsageError
 from cpr_ext.runtime.threads import close_at_exit
 from cpr_ext.saving.capture_mode import CaptureMode
-from cpr_ext.saving.row_samples import WindowSample
+from cpr_ext.saving.scrub import Scrub
 from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
@@ -106,10 +106,11 @@ class Overlap:
     Args:
         watch: sees what changes the tables, and when.
         recorder: uses the trackers, which a snapshot does too while its rows are captured.
+        scrub: compares rows that were captured in a window.
     """
 
     def __init__(
-        self, tables: Sequence[Table], watch: TableWatch, recorder: LookupRecorder
+        self, tables: Sequence[Table], watch: TableWatch, recorder: LookupRecorder, scrub: Scrub
     ) -> None:
         self._tables = tables
         self._watch = watch
@@ -118,8 +119,7 @@ class Overlap:
         weakref.finalize(self, self._thread.end).atexit = False
         self._snapshot: Snapshot | None = None
         self._is_open = False
-        #: Rows that were captured in the window that is open.
-        self.sample = WindowSample()
+        self._scrub = scrub
         #: A snapshot found a table changed by something else than its optimizer.
         self.was_broken = False
         recorder.before_flush = self.pause
@@ -176,7 +176,7 @@ class Overlap:
         if snapshot.state != "capturing":
             return
         self._snapshot = snapshot
-        self.sample.forget()
+        self._scrub.open_window()
 
         def work(stop: Any) -> None:
             if snapshot.mode is CaptureMode.CHOOSE_FIRST:
@@ -202,17 +202,18 @@ class Overlap:
             if self._is_open or snapshot.is_copied_on_write:
                 self._watch.check()
             if self._is_open:
-                self._check_sample()
+                self._check_window()
             if not snapshot.has_rows_left:
                 self._snapshot = None
         copies = self._snapshot is not None and self._snapshot.is_copied_on_write
         self._watch.rows_change = self._copy_rows if copies else None
         self._is_open = False
 
-    def _check_sample(self) -> None:
-        table = self.sample.changed_table()
-        if table is not None:
-            self._watch.note_hidden_change(table, "rows changed while they were being captured")
+    def _check_window(self) -> None:
+        changed = self._scrub.check_window()
+        if changed is not None:
+            what = f"row {changed.row_id} changed while it was being captured"
+            self._watch.note_hidden_change(changed.table, what)
 
     def _give_up(self, table: Table) -> None:
         snapshot = self._snapshot

@@ -6,6 +6,9 @@ from typing import Any
 
 from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
 
+# So often choosing rows of a table is interrupted by training; then training waits for it.
+_MOST_STOPS = 3
+
 
 class RowChoice:
     """Chooses the rows of a snapshot step by step; on any thread, one at a time.
@@ -22,6 +25,7 @@ class RowChoice:
         self._shard = 0
         self._of_shard: list[Selection] = []  # of the next shard, table by table
         self._pending: dict[tuple[int, int], Any] = {}
+        self._num_stopped = 0  # of the next table
 
     @property
     def is_done(self) -> bool:
@@ -45,22 +49,34 @@ class RowChoice:
                 if pending is not None:
                     self._pending[table, shard] = pending
 
-    def choose_next(self) -> tuple[int, list[Selection]] | None:
+    def choose_next(self, stop: Any = None) -> tuple[int, list[Selection]] | None:
         """Choose the rows of the next table.
+
+        Args:
+            stop: a native ``StopFlag``. Once it is set, the table is left for another call; but not
+                more often than a few times.
 
         Returns:
             The shard and its selections, after the last table of the shard; else None.
         """
         shard, selector, table = self._shard, self._selector, len(self._of_shard)
         if table < selector.num_tables:
-            self._of_shard.append(
-                selector.base(table, shard)
-                if self._kind == "base"
-                else selector.partial(table, shard, self._pending.pop((table, shard), None))
-            )
+            selection = self._select(table, shard, stop)
+            if selection is None:
+                self._num_stopped += 1
+                return None
+            self._num_stopped = 0
+            self._of_shard.append(selection)
             if len(self._of_shard) < selector.num_tables:
                 return None
         chosen, self._of_shard = self._of_shard, []
         self._shard += 1
         self.selections += chosen
         return shard, chosen
+
+    def _select(self, table: int, shard: int, stop: Any) -> Selection | None:
+        if self._kind == "base":
+            return self._selector.base(table, shard)
+        pending = self._pending.pop((table, shard), None)
+        stop = None if self._num_stopped >= _MOST_STOPS else stop
+        return self._selector.partial(table, shard, pending, stop)

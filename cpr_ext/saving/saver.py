@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cpr_ext.cuda import trim_memory
-from cpr_ext.errors import SnapshotError, SnapshotFailedWarning
+from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, StorageError
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.log_text import encodable
 from cpr_ext.saving.background_capture import Overlap
 from cpr_ext.saving.capture_mode import CaptureMode
+from cpr_ext.saving.proofs import Proofs
 from cpr_ext.saving.rebase_policy import ArrayNames, BaseRule
-from cpr_ext.saving.row_samples import CleanSample
+from cpr_ext.saving.scrub import ChangedRow, Scrub
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector, SnapshotKind
 from cpr_ext.saving.snapshot import Snapshot
@@ -62,6 +63,7 @@ class Saver:
 
     Args:
         watch: sees what changes the tables.
+        scrub: finds rows that changed although nothing saw it.
         overlap: captures while training reads the tables; None: between steps only.
         compactor: merges segments after commits; None: nobody does.
         capture_dense: copies everything that is not a row.
@@ -84,13 +86,15 @@ class Saver:
         base_rule: BaseRule,
         committer: Committer,
         watch: TableWatch,
+        scrub: Scrub,
         *,
         overlap: Overlap | None,
         compactor: Compactor | None,
         capture_dense: Callable[[], DensePart],
         options: SavingOptions,
     ) -> None:
-        self._clean = CleanSample(tables, trackers)
+        self._scrub = scrub
+        self._proofs = Proofs()
         self.in_flight: Snapshot | None = None
         self.may_begin: Callable[[bool], bool] = lambda waits: True
         self.unreported: Exception | None = None
@@ -163,6 +167,7 @@ class Saver:
         self._watch.check_all()
         self._check_clean_rows()
         self._watch.settle()
+        self._scrub.begin_snapshot()
         self._arrays = self._base_rule.array_names()
         self._is_overlapping = not at_once and self._may_overlap()
         mode, write = self._mode(kind, at_once=at_once), self._options.write
@@ -176,8 +181,7 @@ class Saver:
             pipeline=self._pipeline,
             options=write,
             capture_dense=self._capture_dense,
-            saved_rows=self._clean,
-            captured_rows=self._overlap.sample if self._overlap is not None else None,
+            scrub=self._scrub,
             mode=mode,
         )
         self._next_number += 1
@@ -216,7 +220,8 @@ class Saver:
             self._overlap.pause()
 
     def go_on(self) -> None:
-        """Do a step's work for the snapshot in progress before training resumes."""
+        """Do a step's work for the scrub and the snapshot in progress before training resumes."""
+        self._scrub_some()
         if self.in_flight is None:
             return
         if self._is_overlapping:
@@ -276,23 +281,77 @@ class Saver:
             snapshot.gather(step, num_samples, self._options.gather_bytes, otherwise) or not is_one
         )
 
+    def note_restored_rows(self) -> None:
+        """Note that rows were restored: those that count as clean are as a store has them."""
+        self._scrub.record_all()
+        self._proofs.begin_pass()
+
     def forget_saved_rows(self) -> None:
         """Forget saved rows: restored rows may differ from them."""
-        self._clean.forget()
+        self._scrub.forget()
+        self._proofs.begin_pass()
+
+    def scrub(self) -> list[ChangedRow]:
+        """Compare all rows that count as clean now; return one of each table that differs."""
+        self.finish()
+        self._watch.check_all()
+        self._scrub.restart()
+        self._proofs.begin_pass()
+        found = self._note_changed(self._scrub.run_pass())
+        if not found:
+            self._note_pass()
+        return found
+
+    def _note_pass(self) -> None:
+        self._account.metrics.scrub_passes += 1
+        if self._scrub.is_known:
+            self._proofs.finish_pass()
+        else:
+            self._proofs.forget()
+
+    def _scrub_some(self) -> None:
+        """Compare the next rows of a pass, unless a snapshot is being captured."""
+        is_capturing = self.in_flight is not None and self.in_flight.state == "capturing"
+        if not is_capturing and self._scrub.is_due() and self._watch.looks_unchanged():
+            passes = self._scrub.num_passes
+            if not self._note_changed(self._scrub.advance()) and self._scrub.num_passes != passes:
+                self._note_pass()
 
     def _check_clean_rows(self) -> bool:
         """Return whether a row that counts as clean was found to be changed."""
-        found = self._clean.find_changed()
-        if found is None:
-            return False
-        table, row_id = found
-        self._clean.forget()
-        self._watch.note_hidden_change(
-            table,
-            f"row {row_id} counts as unchanged since it was saved, but differs: something writes "
-            "past PyTorch, such as weight.data or another library",
-        )
-        return True
+        return bool(self._note_changed(self._scrub.check_some()))
+
+    def _note_changed(self, found: list[ChangedRow]) -> list[ChangedRow]:
+        if found:  # what PyTorch has counted is reported as such
+            self._watch.check_all()
+            found = [changed for changed in found if self._watch.is_proven(changed.table)]
+        for changed in found:
+            self._watch.note_hidden_change(
+                changed.table,
+                f"row {changed.row_id} counts as unchanged since it was saved, but differs: "
+                "something writes past PyTorch, such as weight.data or another library",
+            )
+        if found:
+            self._account.metrics.rows_changed_unseen += len(found)
+            self._revoke(self._proofs.revoke(self.in_flight))
+            self._scrub.restart()
+        return found
+
+    def _revoke(self, numbers: list[int]) -> None:
+        """Take the claim of full-recovery points back; it is durable when this returns."""
+        if not numbers:
+            return
+        try:
+            self._committer.call(lambda: self._store.revoke(numbers)).result()
+        except StorageError as error:
+            text = (
+                f"snapshots {numbers} claim in '{self._store.directory}' to be complete, which is "
+                f"not true, and this could not be recorded: {error}"
+            )
+            logger.error(text)
+            warnings.warn(encodable(text), SnapshotFailedWarning, stacklevel=3)
+        else:
+            logger.warning("snapshots %s are no full-recovery points: rows had changed", numbers)
 
     def advance_for(self, seconds: float) -> None:
         """Call :meth:`advance` in pieces, until all is captured or the time is over."""
@@ -349,6 +408,10 @@ class Saver:
         snapshot.forget_taken()  # users may keep the snapshot
         self.unreported = None
         self._last_bytes = snapshot.file_bytes
+        if snapshot.kind == "base" and not self._scrub.is_known:
+            self._scrub.is_known = True  # all rows were recorded
+            self._proofs.forget()
+        self._proofs.add(snapshot)
         self._base_rule.note_committed(snapshot.kind, snapshot.file_bytes, self._arrays)
         self._account.note_committed(
             snapshot.num_samples, snapshot.file_bytes, is_base=snapshot.kind == "base"

@@ -39,6 +39,7 @@ class Source:
         live_arrays: returns the arrays that training uses now; None if nothing else has the memory.
         is_packed: the arrays hold the rows ``row_ids`` alone, in their order.
         first_row_id: of the arrays' first row; 0 unless they hold a part of the table.
+        hashes: records captured rows; None: nothing does.
     """
 
     spec: TableSpec
@@ -47,6 +48,7 @@ class Source:
     live_arrays: Callable[[], Mapping[str, torch.Tensor]] | None = None
     is_packed: bool = False
     first_row_id: int = 0
+    hashes: Any = None
 
 
 @dataclass(frozen=True)
@@ -83,18 +85,21 @@ def dense_sources(part: DensePart) -> list[Source]:
 
 
 def selection_source(
-    selection: Selection, precision_of: Callable[[str], str] = lambda array: EXACT
+    selection: Selection,
+    precision_of: Callable[[str], str] = lambda array: EXACT,
+    hashes: Any = None,
 ) -> Source:
     """Return the rows of a selection, with every per-row state of their table.
 
     Args:
         precision_of: of an array of the table, by its name.
+        hashes: the native ``RowHashes`` of the table, which records captured rows.
     """
     arrays = selection.table.arrays()
     begin = selection.begin if selection.row_ids is None else None
     specs = array_specs(selection.table.name, arrays, precision_of)
     spec = TableSpec(selection.table.name, selection.num_rows, begin, specs)
-    return Source(spec, arrays, selection.row_ids, selection.table.arrays)
+    return Source(spec, arrays, selection.row_ids, selection.table.arrays, hashes=hashes)
 
 
 class SegmentCapture:
@@ -152,6 +157,7 @@ class SegmentCapture:
             refuse_nan=options.refuse_nan,
             max_chunk_bytes=options.max_chunk_bytes,
             copy_on_write=options.copy_on_write,
+            hashes=[source.hashes for source in sources],
         )
 
     @property

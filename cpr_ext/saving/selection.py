@@ -36,6 +36,11 @@ class Selection:
         """Rows selected."""
         return self.end - self.begin if self.row_ids is None else len(self.row_ids)
 
+    def forget(self) -> None:
+        """Free the row ids: all is saved."""
+        self.row_ids = self.chosen = None
+        self.end = self.begin
+
     def take(self, first: int, count: int) -> Any:
         """Mark rows [first, first + count), by position, as captured in the tracker.
 
@@ -95,15 +100,18 @@ class Selector:
         for table in self._tables:
             record_on_stream(table.weight)
 
-    def partial(self, table: int, shard: int, pending: Any = None) -> Selection:
+    def partial(
+        self, table: int, shard: int, pending: Any = None, stop: Any = None
+    ) -> Selection | None:
         """Choose the rows to save first, at most the fraction if the table is prioritised.
 
         Args:
             pending: what :meth:`begin_partial` returned; waits until it is ready.
+            stop: a native ``StopFlag``. Once it is set, returns None unless the rows are chosen.
         """
         chosen = self._tables[table]
         if pending is None:
-            return self._partial(chosen, shard)
+            return self._partial(chosen, shard, stop)
         begin, end = self._range(chosen, shard)
         tracker = self._trackers[chosen.name]
         return Selection(chosen, tracker, begin, end, pending.read(), pending)
@@ -125,7 +133,7 @@ class Selector:
     def _saves_all(self, num_rows: int) -> bool:
         return isinstance(self._priority, AllRows) and self._priority.budget(num_rows) == num_rows
 
-    def _partial(self, table: Table, shard: int) -> Selection:
+    def _partial(self, table: Table, shard: int, stop: Any) -> Selection | None:
         tracker = self._trackers[table.name]
         begin, end = self._range(table, shard)
         if table.name not in self._prioritized:
@@ -135,8 +143,10 @@ class Selector:
             if not table.updates_only_looked_up_rows():
                 return Selection(table, tracker, begin, end)
             return Selection(table, tracker, begin, end, tracker.dirty_rows(begin, end))
-        row_ids = tracker.select(begin, end, budget, weight=table.weight, pool=self._pool)
-        return Selection(table, tracker, begin, end, row_ids)
+        row_ids = tracker.select(
+            begin, end, budget, weight=table.weight, pool=self._pool, stop=stop
+        )
+        return None if row_ids is None else Selection(table, tracker, begin, end, row_ids)
 
     def is_complete(self, selection: Selection) -> bool:
         """Return whether every row of the range is saved in its present state once captured."""

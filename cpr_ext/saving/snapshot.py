@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -19,6 +19,7 @@ from cpr_ext.runtime.forks import Creator
 from cpr_ext.saving.capture_mode import CaptureMode
 from cpr_ext.saving.gathered_rows import gather
 from cpr_ext.saving.row_choice import RowChoice
+from cpr_ext.saving.scrub import Scrub
 from cpr_ext.saving.segment_capture import (
     SegmentCapture,
     Source,
@@ -30,6 +31,7 @@ from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.storage.segment_format import Chunk
 from cpr_ext.storage.store import Store
+from cpr_ext.tracking.trackers import forget_rows
 
 State = Literal["capturing", "captured", "committed", "failed"]
 
@@ -52,13 +54,6 @@ def _is_capturing(part: _Part) -> bool:
     return part.capture is None or part.capture.is_capturing
 
 
-class RowSample(Protocol):
-    """Looks at some of the rows of snapshots."""
-
-    def note(self, selection: Selection, first: int, count: int) -> None:
-        """Look at rows [first, first + count) of a selection, by position, as they are now."""
-
-
 class Snapshot:
     """A snapshot in progress, or done; users get a ``SnapshotHandle`` of it.
 
@@ -71,12 +66,12 @@ class Snapshot:
         file_bytes: bytes of all its segments.
         bytes_captured: bytes of rows captured so far.
         is_complete: it makes a full-recovery point.
+        is_proven: and a pass of the scrub has found since that this is true.
         mode: how rows are chosen and captured; :meth:`fix_step` and :meth:`gather` change it.
         error: why it failed.
 
     Args:
-        saved_rows: is shown rows when trackers take them for saved.
-        captured_rows: is shown rows when they are copied.
+        scrub: keeps hashes of the rows.
     """
 
     def __init__(
@@ -89,12 +84,10 @@ class Snapshot:
         pipeline: Any,
         options: WriteOptions,
         capture_dense: Callable[[], DensePart],
-        saved_rows: RowSample | None = None,
-        captured_rows: RowSample | None = None,
+        scrub: Scrub,
         mode: CaptureMode = CaptureMode.AT_ONCE,
     ) -> None:
-        self._saved_rows = saved_rows
-        self._captured_rows = captured_rows
+        self._scrub = scrub
         self.number = number
         self.kind: SnapshotKind = kind
         self._state: State = "capturing"
@@ -104,6 +97,7 @@ class Snapshot:
         self.file_bytes = 0
         self.bytes_captured = 0
         self.is_complete = False
+        self.is_proven = False
         self.mode = mode
         self.error: Exception | None = None
         self._store = store
@@ -149,7 +143,7 @@ class Snapshot:
             while not self.is_chosen:
                 if not wait and self._choice.is_pending:
                     return
-                self._choose_next()
+                self._choose_next(stop)
                 if one_table or (stop is not None and stop.is_set()):
                     return
         except Exception as error:
@@ -160,9 +154,9 @@ class Snapshot:
         """All rows are chosen."""
         return self._choice.is_done
 
-    def _choose_next(self) -> None:
+    def _choose_next(self, stop: Any) -> None:
         """Choose rows of the next table of a shard; after its last, start the shard's segment."""
-        chosen = self._choice.choose_next()
+        chosen = self._choice.choose_next(stop)
         if chosen is None:
             return
         shard, of_shard = chosen
@@ -183,7 +177,10 @@ class Snapshot:
                 snapshot=self.number,
                 kind=self.kind,
                 sources=part.sources
-                or [selection_source(each, self._precision_of) for each in part.selections],
+                or [
+                    selection_source(each, self._precision_of, self._scrub.hashes_of(each.table))
+                    for each in part.selections
+                ],
                 metadata={"shard": part.shard},
                 options=self._options,
             )
@@ -230,7 +227,7 @@ class Snapshot:
             if index == len(self._parts):
                 if self.is_chosen or (not wait_for_slot and self._choice.is_pending):
                     break
-                self._choose_next()
+                self._choose_next(stop)
                 if stop is not None and stop.is_set():
                     return True
                 continue
@@ -309,6 +306,7 @@ class Snapshot:
         for part in self._parts:
             for selection in part.selections:
                 self._take_rows(part, selection, 0, selection.num_rows)
+        self._scrub.fix([each for part in self._parts for each in part.selections])
         self.first_step = step
         self._finish_capture(step, num_samples)
         self._state = "capturing"
@@ -341,10 +339,8 @@ class Snapshot:
         if not self.is_of_fixed_step:
             for chunk in chunks:
                 self._take_rows(part, part.selections[chunk.table], chunk.first, chunk.num_rows)
-        if self._captured_rows is not None:
-            for chunk in chunks:
-                selection = part.selections[chunk.table]
-                self._captured_rows.note(selection, chunk.first, chunk.num_rows)
+        for chunk in chunks:
+            self._scrub.note_captured(part.selections[chunk.table], chunk.first, chunk.num_rows)
         capture = self._begun(part)
         captured_bytes = sum(capture.chunk_bytes(chunk.table, chunk.num_rows) for chunk in chunks)
         self.bytes_captured += captured_bytes
@@ -352,8 +348,6 @@ class Snapshot:
 
     def _take_rows(self, part: _Part, selection: Selection, first: int, count: int) -> None:
         part.taken.append((selection.tracker, selection.take(first, count)))
-        if self._saved_rows is not None:
-            self._saved_rows.note(selection, first, count)
 
     def _finish_capture(self, step: int, num_samples: int) -> None:
         self.first_step = step if self.first_step < 0 else self.first_step
@@ -380,8 +374,19 @@ class Snapshot:
         except Exception as error:
             self._fail(error)
         else:
+            self._free_host_memory()
             self._state = "committed"
             self._done.set()
+
+    def _free_host_memory(self) -> None:
+        """Free what was kept for a failure, here: training would wait for the system."""
+        for part in self._parts:
+            for tracker, taken in part.taken:
+                if tracker.device is None:
+                    forget_rows(taken)
+            for selection in part.selections:
+                if selection.tracker.device is None:
+                    selection.forget()
 
     def _commit_dense(self) -> None:
         assert self._dense is not None, "commit() before everything is captured"

@@ -51,9 +51,22 @@ class SnapshotHandle:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it makes a full-recovery point; known once it is captured."""
+        """Whether it makes a full-recovery point; known once it is captured.
+
+        A change of rows that nothing saw makes it False again, once the scrub finds it.
+        """
         snapshot = self._snapshot
         return snapshot is not None and snapshot.is_complete and snapshot.state != "failed"
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it is complete, and a pass of the scrub that began later has confirmed that.
+
+        The pass compared all rows that training had not changed since. A base snapshot that was
+        captured at once is proven as soon as it is committed.
+        """
+        snapshot = self._snapshot
+        return self.is_complete and snapshot is not None and snapshot.is_proven
 
     @property
     def file_bytes(self) -> int:

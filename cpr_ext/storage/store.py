@@ -16,6 +16,7 @@ import logging
 import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,15 @@ class Store:
         points = self.retention.full_recovery_points
         older = (r for r in self.dense.segments if r not in self._passed_over)
         self._commit(self.dense, keep_points((*older, record), points))
+
+    def revoke(self, snapshots: Collection[int]) -> None:
+        """Record that snapshots of these numbers are no full-recovery points after all."""
+        records = tuple(
+            replace(record, is_complete=False) if record.snapshot in snapshots else record
+            for record in self.dense.segments
+        )
+        if records != self.dense.segments:
+            self._commit(self.dense, records)
 
     def retain(self, retention: Retention | None = None) -> None:
         """Remove what ``retention`` (else that of the store) no longer asks for.

@@ -190,6 +190,10 @@ class TableWatch:
         if not self._running and not self._versions.are_same():
             self._note_outside(self._versions.differences())
 
+    def looks_unchanged(self) -> bool:
+        """Return whether :meth:`check` would find nothing."""
+        return bool(self._running) or self._versions.are_same()
+
     def check_all(self) -> None:
         """Do the same as :meth:`check`, and find replaced tensors, too."""
         if not self._running:

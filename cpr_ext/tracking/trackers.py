@@ -61,6 +61,12 @@ def native_trackers(tracker: Any) -> tuple[Any, ...]:
     return (tracker,)
 
 
+def forget_rows(taken: Any) -> None:
+    """Free what a tracker returned for captured rows, which will not be put back."""
+    for each in taken if isinstance(taken, tuple) else (taken,):
+        each.forget()
+
+
 def counts_updates(tracker: Any) -> bool:
     """Return whether a native tracker is a counter of row updates, on the CPU or on a device."""
     return hasattr(tracker, "counts")

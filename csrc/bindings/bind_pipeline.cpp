@@ -15,7 +15,9 @@
 #include "bindings/segment_table.h"
 #include "core/error.h"
 #include "core/process.h"
+#include "core/stop_flag.h"
 #include "pipeline/snapshot_pipeline.h"
+#include "scrub/row_hashes.h"
 
 namespace py = pybind11;
 
@@ -72,10 +74,6 @@ struct Job {
   py::list owners;
 };
 
-struct StopFlag {
-  std::atomic<bool> value{false};
-};
-
 int64_t copy_before_write(Job& job, int table, const ArrayLike& row_ids, int64_t first) {
   const int num_tables = static_cast<int>(job.owners.size());
   if (table < 0 || table >= num_tables) {
@@ -93,9 +91,39 @@ int64_t copy_before_write(Job& job, int table, const ArrayLike& row_ids, int64_t
          });
 }
 
+// Records hashes of the rows that a plan captures.
+std::function<void(int, int64_t, int64_t)> recorder_of(
+    const CapturePlan& plan, std::vector<std::shared_ptr<RowHashes>> hashes, ThreadPool* threads) {
+  if (hashes.size() != plan.tables.size()) {
+    throw UsageError("there are " + std::to_string(plan.tables.size()) + " tables but hashes of " +
+                     std::to_string(hashes.size()));
+  }
+  std::vector<std::vector<RowArray>> arrays;
+  std::vector<int64_t> begins;
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    const SegmentTable& table = plan.tables[i];
+    arrays.emplace_back();
+    begins.push_back(table.is_range() ? table.range_begin : -1);
+    if (!hashes[i]) continue;
+    for (const SegmentArray& array : table.arrays) arrays.back().push_back(array.rows);
+    hashes[i]->check_arrays(arrays.back());
+  }
+  return [hashes = std::move(hashes), arrays = std::move(arrays), begins = std::move(begins),
+          row_ids = plan.row_ids, threads](int table, int64_t first, int64_t count) {
+    if (!hashes[table]) return;
+    if (begins[table] < 0) {
+      hashes[table]->record(arrays[table], {row_ids[table]->data() + first, count}, threads);
+    } else {
+      const int64_t begin = begins[table] + first;
+      hashes[table]->record_range(arrays[table], {begin, begin + count}, threads);
+    }
+  };
+}
+
 Job start(std::shared_ptr<SnapshotPipeline> pipeline, const std::filesystem::path& path,
           int64_t header_bytes, int64_t file_bytes, const std::vector<TableSpec*>& tables,
-          bool direct_io, bool refuse_nan, int64_t max_chunk_bytes, bool copy_on_write) {
+          bool direct_io, bool refuse_nan, int64_t max_chunk_bytes, bool copy_on_write,
+          std::vector<std::shared_ptr<RowHashes>> hashes) {
   CapturePlan plan;
   plan.path = path.string();
   plan.header_bytes = header_bytes;
@@ -116,6 +144,7 @@ Job start(std::shared_ptr<SnapshotPipeline> pipeline, const std::filesystem::pat
     owners.append(spec->owners);
   }
   check_layout(plan.tables, header_bytes, file_bytes);
+  if (!hashes.empty()) plan.on_captured = recorder_of(plan, std::move(hashes), pipeline->threads());
   std::shared_ptr<SegmentJob> job = pipeline->start(std::move(plan));
   return Job{std::move(pipeline), std::move(job), owners};
 }
@@ -140,15 +169,6 @@ bool wait_for(const Job& job, const std::string& state, std::optional<double> ti
 }  // namespace
 
 void register_pipeline(py::module_& module) {
-  py::class_<StopFlag>(module, "StopFlag", "Asks a capture on another thread to return early.")
-      .def(py::init<>())
-      .def(
-          "set", [](StopFlag& flag) { flag.value = true; }, "Ask.")
-      .def(
-          "clear", [](StopFlag& flag) { flag.value = false; }, "Withdraw the request.")
-      .def(
-          "is_set", [](const StopFlag& flag) { return flag.value.load(); },
-          "Return True from set() until clear().");
   py::class_<Job>(module, "SegmentJob", "One segment on its way to disk.")
       .def(
           "capture",
@@ -221,7 +241,9 @@ void register_pipeline(py::module_& module) {
            py::arg("file_bytes"), py::arg("tables"), py::arg("direct_io") = true,
            py::arg("refuse_nan") = true, py::arg("max_chunk_bytes") = 0,
            py::arg("copy_on_write") = false,
-           "Start a segment. Raises UsageError if the tables do not fit the slots or the file.")
+           py::arg("hashes") = std::vector<std::shared_ptr<RowHashes>>(),
+           "Start a segment. Raises UsageError if the tables do not fit the slots or the file.\n\n"
+           "hashes: of each table, or None; captured rows are recorded there.")
       .def_property_readonly(
           "copied_bytes",
           [](SnapshotPipeline& pipeline) { return pipeline.copy_arena().used_bytes(); },

@@ -9,6 +9,7 @@
 #include "bindings/vector_array.h"
 #include "bindings/weight_view.h"
 #include "core/error.h"
+#include "core/stop_flag.h"
 #include "tracking/access_counter.h"
 #include "tracking/change_meter.h"
 #include "tracking/count_lookups.h"
@@ -62,13 +63,17 @@ py::array_t<int64_t> dirty_rows(const RowTracker& tracker, int64_t begin,
   return to_numpy(std::move(row_ids));
 }
 
-py::array_t<int64_t> select(const RowTracker& tracker, int64_t begin, int64_t end, int64_t k,
-                            const ArrayLike& weight, const Pool& pool) {
+std::optional<py::array_t<int64_t>> select(const RowTracker& tracker, int64_t begin, int64_t end,
+                                           int64_t k, const ArrayLike& weight, const Pool& pool,
+                                           const StopFlag* stop) {
   const OptionalWeight now(weight, tracker);
   RowIdVector row_ids;
-  {
+  try {
     py::gil_scoped_release release;
+    const StopScope scope(stop);
     row_ids = tracker.select({begin, end}, k, now.get(), pool.get());
+  } catch (const Stopped&) {
+    return std::nullopt;
   }
   return to_numpy(std::move(row_ids));
 }
@@ -160,6 +165,13 @@ void register_taken_rows(py::module_& module) {
       .def_property_readonly(
           "row_ids", [](TakenRows& taken) { return to_numpy(RowIdVector(settled(taken).row_ids)); },
           "(num_rows) int64, ascending, a copy.")
+      .def(
+          "forget",
+          [](TakenRows& taken) {
+            py::gil_scoped_release release;
+            taken.forget();
+          },
+          "Free the memory: the rows will not be put back.")
       .def("__repr__", [](TakenRows& taken) {
         return "TakenRows(" + taken.kind + " '" + taken.tracker +
                "', num_rows=" + std::to_string(settled(taken).num_rows()) + ")";
@@ -217,11 +229,13 @@ void register_row_tracker(py::module_& module) {
       .def("dirty_rows", &dirty_rows, py::arg("begin") = 0, py::arg("end") = py::none(),
            "List the dirty rows in [begin, end): int64, ascending.")
       .def("select", &select, py::arg("begin"), py::arg("end"), py::arg("k"), py::kw_only(),
-           py::arg("weight") = py::none(), py::arg("pool") = nullptr,
+           py::arg("weight") = py::none(), py::arg("pool") = nullptr, py::arg("stop") = nullptr,
            "Select at most k dirty rows in [begin, end), highest score first, ties by lowest row "
            "id.\n\n"
            "weight: (num_rows, embedding_dim), as it is now; ChangeMeter needs it, others ignore\n"
-           "it. Returns int64 row ids, ascending; the same for any number of threads.")
+           "it. Returns int64 row ids, ascending; the same for any number of threads. None: "
+           "`stop`,\n"
+           "a StopFlag that another thread may set, was set before the rows were found.")
       .def(
           "begin_select", &begin_select, py::arg("begin"), py::arg("end"), py::arg("k"),
           py::kw_only(), py::arg("weight") = py::none(),
@@ -248,6 +262,15 @@ void register_row_tracker(py::module_& module) {
 }  // namespace
 
 void register_tracking(py::module_& module) {
+  py::class_<StopFlag>(module, "StopFlag", "Asks work on another thread to return early.")
+      .def(py::init<>())
+      .def(
+          "set", [](StopFlag& flag) { flag.value = true; }, "Ask.")
+      .def(
+          "clear", [](StopFlag& flag) { flag.value = false; }, "Withdraw the request.")
+      .def(
+          "is_set", [](const StopFlag& flag) { return flag.value.load(); },
+          "Return True from set() until clear().");
   register_taken_rows(module);
   py::class_<PendingRows, std::shared_ptr<PendingRows>>(
       module, "PendingRows", "Rows that a device is selecting; it keeps their ids.")

@@ -126,6 +126,7 @@ void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_s
     open.offsets.push_back(open_bytes + bytes_ahead(table, next_row_, count));
     gather_chunk(&chunk, open.slot.data() + open.offsets.back(), &open);
     if (!record(chunk, &open)) return;
+    if (plan_.on_captured) plan_.on_captured(chunk.table, chunk.first, chunk.count);
     bytes += align_up(chunk.exact.count * table.exact_row_bytes());
     open_bytes += is_completed_later(table) ? most_bytes : bytes;
     captured_bytes += bytes;

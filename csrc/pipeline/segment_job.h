@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -37,6 +38,8 @@ struct CapturePlan {
   bool copy_on_write = false;  // copy_before_write() may be called
   std::vector<SegmentTable> tables;
   std::vector<SharedRowIds> row_ids;  // per table (num_rows,), ascending; null for a range
+  // Called by capture() for rows [first, first + count) of a table just after they were copied.
+  std::function<void(int table, int64_t first, int64_t count)> on_captured;
 };
 
 // One segment on its way to disk. Everything may be called from any thread; capture() only while no

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/stop_flag.h"
 #include "core/thread_pool.h"
 
 namespace cpr_ext {
@@ -17,11 +18,13 @@ constexpr int64_t kMostRowsPerPart = int64_t{1} << 30;  // a bin is counted in 3
 
 using Bins = std::array<uint32_t, kNumBins>;
 
-// The rows are divided into parts of equal size, each handled by one thread.
+// The rows are divided into parts of equal size, each handled by one thread. A loop over them
+// throws Stopped between two parts if the flag of the caller's StopScope is set.
 struct Parts {
   int64_t num_rows;
   int64_t num_parts;
   ThreadPool* pool;
+  const StopFlag* stop = StopScope::current();
 
   Parts(int64_t num_rows, ThreadPool* pool) : num_rows(num_rows), pool(pool) {
     const int64_t wanted =
@@ -36,10 +39,14 @@ struct Parts {
 
   template <class Body>
   void for_each(const Body& body) const {
+    const auto run = [&](int64_t part) {
+      if (stop != nullptr && stop->value.load(std::memory_order_relaxed)) throw Stopped();
+      body(part);
+    };
     if (pool != nullptr && num_parts > 1) {
-      pool->parallel_for(num_parts, body);
+      pool->parallel_for(num_parts, run);
     } else {
-      for (int64_t part = 0; part < num_parts; ++part) body(part);
+      for (int64_t part = 0; part < num_parts; ++part) run(part);
     }
   }
 };

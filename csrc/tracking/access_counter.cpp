@@ -97,8 +97,11 @@ TakenRows AccessCounter::clear_range(RowRange range, const WeightView*, ThreadPo
   TakenRows taken = nothing_taken();
   taken.row_ids = select_best(range, range.size(), nullptr, pool);
   taken.counts.reserve(taken.row_ids.size());
-  for (const int64_t row_id : taken.row_ids) taken.counts.push_back(counts_[row_id]);
-  std::fill(counts_.begin() + range.begin, counts_.begin() + range.end, 0u);
+  // Pages that no count was ever written to stay untouched: the system would have to make them.
+  for (const int64_t row_id : taken.row_ids) {
+    taken.counts.push_back(counts_[row_id]);
+    counts_[row_id] = 0;
+  }
   if (range.size() == num_rows()) headroom_ = kHighestCount;
   return taken;
 }

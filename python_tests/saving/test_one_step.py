@@ -93,13 +93,14 @@ def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp
         assert snapshot.kind == "partial"
         began = checkpointer.step_count
         while snapshot.mode is CaptureMode.CHOOSE_FIRST:
-            # A table of a shard is chosen in every window.
+            # A table of a shard is chosen in every window that is long enough; at the latest in the
+            # fourth.
             assert snapshot.state == "capturing", snapshot.error
             dirty = num_dirty(checkpointer)
             run.train(1)
             rows[checkpointer.step_count] = copy_rows(checkpointer.tables)
         held = checkpointer.step_count
-        assert held == began + 2 * len(TABLES)
+        assert 2 * len(TABLES) <= held - began <= 4 * 2 * len(TABLES)
         assert num_dirty(checkpointer) < dirty  # saved rows are clean at once
         run.train(1)
     checkpointer.wait()

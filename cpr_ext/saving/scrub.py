@@ -1,0 +1,286 @@
+"""The scrub: rows that count as clean are compared with a hash of what was saved, all of them.
+
+PyTorch counts most writes, and hooks see optimizers. Nothing sees a write through ``.data``, by
+another library, or by an optimizer that moves rows without a gradient. So each captured row leaves
+a hash (two bytes), and rows that no tracker calls dirty must still have it.
+
+A pass compares all rows once, in slices that training waits for. A slice takes tens of
+microseconds, and all slices take at most :data:`SHARE` of the time. Before and after each
+capture, some rows of every table are compared as well, other ones each time. The next
+snapshot finds a write to large parts of a table, and a pass one to a single row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cpr_ext._native import native
+from cpr_ext.cuda import device_of
+from cpr_ext.errors import UsageError
+from cpr_ext.saving.selection import RowIds, Selection
+from cpr_ext.state.table import Table
+
+#: The most of the time that a pass takes.
+SHARE = 0.0005
+_SLICE_BYTES = 256 << 10
+_ROWS_OF_A_TABLE = 16
+_ROWS_OF_A_CHUNK = 5
+
+
+@dataclass(frozen=True)
+class ChangedRow:
+    """A row that counts as clean but differs from its saved value."""
+
+    table: Table
+    row_id: int
+
+
+class _TableScrub:
+    """The hashes of one table.
+
+    Attributes:
+        position: the row at which the current pass resumes.
+    """
+
+    def __init__(self, table: Table, tracker: Any, pool: Any) -> None:
+        self.table = table
+        self.position = 0
+        self._tracker = tracker
+        self._pool = pool
+        self._hashes = native.RowHashes(name=table.name, num_rows=table.num_embeddings)
+        self._names: tuple[str, ...] = ()
+        count = min(_ROWS_OF_A_TABLE, table.num_embeddings)
+        self._spread = np.arange(count, dtype=np.int64) * table.num_embeddings // count
+        self._shift = 0
+
+    def _arrays(self) -> list[torch.Tensor]:
+        """Return all that belongs to rows; hashes of other arrays are forgotten."""
+        arrays = self.table.arrays()
+        if (names := tuple(arrays)) != self._names:
+            if self._names:
+                self._hashes.forget()
+            self._names = names
+        return list(arrays.values())
+
+    def forget(self) -> None:
+        self._hashes.forget()
+
+    @property
+    def hashes(self) -> Any:
+        """The native hashes, for rows that are captured now."""
+        self._arrays()
+        return self._hashes
+
+    def record_all(self) -> None:
+        self._hashes.record_range(self._arrays(), 0, self.table.num_embeddings, self._pool)
+
+    def record_rows(self, row_ids: RowIds) -> RowIds:
+        """Record rows as they are; return their hashes."""
+        self._hashes.record(self._arrays(), row_ids)
+        return np.array(self._hashes.values(row_ids))
+
+    def compare_hashes(self, row_ids: RowIds, then: RowIds) -> ChangedRow | None:
+        """Return a clean row whose hash was another one then."""
+        differing = row_ids[np.array(self._hashes.values(row_ids)) != then]
+        for row_id in differing.tolist():
+            if self._tracker.is_clean(row_id, row_id + 1):
+                return ChangedRow(self.table, row_id)
+        return None
+
+    def compare(self, row_ids: RowIds) -> ChangedRow | None:
+        row_id, _, _ = self._hashes.compare(self._arrays(), self._tracker, row_ids)
+        return None if row_id < 0 else ChangedRow(self.table, row_id)
+
+    def compare_spread(self) -> ChangedRow | None:
+        if not self._names:
+            return None  # nothing was saved yet
+        row_ids = (self._spread + self._shift) % self.table.num_embeddings
+        self._shift += 1
+        return self.compare(row_ids)
+
+    def compare_slice(self, max_bytes: int) -> tuple[ChangedRow | None, int]:
+        """Compare rows from the position on; return what differs, and the rows' bytes."""
+        if not self._names:
+            return None, 0
+        arrays = self._arrays()
+        row_bytes = sum(array[:1].nbytes for array in arrays)
+        begin = self.position
+        end = min(self.table.num_embeddings, begin + max(1, max_bytes // row_bytes))
+        row_id, _, _ = self._hashes.compare_range(arrays, self._tracker, begin, end)
+        self.position = end
+        return None if row_id < 0 else ChangedRow(self.table, row_id), (end - begin) * row_bytes
+
+
+class Scrub:
+    """Hashes of saved rows, and the passes over them.
+
+    One thread at a time uses it: the one that captures, or the training thread.
+
+    Args:
+        trackers: by table name.
+        is_watched: whether every other way in which rows of a table could have changed was watched.
+        pass_seconds: a pass takes at least this long.
+
+    Attributes:
+        num_passes: finished passes.
+        is_known: every hash is of the saved row; else some are of the row when it was first
+            compared.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        trackers: Mapping[str, Any],
+        pool: Any,
+        *,
+        is_watched: Callable[[Table], bool],
+        pass_seconds: float = 600.0,
+    ) -> None:
+        self.num_passes = 0
+        self.is_known = True
+        self._is_watched = is_watched
+        self._pass_seconds = pass_seconds
+        self._tables = {
+            table.name: _TableScrub(table, trackers[table.name], pool)
+            for table in tables
+            if device_of(table.weight) is None
+        }
+        self._window: dict[str, list[RowIds]] = {}
+        self._fixed: list[tuple[_TableScrub, RowIds, RowIds]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin another pass, at the first row."""
+        self._left = list(self._tables.values())
+        for each in self._left:
+            each.position = 0
+        self._next_slice = time.perf_counter()
+
+    def forget(self) -> None:
+        """Forget all hashes: which rows equal their saved state is known from elsewhere."""
+        for each in self._tables.values():
+            each.forget()
+        self.is_known = False
+        self.begin_snapshot()
+        self.restart()
+
+    def record_all(self) -> None:
+        """Record all rows as they are: those that no tracker calls dirty were just restored."""
+        for each in self._tables.values():
+            with suppress(UsageError):
+                each.record_all()
+        self.is_known = True
+        self.begin_snapshot()
+        self.restart()
+
+    def hashes_of(self, table: Table) -> Any:
+        """Return what is to record rows of a table when they are captured; None: nothing."""
+        scrub = self._tables.get(table.name)
+        return None if scrub is None else scrub.hashes
+
+    def note_captured(self, selection: Selection, first: int, count: int) -> None:
+        """Note that rows [first, first + count) of a selection, by position, are captured."""
+        if selection.table.name in self._tables:
+            self._window.setdefault(selection.table.name, []).append(
+                _spread(selection, first, count, _ROWS_OF_A_CHUNK)
+            )
+
+    def fix(self, selections: Sequence[Selection]) -> None:
+        """Record some of the rows that are saved as of now, but captured later."""
+        self._fixed.clear()
+        for selection in selections:
+            scrub = self._tables.get(selection.table.name)
+            if scrub is not None and selection.num_rows > 0:
+                row_ids = _spread(selection, 0, selection.num_rows, _ROWS_OF_A_TABLE)
+                self._fixed.append((scrub, row_ids, scrub.record_rows(row_ids)))
+
+    def begin_snapshot(self) -> None:
+        """Begin a snapshot: rows of the last one that were not captured never will be."""
+        self._window.clear()
+        self._fixed.clear()
+
+    def open_window(self) -> None:
+        """Begin a window in which rows are captured while training only reads them."""
+        self._window.clear()
+
+    def check_window(self) -> ChangedRow | None:
+        """Return a row that changed since it was captured in this window, if one of some did."""
+        window, self._window = self._window, {}
+        for name, row_ids in window.items():
+            with suppress(UsageError):  # it cannot be saved any more, as its snapshot will say
+                changed = self._tables[name].compare(np.concatenate(row_ids))
+                if changed is not None:
+                    return changed
+        return None
+
+    def check_some(self) -> list[ChangedRow]:
+        """Compare some rows of every table; return those found to differ, one of each call."""
+        found = []
+        for scrub, row_ids, then in self._fixed:
+            if (changed := scrub.compare_hashes(row_ids, then)) is not None:
+                found.append(changed)
+        self._fixed.clear()
+        for each in self._tables.values():
+            if self._can_compare(each.table):
+                with suppress(UsageError):
+                    if (changed := each.compare_spread()) is not None:
+                        found.append(changed)
+        return found
+
+    def is_due(self) -> bool:
+        """Return whether :meth:`advance` has something to do now."""
+        return bool(self._left) and time.perf_counter() >= self._next_slice
+
+    def advance(self) -> list[ChangedRow]:
+        """Compare the next rows of a pass; return one that differs, if any."""
+        started = time.perf_counter()
+        found, size = self._advance(_SLICE_BYTES)
+        now = time.perf_counter()
+        total = sum(_nbytes(each.table) for each in self._tables.values())
+        pace = self._pass_seconds * size / max(total, 1)
+        self._next_slice = now + max((now - started) / SHARE, pace)
+        return found
+
+    def run_pass(self) -> list[ChangedRow]:
+        """Compare the rest of the pass now; return one of each table that differs."""
+        passes, found = self.num_passes, []
+        while self._left and self.num_passes == passes:
+            found += self._advance(1 << 62)[0]
+        return found
+
+    def _advance(self, max_bytes: int) -> tuple[list[ChangedRow], int]:
+        scrub, size = self._left[0], 0
+        changed = None
+        if self._can_compare(scrub.table):
+            with suppress(UsageError):
+                changed, size = scrub.compare_slice(max_bytes)
+        if size == 0 or changed is not None or scrub.position == scrub.table.num_embeddings:
+            self._left.pop(0)
+            if not self._left:
+                self.num_passes += 1
+                self.restart()
+        return ([] if changed is None else [changed]), size
+
+    def _can_compare(self, table: Table) -> bool:
+        return table.updates_only_looked_up_rows() and self._is_watched(table)
+
+
+def _spread(selection: Selection, first: int, count: int, num_rows: int) -> RowIds:
+    """Return ids of some of the rows [first, first + count) of a selection, spread over them."""
+    num_rows = min(num_rows, count)
+    positions = first + np.arange(num_rows, dtype=np.int64) * count // num_rows
+    positions[-1] = first + count - 1
+    return (
+        positions + selection.begin if selection.row_ids is None else selection.row_ids[positions]
+    )
+
+
+def _nbytes(table: Table) -> int:
+    return table.weight.nbytes

@@ -1,0 +1,101 @@
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/annotations.h"
+#include "bindings/register.h"
+#include "bindings/row_array_view.h"
+#include "bindings/tensor_view.h"
+#include "scrub/row_hashes.h"
+
+namespace py = pybind11;
+
+namespace cpr_ext {
+namespace {
+
+using Arrays = std::vector<ArrayLike>;
+using ComparisonTuple = std::tuple<int64_t, int64_t, int64_t>;
+
+std::vector<RowArray> view_arrays(const Arrays& arrays) {
+  std::vector<RowArray> views;
+  views.reserve(arrays.size());
+  for (const ArrayLike& array : arrays) views.push_back(view_rows(array, "array", 0));
+  return views;
+}
+
+RowIds view_row_ids(const ArrayLike& row_ids) {
+  const TensorView view = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
+  return {static_cast<const int64_t*>(view.data), view.shape[0]};
+}
+
+ComparisonTuple to_tuple(const RowComparison& found) {
+  return {found.changed_row, found.num_compared, found.num_recorded};
+}
+
+}  // namespace
+
+void register_scrub(py::module_& module) {
+  py::class_<RowHashes, std::shared_ptr<RowHashes>>(
+      module, "RowHashes",
+      "Two bytes per row of one table: a hash of it as it was last saved.\n\n"
+      "arrays: all that belongs to a row, each (num_rows, ...), always in one "
+      "order.")
+      .def(py::init<std::string, int64_t>(), py::kw_only(), py::arg("name"), py::arg("num_rows"))
+      .def("memory_bytes", &RowHashes::memory_bytes, "Return the bytes for this table.")
+      .def(
+          "values",
+          [](const RowHashes& hashes, const ArrayLike& row_ids) {
+            return hashes.values(view_row_ids(row_ids));
+          },
+          py::arg("row_ids"), "List the hashes of rows row_ids (n) int64; 0: not known.")
+      .def("forget", &RowHashes::forget, "Forget all hashes: rows may have any values.")
+      .def(
+          "record",
+          [](RowHashes& hashes, const Arrays& arrays, const ArrayLike& row_ids, ThreadPool* pool) {
+            const std::vector<RowArray> views = view_arrays(arrays);
+            const RowIds ids = view_row_ids(row_ids);
+            py::gil_scoped_release release;
+            hashes.record(views, ids, pool);
+          },
+          py::arg("arrays"), py::arg("row_ids"), py::arg("pool") = nullptr,
+          "Record the rows row_ids (n) int64 as they are now.")
+      .def(
+          "record_range",
+          [](RowHashes& hashes, const Arrays& arrays, int64_t begin, int64_t end,
+             ThreadPool* pool) {
+            const std::vector<RowArray> views = view_arrays(arrays);
+            py::gil_scoped_release release;
+            hashes.record_range(views, {begin, end}, pool);
+          },
+          py::arg("arrays"), py::arg("begin"), py::arg("end"), py::arg("pool") = nullptr,
+          "Record the rows [begin, end) as they are now.")
+      .def(
+          "compare",
+          [](RowHashes& hashes, const Arrays& arrays, const RowTracker& tracker,
+             const ArrayLike& row_ids) {
+            const std::vector<RowArray> views = view_arrays(arrays);
+            const RowIds ids = view_row_ids(row_ids);
+            py::gil_scoped_release release;
+            return to_tuple(hashes.compare(views, tracker, ids));
+          },
+          py::arg("arrays"), py::arg("tracker"), py::arg("row_ids"),
+          "Compare those rows of row_ids (n) int64 that the tracker calls clean.\n\n"
+          "Returns (the first row that differs, or -1; rows compared; rows that were recorded\n"
+          "because their hash was not known).")
+      .def(
+          "compare_range",
+          [](RowHashes& hashes, const Arrays& arrays, const RowTracker& tracker, int64_t begin,
+             int64_t end) {
+            const std::vector<RowArray> views = view_arrays(arrays);
+            py::gil_scoped_release release;
+            return to_tuple(hashes.compare_range(views, tracker, {begin, end}));
+          },
+          py::arg("arrays"), py::arg("tracker"), py::arg("begin"), py::arg("end"),
+          "Compare those rows of [begin, end) that the tracker calls clean, as compare does.");
+}
+
+}  // namespace cpr_ext

@@ -1,0 +1,127 @@
+"""Which changes of clean rows a table's hashes find."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr_ext._native import native
+from cpr_ext.errors import RowIndexError, UsageError
+
+ROWS = 257
+
+
+def make_arrays(seed=0, row_bytes=(12, 4)):
+    random = np.random.default_rng(seed)
+    return [random.integers(0, 256, (ROWS, size), dtype=np.uint8) for size in row_bytes]
+
+
+def make(arrays, *, dirty=()):
+    hashes = native.RowHashes(name="a", num_rows=ROWS)
+    tracker = native.DirtyRows(name="a", num_rows=ROWS)
+    tracker.observe(np.array(dirty, dtype=np.int64))
+    hashes.record_range(arrays, 0, ROWS)
+    return hashes, tracker
+
+
+def test_every_single_bit_of_every_row_is_found():
+    arrays = make_arrays()
+    hashes, tracker = make(arrays)
+    num_bits = 8 * sum(array.shape[1] for array in arrays)
+    missed = 0
+    for row in range(ROWS):
+        for bit in range(num_bits):
+            array, byte = (arrays[0], bit // 8) if bit < 96 else (arrays[1], bit // 8 - 12)
+            array[row, byte] ^= 1 << bit % 8
+            missed += hashes.compare_range(arrays, tracker, row, row + 1)[0] != row
+            array[row, byte] ^= 1 << bit % 8
+    assert missed == 0
+    assert hashes.compare_range(arrays, tracker, 0, ROWS) == (-1, ROWS, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.neg_(),
+        lambda weight: weight.mul_(0.999),
+        lambda weight: weight.copy_(weight.flip(1).clone()),
+        lambda weight: weight.zero_(),
+        lambda weight: weight.roll(1, 0).clone().view_as(weight),
+    ],
+)
+def test_a_write_to_all_rows_is_found_in_nearly_all(change):
+    torch.manual_seed(0)
+    weight = torch.randn(ROWS, 16)
+    hashes, tracker = make([weight])
+    weight.copy_(change(weight.clone()))
+    found = [hashes.compare_range([weight], tracker, row, row + 1)[0] == row for row in range(ROWS)]
+    assert sum(found) >= ROWS - 1
+
+
+@given(st.sets(st.integers(0, ROWS - 1)), st.sets(st.integers(0, ROWS - 1), min_size=1))
+def test_rows_that_are_dirty_may_change_and_the_first_other_one_is_named(dirty, changed):
+    arrays = make_arrays()
+    hashes, tracker = make(arrays, dirty=sorted(dirty))
+    arrays[1][sorted(changed)] ^= 1
+    first = min(changed - dirty, default=-1)
+    assert hashes.compare_range(arrays, tracker, 0, ROWS)[0] == first
+    ids = np.arange(ROWS, dtype=np.int64)
+    assert hashes.compare(arrays, tracker, ids)[0] == first
+
+
+@given(st.sets(st.integers(0, ROWS - 1)))
+def test_recorded_rows_are_taken_as_they_are(row_ids):
+    arrays = make_arrays()
+    hashes, tracker = make(arrays)
+    arrays[0][:] = make_arrays(seed=1)[0]
+    hashes.record(arrays, np.array(sorted(row_ids), dtype=np.int64))
+    first = next((row for row in range(ROWS) if row not in row_ids), -1)
+    assert hashes.compare_range(arrays, tracker, 0, ROWS)[0] == first
+
+
+def test_rows_of_unknown_hash_are_recorded_and_counted_when_they_are_compared():
+    arrays = make_arrays()
+    hashes, tracker = make(arrays, dirty=[3])
+    hashes.forget()
+    assert hashes.compare_range(arrays, tracker, 0, ROWS) == (-1, 0, ROWS - 1)
+    assert hashes.compare_range(arrays, tracker, 0, ROWS) == (-1, ROWS - 1, 0)
+    arrays[0][200] ^= 1
+    assert hashes.compare_range(arrays, tracker, 0, ROWS)[0] == 200
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_change_no_hash(threads):
+    weight = torch.arange(200_000 * 2, dtype=torch.float32).view(-1, 2)
+    hashes = native.RowHashes(name="a", num_rows=len(weight))
+    tracker = native.DirtyRows(name="a", num_rows=len(weight))
+    hashes.record_range([weight], 0, len(weight), native.ThreadPool(num_threads=threads))
+    assert hashes.compare_range([weight], tracker, 0, len(weight)) == (-1, len(weight), 0)
+
+
+def test_values_are_compared_as_bits():
+    weight = torch.tensor([[0.0, float("nan")], [float("inf"), 1e-45]])
+    hashes = native.RowHashes(name="a", num_rows=2)
+    tracker = native.DirtyRows(name="a", num_rows=2)
+    hashes.record_range([weight], 0, 2)
+    assert hashes.compare_range([weight], tracker, 0, 2)[0] == -1
+    weight[0, 0] = -0.0
+    assert hashes.compare_range([weight], tracker, 0, 2)[0] == 0
+
+
+def test_rows_and_arrays_outside_of_the_table_are_refused():
+    arrays = make_arrays()
+    hashes, tracker = make(arrays)
+    with pytest.raises(RowIndexError, match=r"row_ids\[1\] is 257"):
+        hashes.record(arrays, np.array([0, ROWS]))
+    with pytest.raises(RowIndexError):
+        hashes.compare(arrays, tracker, np.array([-1]))
+    for begin, end in [(-1, 3), (4, 3), (0, ROWS + 1)]:
+        with pytest.raises(UsageError, match="is not inside its rows"):
+            hashes.record_range(arrays, begin, end)
+    with pytest.raises(UsageError, match="an array has 256 rows"):
+        hashes.record_range([arrays[0][:-1]], 0, 3)
+    with pytest.raises(UsageError, match="no arrays"):
+        hashes.record_range([], 0, 3)
+    with pytest.raises(UsageError, match="at least 1"):
+        native.RowHashes(name="a", num_rows=0)
