@@ -93,6 +93,33 @@ def test_a_snapshot_that_is_due_while_another_is_on_its_way_begins_once_that_is_
     run.checkpointer.close()
 
 
+@pytest.mark.parametrize(
+    ("schedule", "warns"),
+    [
+        (cpr_ext.EverySteps(2), True),
+        (cpr_ext.Continuous(min_seconds=0) | cpr_ext.EverySteps(2), False),
+        (cpr_ext.EverySteps(4), False),  # the disk takes three steps
+    ],
+)
+def test_snapshots_that_are_due_faster_than_they_are_written_are_reported_once(
+    tmp_path, held_commits, caplog, schedule, warns
+):
+    run = Trained(tmp_path, consistency="step", schedule=schedule)
+    for number in range(1, 6):
+        while run.checkpointer._saver.in_flight is None:
+            run.train(1)
+        run.train(2)
+        assert "faster than" not in caplog.text or (warns and number > 3)
+        snapshot = run.checkpointer._saver.in_flight
+        held_commits.set()
+        assert snapshot.wait_until_done(30)
+        held_commits.clear()
+        run.train(1)
+    held_commits.set()
+    assert caplog.text.count("snapshots are due faster than they are written") == warns
+    run.checkpointer.close()
+
+
 def test_when_busy_wait_holds_training_until_the_last_snapshot_is_committed(tmp_path, held_commits):
     run = Trained(tmp_path, schedule=cpr_ext.EverySteps(2), **EXACT)
     run.train(2)

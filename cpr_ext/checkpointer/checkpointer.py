@@ -92,8 +92,9 @@ class Checkpointer:
         retention: how many full-recovery points to keep, and how many bytes in all: a
             ``cpr_ext.Retention``.
         when_busy: what to do when a snapshot is due before the last one is committed; ``"delay"``
-            starts it after that commit; ``"wait"`` blocks training until then, so that snapshots
-            are taken at the same steps whatever the disk's speed.
+            starts it after that commit, and logs a warning if three in a row begin late; ``"wait"``
+            blocks training until then, so that snapshots are taken at the same steps whatever the
+            disk's speed.
         save_at_close: :meth:`close`, and the end of the ``with`` block, save all rows if steps were
             trained since the newest snapshot. An exception that leaves the block saves nothing.
         on_nan: ``"raise"`` aborts a snapshot rather than save NaN; ``"save"`` saves it.

@@ -16,6 +16,7 @@ from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.log_text import encodable
 from cpr_ext.saving.background_capture import Overlap
 from cpr_ext.saving.capture_mode import CaptureMode
+from cpr_ext.saving.lateness import Lateness
 from cpr_ext.saving.proofs import Proofs
 from cpr_ext.saving.rebase_policy import ArrayNames, BaseRule
 from cpr_ext.saving.scrub import ChangedRow, Scrub
@@ -112,6 +113,7 @@ class Saver:
         self._next_number = store.last_snapshot + 1
         self._arrays: ArrayNames = {}  # of the snapshot in flight
         self._is_overlapping = False
+        self._lateness = Lateness()
         self._last_bytes = 0
         self.restart_interval()
 
@@ -127,12 +129,21 @@ class Saver:
     def begin_if_due(self) -> Snapshot | None:
         """Begin the snapshot that the schedule asks for, if it does and none is on its way."""
         if self.in_flight is not None:
-            if self._options.when_busy == "delay" or not self._is_due():
+            if self._options.when_busy == "delay":
+                self._note_lateness(is_busy=True)
+                return None
+            if not self._is_due():
                 return None
             self.finish()
         if not (self._base_rule.is_due_at_once or self._is_due()) or not self.may_begin(False):
+            self._note_lateness(is_busy=False)
             return None
+        self._note_lateness(is_busy=False, begins=True)
         return self.begin(self._base_rule.next_kind())
+
+    def _note_lateness(self, *, is_busy: bool, begins: bool = False) -> None:
+        follows_disk = self._account.schedule.follows_disk
+        self._lateness.note_step(is_busy=is_busy, begins=begins, follows_disk=follows_disk)
 
     def take(self, kind: SnapshotKind) -> Snapshot:
         """Capture all of a snapshot now; partial ones only where there is a base to them."""

@@ -57,6 +57,11 @@ class Schedule(ABC):
     def observe(self, costs: RunCosts) -> None:  # noqa: B027
         """Record the costs of the run; called at its start and whenever more is known."""
 
+    @property
+    def follows_disk(self) -> bool:
+        """Whether snapshots follow one another as fast as they are written, on purpose."""
+        return False
+
     def job_samples(self) -> int | None:
         """Return the samples of the whole job, if the schedule knows them."""
         return None
@@ -116,6 +121,10 @@ class Continuous(Schedule):
         if not self.min_seconds >= 0:
             raise UsageError(f"min_seconds is {self.min_seconds}; it must not be negative")
 
+    @property
+    def follows_disk(self) -> bool:  # noqa: D102
+        return True
+
     def is_due(self, since_last: Progress) -> bool:  # noqa: D102
         rate = self.max_bytes_per_second
         needed = since_last.snapshot_bytes / rate if rate is not None else 0.0
@@ -134,6 +143,10 @@ class AnyOf(Schedule):
     def observe(self, costs: RunCosts) -> None:  # noqa: D102
         for schedule in self.schedules:
             schedule.observe(costs)
+
+    @property
+    def follows_disk(self) -> bool:  # noqa: D102
+        return any(schedule.follows_disk for schedule in self.schedules)
 
     def job_samples(self) -> int | None:  # noqa: D102
         known = (schedule.job_samples() for schedule in self.schedules)
