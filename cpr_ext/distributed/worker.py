@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
@@ -35,6 +36,7 @@ from cpr_ext.distributed.collective.recovery_decision import (
     Agreement,
     Status,
     agree,
+    agree_on_run,
     require_wanted_start,
 )
 from cpr_ext.distributed.defaults import (
@@ -47,6 +49,7 @@ from cpr_ext.distributed.defaults import (
     require_planned_parity,
     require_recovery,
 )
+from cpr_ext.distributed.identity.run_note import RunNote, require_world_size
 from cpr_ext.distributed.identity.supervision import report_abort
 from cpr_ext.distributed.identity.worker_identity import (
     Identity,
@@ -65,6 +68,7 @@ from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
 from cpr_ext.errors import PeerLostError, SnapshotError, StoreError, UsageError
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import generator_states, restore_generators
+from cpr_ext.storage.job_stores import find_stores
 from cpr_ext.validation import require_at_least_one
 
 logger = logging.getLogger("cpr_ext")
@@ -139,7 +143,9 @@ class Worker:
             self._time_outs.join_seconds / 2,  # so long that peers still wait
             None if last_save is None else Path(last_save),
         )
-        self._rendezvous = Rendezvous(identity, self._time_outs)
+        self._rendezvous = Rendezvous(identity, self._time_outs)  # refuses a job without a secret
+        self._proposed_run = uuid.uuid4().hex
+        self._from_stores: tuple[Path, ...] | None = None
         self._is_live = False
         self._saved_step = -1
         self._is_initialized = False  # the model's rows have their first values
@@ -170,6 +176,7 @@ class Worker:
         num_steps: int,
         make_checkpointer: MakeCheckpointer | None = None,
         initialize: Callable[[nn.Module], None] | None = None,
+        from_store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     ) -> Job | None:
         """Train until ``num_steps`` steps are done, also if workers are lost on the way.
 
@@ -185,6 +192,9 @@ class Worker:
             initialize: gives the rows of a new model their first values, if ``build`` makes tables
                 without (``torch.empty``). Not called on a worker whose rows come from its peers'
                 memory; so its start does not depend on the size of its tables.
+            from_store: the directory of another job, or the stores of its workers, from which this
+                job begins. It may have another number of workers, if tables declare their parts. A
+                worker whose own store has a snapshot takes that.
 
         Returns:
             The trained job, its Checkpointer closed; None if it had been finished before.
@@ -200,12 +210,16 @@ class Worker:
         """
         self._make = make_checkpointer or make_default_checkpointer
         self._initialize = initialize or _keep_values
-        finish_notes = [f"finished/{num_steps}/{r}" for r in range(self.identity.world_size)]
+        self._from_stores = None if from_store is None else find_stores(from_store).stores
+        if from_store is None:
+            self._require_world_size()
         rank_lock = RankLock(self._store, self.identity)
         rank_lock.acquire(self._time_outs.identity_seconds)
+        self._run = RunNote(self._store, self.identity)
+        self._rendezvous = Rendezvous(self.identity, self._time_outs, self._run)
         try:
             self._last_save.refuse_forgotten(self._store)
-            if self._rendezvous.all_noted(finish_notes):
+            if self._rendezvous.all_noted(self._finish_notes(num_steps)):
                 logger.info("the job is finished: all workers have done %d steps", num_steps)
                 return None
             group = init_group(self.identity.rank, self.identity.world_size, nccl=self._nccl)
@@ -214,7 +228,6 @@ class Worker:
                     lambda: self._make_job(build, self._make, group),
                     train_step,
                     num_steps,
-                    finish_notes,
                 )
             finally:
                 try:
@@ -225,12 +238,23 @@ class Worker:
             self._rendezvous.leave()
             rank_lock.release()
 
+    def _finish_notes(self, num_steps: int) -> list[str]:
+        """Return the notes that all leave at the end, of this run and no other; or none yet."""
+        ranks = range(self.identity.world_size) if self._run.run else ()
+        return [f"finished/{self._run.run}/{num_steps}/{rank}" for rank in ranks]
+
+    def _require_world_size(self) -> None:
+        try:
+            require_world_size(self._store, self.identity.world_size)
+        except UsageError as error:
+            report_abort(str(error))
+            raise
+
     def _live(
         self,
         make_job: Callable[[], Job],
         train_step: TrainStep,
         num_steps: int,
-        finish_notes: list[str],
     ) -> Job:
         begun_with = generator_states()
 
@@ -248,11 +272,12 @@ class Worker:
                 with self._minding_peers(job):
                     self._join(job)
                     agreement = self._agree(job)
-                    is_as_made = job.step == 0 and not self._has_tried
+                    is_at_begin = job.step == 0 or self._from_stores is not None
+                    is_as_made = is_at_begin and not self._has_tried
                     if is_as_made or not agreement.starts_again:
                         self._recover(job, agreement)
                         self._train(job, train_step, num_steps)
-                        self._finish(job, finish_notes)
+                        self._finish(job, self._finish_notes(num_steps))
                         break
                 # Building is done alone; then all join again, this time with nothing to lose.
                 job = make_again()
@@ -260,7 +285,8 @@ class Worker:
                 fruitless = 0 if job.step > furthest else fruitless + 1
                 furthest = max(furthest, job.step)
                 # Lost after the end. One that was replaced before it has not come so far.
-                if job.step >= num_steps and self._rendezvous.all_noted(finish_notes):
+                notes = self._finish_notes(num_steps)
+                if job.step >= num_steps and self._rendezvous.all_noted(notes):
                     break
                 if fruitless >= _FRUITLESS_JOINS:
                     job.release()
@@ -337,7 +363,9 @@ class Worker:
             has_tried=self._has_trained,
             num_snapshots=max((r.snapshot for r in saved), default=0),
         )
-        said = all_gather_json(job.group, status.to_plain())
+        run = self._run.run, self._proposed_run
+        said, runs = zip(*all_gather_json(job.group, (status.to_plain(), run)), strict=True)
+        self._run.write(agree_on_run(runs), self._rendezvous.epoch)
         self._parity.connect(self._round)
         agreement = agree([Status.from_plain(plain) for plain in said], self._parity.groups)
         if not self._start_over:
@@ -369,11 +397,14 @@ class Worker:
         report = RecoveryReport(job.step, checkpointer.num_samples)
         if agreement.recovery == "full":
             self._is_live, self._saved_step = False, -1  # until all are back at the same step
-            report = checkpointer.recover(mode="full", up_to_step=agreement.step)
+            if agreement.step > 0 or self._from_stores is None or checkpointer.store.dense.segments:
+                report = checkpointer.recover(mode="full", up_to_step=agreement.step)
+            if agreement.step == 0 and self._from_stores is not None:
+                report = checkpointer.recover(from_store=self._from_stores)
             account = account.going_back_to(report.num_samples)
             self._account = self._account.going_back_to(report.num_samples)
         elif not self._is_live:
-            report = checkpointer.recover()
+            report = checkpointer.recover(from_store=self._from_stores)
         # Reading may take longer than a step: a worker that does it does not hang.
         wait_for_all(job.group, time_out)
         require_one_layout(job.group, job.model)

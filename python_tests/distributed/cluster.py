@@ -67,7 +67,7 @@ class Cluster:
         self._nurseries = nurseries
         self._nursery_of, self.pids, self._lives = {}, {}, {}
         self._host_log = directory / "log-host"
-        self.start_host()
+        self.start_host(is_first=True)
 
     @property
     def ranks(self):
@@ -107,11 +107,17 @@ class Cluster:
         if with_signal == signal.SIGKILL:
             self.wait_for_exit(self._host, 5)
 
-    def start_host(self):
+    def start_host(self, *, is_first=False):
         self._host = self._fork(
             self._nurseries[0],
             *("call", "python_tests.distributed.meeting_place", "serve"),
-            *(self.settings.host, self.settings.port, self.settings.secret, str(self._host_log)),
+            *(
+                self.settings.host,
+                self.settings.port,
+                self.settings.secret,
+                str(self._host_log),
+                is_first,
+            ),
         )
 
     def wait_for_death(self, *ranks, seconds=30):

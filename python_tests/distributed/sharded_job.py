@@ -251,6 +251,7 @@ class ShardedJob:
             num_steps=settings.num_steps,
             make_checkpointer=self.make_checkpointer,
             initialize=self.initialize,
+            from_store=settings.options.get("from_store"),
         )
         if job is not None:
             state = {name: value.numpy() for name, value in self.final_state(job.model).items()}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.parity.placement import Group
 from cpr_ext.distributed.parity.protocol import Report, Verdict, agree_on_state
-from cpr_ext.errors import StoreError
+from cpr_ext.errors import StoreError, WorkersDifferError
 
 Choice = Literal["partial", "full", "exact"]
 _LATER = ("has_tried", "num_snapshots")
@@ -151,3 +151,22 @@ def require_wanted_start(agreement: Agreement) -> None:
         "start again at step 0 and abandon these. Put the lacking store back (`cpr fetch` reads a "
         'copy), or recover with recovery="partial", or start again with start_over=True'
     )
+
+
+def agree_on_run(runs: Sequence[tuple[str, str]]) -> str:
+    """Return the name of the run of all workers.
+
+    Args:
+        runs: of each worker, the name that its store knows (empty: none), and one that it proposes.
+
+    Raises:
+        WorkersDifferError: their stores are of different runs.
+    """
+    known = {rank: run for rank, (run, _) in enumerate(runs) if run}
+    if len(set(known.values())) > 1:
+        names = "; ".join(f"worker {rank}: {run[:12]}" for rank, run in known.items())
+        raise WorkersDifferError(
+            f"the stores of the workers are of different runs ({names}), so none trains on. Give "
+            "each worker the store of this run, or an empty directory"
+        )
+    return next(iter(known.values()), runs[0][1])

@@ -202,9 +202,8 @@ class Host:
         await _until(job, lambda: meeting.is_member(token), request["seconds"])
         if meeting.is_member(token):
             return {"round": meeting.round_id, "epoch": meeting.epoch, "roster": meeting.roster}
-        now = time.monotonic()
-        missing = meeting.missing(claim.world_size, now)
-        return {"round": None, "missing": missing, "held_by": meeting.held_by(claim, now)}
+        missing = meeting.missing(claim.world_size, time.monotonic())
+        return {"round": None, "missing": missing, "held_by": meeting.held_by(claim)}
 
     def _arrive(self, job: _Job, request: dict[str, Any], visit: int) -> dict[str, Any]:
         try:

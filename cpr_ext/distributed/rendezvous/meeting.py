@@ -155,11 +155,11 @@ class Meeting:
         """Return whether the newest complete round has this worker."""
         return token in self._members
 
-    def held_by(self, claim: Claim, now: float) -> str:
-        """Return who has this rank and lives, as far as is known; empty: nobody else."""
-        if self._is_free_for(claim, now):
+    def held_by(self, claim: Claim) -> str:
+        """Return who has this rank and is connected; empty: nobody else, as far as is known."""
+        holder = self.roster[claim.rank] if claim.rank < len(self.roster) else ""
+        if self._is_holder(claim) or holder not in self._visits.values():
             return ""
-        holder = self.roster[claim.rank] if self.roster else ""
         return self._known.get(holder) or "a process of the newest round"
 
     def leave(self, visit: int, now: float) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
+from cpr_ext.distributed.identity.run_note import RunNote
 from cpr_ext.distributed.identity.supervision import report_abort, report_left
 from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts, show_alive
 from cpr_ext.distributed.rendezvous.coordination_store import Notes
@@ -45,12 +46,16 @@ _UNTRUSTED_SECONDS = 10.0
 class Rendezvous:
     """One worker's seat at the rendezvous, kept over rounds.
 
+    Args:
+        run: what the worker's store knows of its run; None: it has no store.
+
     Raises:
         UsageError: the job has no secret.
     """
 
-    def __init__(self, identity: Identity, time_outs: TimeOuts) -> None:
+    def __init__(self, identity: Identity, time_outs: TimeOuts, run: RunNote | None = None) -> None:
         self._identity = identity
+        self._run = run
         self._time_outs = time_outs
         self._host = HostConnection(identity)
         self._notes = Notes(self._host)
@@ -62,6 +67,11 @@ class Rendezvous:
         self._presence = Presence(HostConnection(identity), self._claim)
         # Kept here, for torch holds only the part of it that is in C++.
         self._store: RoundStore | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest round that this worker was in."""
+        return self._epoch
 
     def join(self) -> Store:
         """Meet all other workers in a new round.
@@ -102,7 +112,7 @@ class Rendezvous:
     def all_noted(self, keys: list[str]) -> bool:
         """Return whether all these notes were left; False if the host does not answer."""
         try:
-            return self._notes.has(keys)
+            return bool(keys) and self._notes.has(keys)
         except HostError:
             return False
 
@@ -165,8 +175,8 @@ class Rendezvous:
             "member": self._member,
             "epoch": self._epoch,
             "roster": self._roster if shows_roster else (),
-            "run": "",
-            "seen": 0,
+            "run": "" if self._run is None else self._run.run,
+            "seen": 0 if self._run is None else self._run.epoch,
             "who": f"process {os.getpid()} on {socket.gethostname()}",
         }
 

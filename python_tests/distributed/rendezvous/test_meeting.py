@@ -114,7 +114,7 @@ def test_a_new_process_does_not_take_the_rank_of_a_living_one():
     meeting.leave(0, 1.0)  # worker 0 dies
     assert not come(meeting, 0, "replacement", visit=10, now=1.0)
     assert meeting.missing(2, 1.0) == [1]
-    assert meeting.held_by(Claim(1, 2, "intruder"), 1.0) == "the process of token-1"
+    assert meeting.held_by(Claim(1, 2, "intruder")) == "the process of token-1"
     assert come(meeting, 1, "again-1", now=3.0, **first)
     assert meeting.is_member("replacement")
     assert not meeting.is_member("intruder")
@@ -168,6 +168,7 @@ def test_a_host_that_was_started_again_gives_living_processes_time_to_return():
     _, first = met()
     meeting = Meeting(knows_all_from=FIND_SECONDS)
     assert not come(meeting, 1, "intruder", visit=9, now=0.0)
+    assert meeting.held_by(Claim(1, 2, "intruder")) == ""  # as far as is known
     assert not come(meeting, 0, "again-0", visit=0, now=1.0, **first)
     assert not come(meeting, 1, "intruder", visit=9, now=1.0)
     meeting.arrive(Claim(1, 2, "1", **first), visit=1, now=2.0)  # it trains, and is connected
