@@ -16,6 +16,7 @@ from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.recovery.state_source import StateSource, age_of
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.storage.store_reader import StoreReader, read_committed_all
@@ -36,6 +37,7 @@ class RecoveryCalls:
         self._healing = Healing(parts.store, parts.remote)
         self._recorder = parts.recorder
         self._recoverer = parts.recoverer
+        self._remote = parts.remote
         self._saver = parts.saver
         self._store = parts.store
         self._watch = parts.watch
@@ -76,6 +78,7 @@ class RecoveryCalls:
             self._healing.heal_headers()
             if lost is not None:
                 findings = self._healed(partial(self._recover_shards, lost, on_damage), on_damage)
+                findings.source = self._own_source()
             elif from_store is not None and self._store.is_empty:
                 findings = self._recover_from(from_store, mode, strict=strict, on_damage=on_damage)
             else:
@@ -90,6 +93,7 @@ class RecoveryCalls:
                 findings = self._healed(recover_all, on_damage)
                 if self._healing.heal_rows(findings):
                     findings = recover_all()
+                findings.source = self._own_source()
                 self._note_all(findings, is_own_store=True)
         findings.seconds = time.perf_counter() - started
         report = findings.report()
@@ -97,6 +101,24 @@ class RecoveryCalls:
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
+
+    def _own_source(self) -> StateSource | None:
+        """Return where the state comes from that this store has; None: it has none."""
+        dense = self._store.dense
+        if not dense.segments:
+            return None
+        age, remote = age_of(dense.path_of(dense.segments[-1])), self._remote
+        address = "" if remote is None else remote.read_from
+        if remote is None or not address:
+            return StateSource("own store", str(self._store.directory), age)
+        remote.read_from = ""  # from now on it is this store's own
+        source = StateSource("copy", address, age)
+        logger.warning(
+            "'%s' was empty: training resumes from the %s. What was trained after that is lost; "
+            "how much, the copy does not show",
+            *(self._store.directory, source),
+        )
+        return source
 
     def _healed(self, recover: Callable[[], Findings], on_damage: OnDamage) -> Findings:
         """Recover; if damage was refused, which changed nothing, heal it and recover again."""
@@ -154,6 +176,7 @@ class RecoveryCalls:
         if not stores:
             raise UsageError("from_store is an empty list; needed: the stores of all processes")
         findings = read_committed_all(stores, read, lambda found: not found.damaged_segments)
+        findings.source = StateSource("other stores", ", ".join(map(str, stores)))
         self._note_all(findings, is_own_store=False)
         return findings
 

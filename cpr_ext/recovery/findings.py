@@ -11,6 +11,7 @@ import torch
 
 from cpr_ext.errors import DamageError
 from cpr_ext.recovery.report import DamagedSegment, OlderRows, RecoveryReport
+from cpr_ext.recovery.state_source import StateSource
 from cpr_ext.storage.reading import UnreadableError
 from cpr_ext.storage.rounded_chunks import RoundedTally
 from cpr_ext.storage.segment_format import Segment, most_rounded
@@ -39,6 +40,7 @@ class Findings:
     seconds: float = 0.0
     extra_state: Any = None
     differences: list[str] = field(default_factory=list)
+    source: StateSource | None = None
 
     def report(self) -> RecoveryReport:
         """Build the report; what is found later does not change it."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cpr_ext.errors import RenamedTo
+from cpr_ext.recovery.state_source import StateSource
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class RecoveryReport:
         seconds: its duration.
         extra_state: the caller's extra state in the snapshot (after a full restore).
         differences: with ``strict=False``: where the store's model differs, one sentence each.
+        source: where the state came from; None: there was none.
     """
 
     step: int = 0
@@ -100,6 +102,7 @@ class RecoveryReport:
     seconds: float = 0.0
     extra_state: Any = None
     differences: list[str] = field(default_factory=list)
+    source: StateSource | None = field(default=None, repr=False)
 
     rows_in_doubt = RenamedTo("rows_possibly_stale")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from cpr_ext.errors import CprError, DamageError, StoreError
 from cpr_ext.storage.checksummed_json import write_checksummed
-from cpr_ext.storage.file_names import MANIFEST_FILE, STORE_FILE, TEMPORARY_SUFFIX
+from cpr_ext.storage.file_names import DENSE_DIRECTORY, MANIFEST_FILE, STORE_FILE, TEMPORARY_SUFFIX
 from cpr_ext.storage.filesystem import make_directory, storage_error, sync_directory
 from cpr_ext.storage.manifest import FORMAT_NAME, SegmentRecord
 from cpr_ext.storage.remote.objects import Objects, RemoteOptions, is_address, open_objects
@@ -107,8 +108,17 @@ def _fetch(
         manifests = pool.submit(_write_manifests, target, state)
         read_objects(objects, wanted)
         manifests.result()
+    _keep_time(target, state)
     for name in state.view.directories:
         sync_directory(target / name)  # the names of segments that came after its manifest
+
+
+def _keep_time(target: Path, state: RemoteState) -> None:
+    """Let the newest dense part be as old as it is: what is read is not newer for that."""
+    for record in state.view.directories[DENSE_DIRECTORY].segments[-1:]:
+        path = target / DENSE_DIRECTORY / record.file
+        if path.exists():
+            os.utime(path, (state.view.unix_seconds, state.view.unix_seconds))
 
 
 def _write_manifests(target: Path, state: RemoteState) -> None:

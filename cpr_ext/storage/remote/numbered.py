@@ -12,6 +12,7 @@ from cpr_ext.storage.remote.objects import Objects, RemoteError
 
 PROBES = "probes/"
 _DIGITS = 12
+MOST_UNLISTED = 2000  # documents that a listing does not show yet
 
 
 def document_key(prefix: str, number: int) -> str:
@@ -32,7 +33,7 @@ def newest_document(objects: Objects, prefix: str) -> tuple[int, bytes] | None:
     A listing that lags is no harm: later numbers are tried one by one.
 
     Raises:
-        RemoteError: it was removed by others.
+        RemoteError: it was removed by others; or there is no end of documents.
     """
     numbers = document_numbers(objects, prefix)
     number, found = (numbers[-1] if numbers else 0), None
@@ -42,12 +43,16 @@ def newest_document(objects: Objects, prefix: str) -> tuple[int, bytes] | None:
             found = objects.read(key)
         except FileNotFoundError as error:
             raise RemoteError(f"{key} was removed while it was read") from error
-    while True:
+    for _ in range(MOST_UNLISTED):
         try:
             found = objects.read(document_key(prefix, number + 1))
         except FileNotFoundError:
             return None if found is None else (number, found)
         number += 1
+    raise RemoteError(
+        f"{MOST_UNLISTED} requests for {prefix} were answered and no end came: the endpoint is not "
+        "that of object storage. Check the address and the endpoint"
+    )
 
 
 def require_create_only(objects: Objects) -> None:

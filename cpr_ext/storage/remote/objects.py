@@ -7,7 +7,7 @@ name: every service offers it, and the file system does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,8 +17,29 @@ from cpr_ext.errors import CprError, UsageError
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://", re.ASCII)
 _QUERY = re.compile(r"\?[^\s\"']*")
 _SAID = re.compile(r"<(?:Code|Message)>([^<]*)<")  # in the XML of S3 and Azure
-PART_BYTES = 16 << 20  # of a multipart upload
+PART_BYTES = 16 << 20  # of a multipart upload, the least
+MOST_PARTS = 10_000  # of an object, as S3 has it
 PARALLEL_PARTS = 4  # in memory at a time
+
+
+@dataclass(frozen=True)
+class Body:
+    """The bytes of an object, chunk by chunk, of which the number is known."""
+
+    size_bytes: int
+    chunks: Callable[[], Iterator[bytes]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.chunks()
+
+
+def part_bytes(size_bytes: int) -> int:
+    """Return the size of the parts in which an object is sent: it is not to have too many.
+
+    Of one of 5 TiB, the largest of S3, parts have 525 MiB, and four are in memory at a time.
+    """
+    whole = 1 << 20
+    return max(PART_BYTES, -(-size_bytes // (MOST_PARTS * whole)) * whole)
 
 
 class RemoteError(CprError):
@@ -169,7 +190,7 @@ class StoredObjects:
                 key,
                 iter(chunks),
                 use_multipart=True,
-                chunk_size=PART_BYTES,
+                chunk_size=part_bytes(chunks.size_bytes if isinstance(chunks, Body) else 0),
                 max_concurrency=PARALLEL_PARTS,
             )
 

@@ -128,6 +128,8 @@ class RemoteStore:
             bytes_per_second=self._options.bytes_per_second,
             wait_at_close_seconds=self._options.wait_at_close_seconds,
         )
+        if self.was_read:
+            copy.read_from = self._options.address
         copy.submit(view)
         return copy
 

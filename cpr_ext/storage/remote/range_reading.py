@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError
@@ -47,6 +48,8 @@ class _OpenFile:
     def __init__(self, wanted: WantedFile) -> None:
         self._wanted = wanted
         self._descriptor = create_anew(wanted.path)
+        self._left = -(-wanted.end // RANGE_BYTES)  # ranges that are not written yet
+        self._counting = Lock()
         self._crc = 0
         self._bytes = 0
 
@@ -54,8 +57,8 @@ class _OpenFile:
         """Read a range; any thread may."""
         return _read(objects, self._wanted.key, begin, end)
 
-    def note(self, data: bytes) -> bool:
-        """Take note of the next range; True: it was the last.
+    def note(self, data: bytes) -> None:
+        """Take note of the next range.
 
         Raises:
             DamageError: the object is not as written.
@@ -64,26 +67,26 @@ class _OpenFile:
         self._crc = native.crc32c(data, self._crc)
         self._bytes += len(data)
         if self._bytes < wanted.end:
-            return False
+            return
         if wanted.checksum is not None and self._crc != wanted.checksum:
             raise DamageError(
                 f"{wanted.key}: checksum {self._crc:08x}, the remote state recorded "
                 f"{wanted.checksum:08x}"
             )
-        return True
 
     def write(self, data: bytes, begin: int) -> None:
-        """Write a range durably, while others are read; any thread may."""
+        """Write a range durably, while others are read; the last one closes the file."""
         at = 0
         while at < len(data):
             at += os.pwrite(self._descriptor, memoryview(data)[at:], begin + at)
         os.fdatasync(self._descriptor)
-
-    def finish(self) -> None:
-        """Make the file durable and close it."""
-        os.ftruncate(self._descriptor, self._wanted.file_bytes)
-        os.fsync(self._descriptor)
-        self.close()
+        with self._counting:
+            self._left -= 1
+            is_last = self._left == 0
+        if is_last:
+            os.ftruncate(self._descriptor, self._wanted.file_bytes)
+            os.fsync(self._descriptor)
+            self.close()
 
     def close(self) -> None:
         """Close the file; it may be called again."""
@@ -102,7 +105,6 @@ def read_objects(objects: Objects, wanted: Iterable[WantedFile]) -> None:
         OSError: a file could not be written.
     """
     opened: list[_OpenFile] = []
-    whole: list[_OpenFile] = []
     reading: deque[tuple[_OpenFile, int, Future[bytes]]] = deque()
     writing: deque[Future[None]] = deque()
     with (
@@ -113,8 +115,7 @@ def read_objects(objects: Objects, wanted: Iterable[WantedFile]) -> None:
         def take_oldest() -> None:
             file, begin, read = reading.popleft()
             data = read.result()
-            if file.note(data):
-                whole.append(file)
+            file.note(data)
             writing.append(writers.submit(file.write, data, begin))
 
         try:
@@ -129,8 +130,6 @@ def read_objects(objects: Objects, wanted: Iterable[WantedFile]) -> None:
                 take_oldest()
             while writing:
                 writing.popleft().result()
-            for finished in [writers.submit(file.finish) for file in whole]:
-                finished.result()
         finally:
             for pool in (readers, writers):
                 pool.shutdown(cancel_futures=True)

@@ -50,6 +50,10 @@ class RemoteStatus:
 class RemoteCopy:
     """Copies the newest committed state again and again; states that come meanwhile are skipped.
 
+    Attributes:
+        read_from: the address from which the local store was read when it was opened; empty: it
+            existed.
+
     Args:
         writer: opened.
         bytes_per_second: None: no limit.
@@ -66,6 +70,7 @@ class RemoteCopy:
         self._writer = writer
         self._rate = bytes_per_second
         self._patience = wait_at_close_seconds
+        self.read_from = ""
         self._changed = threading.Condition()
         self._wanted: StoreView | None = None
         self._wanted_since = 0.0

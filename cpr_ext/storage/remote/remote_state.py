@@ -11,7 +11,7 @@ was faster, the creation fails, and the loser stops.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cpr_ext.errors import DamageError
@@ -73,11 +73,13 @@ class StoreView:
         model: the content of STORE.json.
         directories: by name.
         step: of the newest snapshot; -1: there is none.
+        unix_seconds: when that was saved, by its machine's clock; 0: there is none.
     """
 
     model: Mapping[str, Any]
     directories: Mapping[str, RemoteDirectory]
     step: int
+    unix_seconds: float = field(default=0.0, compare=False)
 
     @property
     def store_id(self) -> str:
@@ -126,6 +128,7 @@ class RemoteState:
             "writer": self.writer,
             "model": self.view.model,
             "step": self.view.step,
+            "unix_seconds": self.view.unix_seconds,
             "directories": {
                 name: directory.to_content() for name, directory in self.view.directories.items()
             },
@@ -144,7 +147,8 @@ class RemoteState:
         content = parse_document(data, key, FORMAT_NAME)
         try:
             directories = {str(n): _directory(str(n), d) for n, d in content["directories"].items()}
-            view = StoreView(content["model"], directories, content["step"])
+            saved = float(content["unix_seconds"])
+            view = StoreView(content["model"], directories, content["step"], saved)
             state = cls(content["number"], str(content["writer"]), view, content["checksums"])
             if DENSE_DIRECTORY not in directories or not is_id(content["model"]["store_id"]):
                 raise ValueError("it names no store")

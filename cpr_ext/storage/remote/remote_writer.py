@@ -6,20 +6,21 @@ Objects first, the state that names them last. What is not known to be there cou
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cpr_ext._native import native
 from cpr_ext.errors import StoreError
+from cpr_ext.storage.file_names import DENSE_DIRECTORY
 from cpr_ext.storage.filesystem import open_regular
 from cpr_ext.storage.manifest import ANCESTORS_KEPT, SegmentRecord
 from cpr_ext.storage.remote.fetching import fetch_segment
 from cpr_ext.storage.remote.numbered import require_create_only
-from cpr_ext.storage.remote.objects import Objects, RemoteError
+from cpr_ext.storage.remote.objects import Body, Objects, RemoteError
 from cpr_ext.storage.remote.remote_state import (
     OBJECTS,
     RemoteState,
@@ -31,6 +32,7 @@ from cpr_ext.storage.remote.remote_state import (
 
 STATES_KEPT = 16  # old states: small, and a reader may be at one of the last
 PARALLEL_SENDS = 3
+MOST_OPEN = 64  # files at a time
 _CHUNK_BYTES = 4 << 20
 
 Spend = Callable[[int], None]
@@ -71,6 +73,7 @@ class RemoteWriter:
         self.pin: Callable[[frozenset[str]], None] = _pin_nothing
         self.newest: RemoteState | None = None
         self._listed: set[str] = set()  # objects that no later writer can have sent
+        self._sent: dict[str, int] = {}  # checksums of objects that no state names yet
         self._tried: Set[bytes] = frozenset()  # states that may be there, whatever was answered
 
     def open(self, view: StoreView) -> None:
@@ -130,8 +133,8 @@ class RemoteWriter:
         known = self._known()
         return sum(r.file_bytes for key, (_, r) in view.records().items() if key not in known)
 
-    def _known(self) -> Mapping[str, int]:
-        return {} if self.newest is None else self.newest.checksums
+    def _known(self) -> dict[str, int]:
+        return {} if self.newest is None else dict(self.newest.checksums)
 
     def copy(self, view: StoreView) -> RemoteState:
         """Add a committed state of the local store; once this returns, it is the newest there.
@@ -147,21 +150,23 @@ class RemoteWriter:
         self.pin(frozenset(known_commits))
         # What others have removed is sent again.
         there = set(self._objects.list(OBJECTS))
-        known = {key: crc for key, crc in self._known().items() if key in there}
+        known = {key: crc for key, crc in (self._known() | self._sent).items() if key in there}
         checksums: dict[str, int] = {}
         with ExitStack() as opened:
-            sources = {}
+            sources: dict[str, tuple[Any, SegmentRecord]] = {}
             for key, (directory, record) in view.records().items():
                 if key in known:
                     checksums[key] = known[key]
                     continue
-                # Opened now: a file that the store removes later can still be read.
-                path = self._directory / directory / record.file
-                sources[key] = opened.enter_context(os.fdopen(open_regular(path), "rb")), record
+                source: Any = self._directory / directory / record.file
+                if len(sources) < MOST_OPEN:
+                    # A file that the store removes later can still be read.
+                    source = opened.enter_context(os.fdopen(open_regular(source), "rb"))
+                sources[key] = source, record
             with ThreadPoolExecutor(PARALLEL_SENDS, thread_name_prefix="cpr_ext-send") as pool:
                 sent = {
-                    key: pool.submit(self._send, key, file, record.file_bytes)
-                    for key, (file, record) in sources.items()
+                    key: pool.submit(self._send_opened, key, source, record.file_bytes)
+                    for key, (source, record) in sources.items()
                 }
                 try:
                     checksums |= {key: crc.result() for key, crc in sent.items()}
@@ -169,12 +174,32 @@ class RemoteWriter:
                     pool.shutdown(cancel_futures=True)
                     raise
         number = 1 if self.newest is None else self.newest.number + 1
+        view = replace(view, unix_seconds=self._saved_at(view))
         state = RemoteState(number, self._writer, view, checksums)
         self.spend(0)  # raises if it was stopped meanwhile
         state = self._add(state)
         before, self.newest = self.newest, state
+        self._sent.clear()
         self._tidy(before, state)
         return state
+
+    def _saved_at(self, view: StoreView) -> float:
+        """Return when the newest dense part of a state was written; 0: it is gone, or none is."""
+        for record in view.directories[DENSE_DIRECTORY].segments[-1:]:
+            with suppress(OSError):
+                return (self._directory / DENSE_DIRECTORY / record.file).stat().st_mtime
+        return 0.0
+
+    def _send_opened(self, key: str, source: Any, file_bytes: int) -> int:
+        """Send a file, or what is at a path."""
+        if isinstance(source, Path):
+            with os.fdopen(open_regular(source), "rb") as file:
+                crc = self._send(key, file, file_bytes)
+        else:
+            with source:
+                crc = self._send(key, source, file_bytes)
+        self._sent[key] = crc
+        return crc
 
     def _send(self, key: str, file: Any, file_bytes: int) -> int:
         sent = crc = 0
@@ -190,7 +215,7 @@ class RemoteWriter:
                 yield chunk
 
         self._listed.add(key)
-        self._objects.write(key, chunks())
+        self._objects.write(key, Body(file_bytes, chunks))
         if sent != file_bytes:
             raise RemoteError(f"{key}: {sent} of {file_bytes} bytes could be read of its file")
         return crc

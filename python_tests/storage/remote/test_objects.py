@@ -3,7 +3,10 @@
 import pytest
 
 from cpr_ext.errors import UsageError
-from cpr_ext.storage.remote import RemoteOptions
+from cpr_ext.storage.remote import RemoteError, RemoteOptions
+from cpr_ext.storage.remote.numbered import newest_document
+from cpr_ext.storage.remote.objects import MOST_PARTS, PART_BYTES, part_bytes
+from python_tests.storage.remote.faulty_objects import MemoryObjects
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,25 @@ def test_an_address_that_a_parser_would_change_is_refused(address):
 )
 def test_an_address_that_stays_as_it_is_is_taken(address):
     assert RemoteOptions(address).address == address
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, PART_BYTES * MOST_PARTS, PART_BYTES * MOST_PARTS + 1, 5 << 40]
+)
+def test_no_object_has_more_parts_than_a_service_takes(size):
+    assert part_bytes(size) >= PART_BYTES
+    assert -(-size // part_bytes(size)) <= MOST_PARTS
+
+
+def test_an_endpoint_that_answers_everything_is_left_after_a_bounded_number_of_requests():
+    class Anything(MemoryObjects):
+        count = 0
+
+        def read(self, key, begin=0, end=None):
+            self.count += 1
+            return b"<html>"
+
+    objects = Anything()
+    with pytest.raises(RemoteError, match="Check the address"):
+        newest_document(objects, "states/")
+    assert objects.count < 10_000

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import shutil
 import threading
 import time
@@ -287,3 +288,27 @@ def test_the_tools_take_an_address(objects, tmp_path, monkeypatch, capsys):
         assert expected in capsys.readouterr().out
     (exported,) = json.loads((tmp_path / "out" / "export.json").read_text())["stores"]
     assert exported["store"] == "memory:///"
+
+
+def test_a_report_says_where_the_state_came_from_and_how_old_it_was(objects, tmp_path, caplog):
+    first = begin(tmp_path / "a")
+    assert first.report.source is None
+    train_and_save(first)
+    first.checkpointer.close()
+    again = begin(tmp_path / "a", seed=9)
+    assert (again.report.source.kind, again.report.source.place) == (
+        *("own store", str(tmp_path / "a")),
+    )
+    assert 0 <= again.report.source.age_seconds < 600
+    again.checkpointer.close()
+    dense = again.store.dense
+    path = dense.path_of(dense.segments[-1])
+    os.utime(path, (path.stat().st_mtime - 5000,) * 2)
+    begin(tmp_path / "a", seed=9).checkpointer.close()  # copies what it finds
+    shutil.rmtree(tmp_path / "a")
+    new = begin(tmp_path / "b", seed=9)
+    assert new.report.source.kind == "copy"
+    assert new.report.source.age_seconds > 4000
+    assert "was empty: training resumes from the copy" in caplog.text
+    assert new.checkpointer.recover().source.kind == "own store"
+    new.checkpointer.close()

@@ -3,6 +3,7 @@
 import shutil
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,13 @@ import cpr_ext
 from cpr_ext.maintenance import verify
 from cpr_ext.storage import manifest
 from cpr_ext.storage.checksummed_json import read_checksummed
-from cpr_ext.storage.remote import FencedError, RemoteError, fetch_store
+from cpr_ext.storage.remote import (
+    FencedError,
+    RemoteError,
+    fetch_store,
+    range_reading,
+    remote_writer,
+)
 from cpr_ext.storage.remote.remote_state import (
     RemoteDirectory,
     StoreView,
@@ -280,3 +287,47 @@ def test_a_state_that_names_other_places_is_refused(stores, tmp_path):
     objects.held["states/000000000001.json"] = hostile.to_bytes()
     with pytest.raises(cpr_ext.DamageError, match="no directory"):
         fetch_store(objects, tmp_path / "copy")
+
+
+def test_few_files_are_open_whatever_the_number_of_segments(tmp_path, monkeypatch):
+    (tmp_path / "store").mkdir()
+    trained = trained_store(tmp_path / "store" / "a", snapshots=20, rebase_after=None)
+    trained.checkpointer.close()
+    store, objects = tmp_path / "store" / "a", MemoryObjects()
+    view = view_of(store)
+    monkeypatch.setattr(remote_writer, "MOST_OPEN", 2)
+    most = watch_descriptors(monkeypatch)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    writer_of(objects, store).copy(view)
+    fetch_store(objects, tmp_path / "copy")
+    assert len(view.records()) > 60
+    assert max(most) - before < 40
+    assert verify(tmp_path / "copy").is_sound
+
+
+def watch_descriptors(monkeypatch):
+    """How many descriptors are open at each read and write of the copy."""
+    found = []
+    for module, name in ((remote_writer, "open_regular"), (range_reading, "create_anew")):
+        real = getattr(module, name)
+
+        def opened(*arguments, _real=real, **options):
+            found.append(len(list(Path("/proc/self/fd").iterdir())))
+            return _real(*arguments, **options)
+
+        monkeypatch.setattr(module, name, opened)
+    return found
+
+
+def test_what_was_sent_in_vain_is_not_sent_again(stores):
+    objects, view = MemoryObjects(), view_of(stores[1])
+    faulty = FaultyObjects(objects, 10**9, "fails")
+    writer = writer_of(faulty, stores[1])
+    faulty.at = faulty.count + 1 + len(view.records())  # the state itself
+    with suppress(RemoteError, TimeoutError):
+        writer.copy(view)
+    assert newest_state(objects) is None
+    sent = []
+    writer.spend = sent.append
+    writer.copy(view)
+    assert sum(sent) == 0
