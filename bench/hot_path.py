@@ -55,7 +55,7 @@ class HotPath:
         self._tiny = tiny
         self._run = Run(tiny=tiny, batch_size=128)
         self._protected: Any = None
-        self._is_watched = True
+        self._unwatched: Any = None
         self._opened = 0
         self._batch_size = 128
         self._chance = random.Random(0)
@@ -112,14 +112,19 @@ class HotPath:
     def _measure_watching(self, batch_size: str) -> Figures:
         """A median step under the Checkpointer, which saves nothing, over one without.
 
-        Steps without one change rows that it does not hear of: no snapshot may follow.
+        Steps without one train another model: rows that change unseen would not count as clean.
         """
+        from training import Run
+
         self._use_batches_of(int(batch_size))
+        if self._unwatched is None:
+            self._unwatched = Run(tiny=self._tiny, batch_size=self._batch_size)
+        if self._unwatched.batch_size != self._batch_size:
+            self._unwatched.use_batches_of(self._batch_size)
         steps = 2 if self._tiny else BLOCKS[int(batch_size)]
         seconds = {}
         for watched in self._chance.sample([True, False], 2):
-            self._watch(watched)
-            step = self._protected.train_step if watched else self._run.train_step
+            step = self._protected.train_step if watched else self._unwatched.train_step
             seconds[watched] = statistics.median(seconds_of(step) for _ in range(steps))
         return {
             f"watched step over one without, batch {batch_size}": seconds[True] / seconds[False],
@@ -154,13 +159,7 @@ class HotPath:
 
     def _close(self) -> None:
         if self._protected is not None:
-            self._watch(True)
             self._protected.close()
-
-    def _watch(self, watched: bool) -> None:
-        if watched != self._is_watched:
-            self._protected.watch() if watched else self._protected.let_go()
-            self._is_watched = watched
 
 
 def named(contender: Any, name: str) -> Any:

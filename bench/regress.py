@@ -7,7 +7,7 @@ folder of a checkout that is built. Each commit is measured by its own bench/ an
 process of its own that stays; the two take turns, round by round, each round in the other order.
 All of it is done three times, in new processes. Compared are (bench/hot_path.py): watching a step,
 pauses, bytes and speed of partial snapshots, pauses of base snapshots, and the operations of
-counting, selecting and staging. `--rounds 3` measures three times as often.
+counting, selecting and staging. `--rounds 3` measures three times as often. Needs 16 GB of memory.
 
 A figure is slower if its median ratio over the rounds is above the tolerance in each of the three
 times, and the 98 % interval of the median is, too. Exit code 1: something is slower.
