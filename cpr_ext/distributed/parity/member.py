@@ -273,6 +273,7 @@ class ParityMember(NoParity):
     def finish_step(self, step: int) -> None:
         """This worker has completed a step: keep it, and send its delta if it has one."""
         self._metrics.completed_step = step
+        self._report_obstacle(step)
         if not self._is_reported:  # here, as it is the training thread that writes metrics
             self._report_protected(step)
         if self._own.finish_step(step) and self._sender is not None:
@@ -372,8 +373,9 @@ class ParityMember(NoParity):
     def _note_encoded(self) -> None:
         """Note that all parity of the group is encoded; called from any thread."""
         self._held.is_encoded = True
-        self._metrics.note_protected()
-        self._is_reported = False
+        if not (self._own.obstacle or self._held.obstacle):
+            self._metrics.note_protected()
+            self._is_reported = False
 
     def _report_protected(self, step: int) -> None:
         self._is_reported = True
@@ -382,6 +384,19 @@ class ParityMember(NoParity):
             *(self._rank, step, list(self._group), self._held.words.nbytes),
         )
         self._progress.end()
+        self._publish()
+
+    def _report_obstacle(self, step: int) -> None:
+        """Publish once that a loss in this group could not be rebuilt any more."""
+        obstacle = self._own.obstacle or self._held.obstacle
+        if not obstacle or not self._metrics.protected:
+            return
+        self._metrics.note_unprotected()
+        logger.warning(
+            "worker %d: parity group %s is not protected after step %d: %s. A loss now takes the "
+            "store, and parity is encoded again after it",
+            *(self._rank, list(self._group), step, obstacle),
+        )
         self._publish()
 
     def _bytes_to_encode(self, holders: Sequence[int]) -> int:

@@ -82,6 +82,11 @@ def _why_refused(table: Table, delta_bytes: int) -> str | None:
         )
     if table.optimizer is None and table.lookups is None and table.weight.requires_grad:
         return "no torch optimizer updates it; give its optimizer to the Checkpointer"
+    if any(getattr(module, "max_norm", None) is not None for module in table.modules):
+        return (
+            "its module has a max_norm, by which the forward pass changes rows outside the "
+            "optimizer; leave it out, or limit the norms of rows in the optimizer's step"
+        )
     whole = row_bytes(table) * table.num_embeddings
     if not table.updates_only_looked_up_rows() and whole > delta_bytes // 4:
         kind = "its fused optimizer" if table.lookups else type(table.optimizer).__name__

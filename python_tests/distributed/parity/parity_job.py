@@ -91,6 +91,20 @@ def rows_change_unseen(number):
     member.ParityMember.finish_step = watched
 
 
+def row_is_written(number):
+    """The row of that number, by hand, before the 4th step."""
+    right, steps = member.ParityMember.finish_step, []
+
+    def watched(self, step):
+        right(self, step)
+        steps.append(step)
+        if len(steps) == 3:
+            with torch.no_grad():
+                self._own.tables[0].weight[number] = 0.0
+
+    member.ParityMember.finish_step = watched
+
+
 def parity_is_damaged(number):
     """One bit in the memory of a holder, after its step of that number."""
     right = member.ParityMember.finish_step
@@ -114,6 +128,7 @@ POINTS = {
     "encode": lambda n: dies_in(member.ParityMember, "encode_missing", n),
     "last save": lambda n: dies_in(last_save.LastSave, "save", n),
     "rows change unseen": rows_change_unseen,
+    "a row is written by hand": row_is_written,
     "parity is damaged": parity_is_damaged,
     "protect": lambda n: dies_in(member.ParityMember, "_start_sending", n),
 }

@@ -371,6 +371,22 @@ def test_rows_that_differ_from_their_checksums_are_never_used(make_cluster, faul
     assert len({event["step"] for event in cluster.events(1, "step")}) == STEPS
 
 
+def test_a_row_that_is_written_by_hand_is_reported_at_once_by_its_whole_group(make_cluster):
+    """Before any loss: the metric falls on its own worker and on the peers, and a line says why."""
+    settings = settings_of("mirror")
+    settings["options"]["faults"] = {"0": ["a row is written by hand", 7]}
+    cluster = make_cluster(**settings)
+    run(cluster)
+    for rank in cluster.ranks:
+        seen = [e for e in cluster.events(rank, "metrics") if e["at"] == "step"]
+        assert all(e["protected"] for e in seen if e["step"] <= 3)
+        assert not any(e["protected"] for e in seen if e["step"] >= 6)
+    said = cluster.logs()
+    assert "worker 0: parity group [0, 1] is not protected after step 4: table 'rows" in said
+    assert "worker 1: parity group [0, 1] is not protected after step" in said
+    assert said.count("is not protected after step") == 2
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rebuild_rate", [None, 1])

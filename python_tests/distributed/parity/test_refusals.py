@@ -38,6 +38,13 @@ def test_an_optimizer_that_changes_every_row_is_refused_on_a_large_table(optimiz
         refuse_unprotected([small, large], parity)
 
 
+def test_a_table_whose_norms_the_forward_pass_limits_is_refused():
+    module = torch.nn.EmbeddingBag(10, 8, max_norm=1.0, sparse=True)
+    table = Table("items", module.weight, OPTIMIZERS["SGD"]([module.weight]), [module])
+    with pytest.raises(UsageError, match=r"table 'items'.*has a max_norm"):
+        refuse_unprotected([table], Parity())
+
+
 def test_tables_that_something_else_updates_are_refused():
     table = table_of(None)
     with pytest.raises(UsageError, match="no torch optimizer updates it"):
