@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from cpr_ext.distributed.host_process import HostProcess
+from cpr_ext.distributed.identity.end_with_parent import end_with
 from cpr_ext.distributed.identity.job_secret import hand_over, read_secret, require_secret
 from cpr_ext.distributed.identity.supervision import SignsOfLife
 from cpr_ext.distributed.identity.worker_identity import (
@@ -256,7 +258,9 @@ class Launcher:
                 return spare.process
             spare.process.wait()
         environment = {**self._environment, RANK: str(rank), ALIVE: str(alive_file)}
-        return subprocess.Popen(list(self.command), env=environment)
+        return subprocess.Popen(
+            list(self.command), env=environment, preexec_fn=partial(end_with, os.getpid())
+        )
 
     def _start_spares(self) -> None:
         """Start missing spares; report and drop those that ended by themselves."""
@@ -270,7 +274,12 @@ class Launcher:
         while len(self._waiting) < self.spares and self._spares_lost <= self.max_restarts:
             reading, writing = os.pipe()
             environment = {**self._environment, SPARE: str(reading)}
-            process = subprocess.Popen(list(self.command), env=environment, pass_fds=[reading])
+            process = subprocess.Popen(
+                list(self.command),
+                env=environment,
+                pass_fds=[reading],
+                preexec_fn=partial(end_with, os.getpid()),
+            )
             os.close(reading)
             self._waiting.append(_Spare(process, writing))
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -290,6 +291,40 @@ def alive(pid):
     except ProcessLookupError:
         return False
     return True
+
+
+def test_workers_end_with_a_launcher_that_is_killed(tmp_path):
+    """Else they train on, and the same command finds their places taken."""
+    (tmp_path / "child.py").write_text(CHILD)
+    for rank in range(2):
+        (tmp_path / f"plan-{rank}").write_text("hang")
+    code = (
+        "import sys; from cpr_ext.distributed.launcher import Launcher; "
+        "Launcher([sys.executable, *sys.argv[1:]], 2, rendezvous='127.0.0.1:1').run()"
+    )
+    child = [str(tmp_path / "child.py"), str(tmp_path)]
+    launcher = subprocess.Popen([sys.executable, "-c", code, *child])
+    files = [tmp_path / f"pid-{rank}-0" for rank in range(2)]
+    wait_until(lambda: all(path.exists() and path.read_text() for path in files))
+    launcher.kill()
+    launcher.wait()
+    pids = [int(path.read_text()) for path in files]
+    wait_until(lambda: not any(map(runs, pids)))
+
+
+def runs(pid):
+    """Whether it is there, and no corpse that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_sigterm_ends_all_workers_and_says_so(tmp_path):
