@@ -134,6 +134,7 @@ damage-test: build
 	$(BIN)/python -m python_tests.faults.repairing --usual --every 200
 	$(BIN)/python -m python_tests.faults.readers
 	$(BIN)/python -m python_tests.faults.mixtures
+	$(BIN)/python -m python_tests.faults.histories --histories 10000
 
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 1

@@ -132,6 +132,7 @@ class _Repair:
         for directory in self.directories:
             _require_real(directory)
         self._mixed: frozenset[int] = frozenset()  # shards without any committed state
+        self._held: list[Directory] = []  # of each shard
         self._goes_back = False  # to an older snapshot than the store names
         self._changes: list[_Change] = []
 
@@ -158,6 +159,7 @@ class _Repair:
         found = read_manifests(self.directories, self._identity.store_id)
         self.report.damaged += [directory.wrong for directory in found if directory.wrong]
         dense, *shards = found
+        self._held = shards
         survey(dense, None)
         plans = []
         for shard, directory in enumerate(shards):
@@ -409,15 +411,19 @@ class _Repair:
         return records
 
     def _record_chains(self, written: list[list[SegmentRecord]]) -> None:
-        """Let the dense parts name the chains that shards with new segments have now."""
+        """Let the dense parts name the chains that shards of new or other segments have now."""
         places = {change.directory.path: n for n, change in enumerate(self._changes)}
         if (dense := places.get(self.directories[0])) is None:
             return
         for shard, path in enumerate(self.directories[1:]):
-            if (place := places.get(path)) is None:
+            if path in places:
+                held = written[places[path]]
+            elif shard in self._mixed:
+                held = [*self._held[shard].manifest.segments]
+            else:
                 continue
             for n, record in enumerate(written[dense]):
-                before = [r.chain for r in written[place] if r.snapshot <= record.snapshot]
+                before = [r.chain for r in held if r.snapshot <= record.snapshot]
                 chains = list(record.shards)
                 chains[shard] = before[-1] if before else self._identity.store_id
                 written[dense][n] = replace(record, shards=tuple(chains))

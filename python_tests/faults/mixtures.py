@@ -45,6 +45,7 @@ class Run:
     model: nn.Embedding
     optimizer: torch.optim.Optimizer
     checkpointer: cpr_ext.Checkpointer
+    token: int = 0  # of the user's extra state
 
     @classmethod
     def at(cls, directory: Path, **options: Any) -> Run:
