@@ -23,7 +23,7 @@ SECRET = "of-the-tests-of-notes-and-no-other"
 @pytest.fixture(scope="module")
 def place():
     listener = listen("127.0.0.1", 0)
-    serving = Host(SECRET.encode()).serve(listener)
+    serving = Host(SECRET.encode(), is_first=True).serve(listener)
     threading.Thread(target=asyncio.run, args=(serving,), daemon=True).start()
     return listener.getsockname()
 
@@ -46,7 +46,14 @@ def test_all_notes_are_there_or_not(place):
 
 
 def meet(place, rank, token, job):
-    claim = {"rank": rank, "world_size": 1, "member": token, "epoch": 0, "roster": [], "seen": 0}
+    claim = {
+        "rank": rank,
+        "world_size": 1,
+        "member": "one process",
+        "epoch": 0,
+        "roster": [],
+        "seen": 0,
+    }
     return connection(place, job, rank).ask(
         "meet", claim={**claim, "run": "", "who": ""}, token=token, lease_seconds=5.0, seconds=0.0
     )["round"]

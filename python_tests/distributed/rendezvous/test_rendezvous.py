@@ -20,7 +20,7 @@ QUICK = TimeOuts(join_seconds=1.0, heartbeat_seconds=0.5)
 @pytest.fixture(scope="module")
 def place():
     listener = listen("127.0.0.1", 0)
-    serving = Host(SECRET.encode()).serve(listener)
+    serving = Host(SECRET.encode(), is_first=True).serve(listener)
     threading.Thread(target=asyncio.run, args=(serving,), daemon=True).start()
     return listener.getsockname()
 
