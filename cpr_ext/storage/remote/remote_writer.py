@@ -109,7 +109,7 @@ class RemoteWriter:
                 f"{beginning}there is the copy of another store (of step {there.step}). To keep "
                 f"both, {another}; to resume from the remote one, start with an empty directory"
             )
-        fetch = "to resume from the copy, `cpr fetch` it into an empty directory and start there"
+        fetch = "to resume from the copy, start with an empty directory"
         if there.descends_from(here):
             return (
                 f"{beginning}the copy has step {there.step}, and this store is an earlier state "
