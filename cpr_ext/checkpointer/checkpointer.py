@@ -35,7 +35,7 @@ from cpr_ext.saving.saver import Consistency, WhenBusy
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.schedules.intervals import EverySeconds, Schedule
-from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.dense_state import DensePart, require_savable
 from cpr_ext.state.precision import Precision
 from cpr_ext.state.stateful import Stateful, as_stateful
 from cpr_ext.state.table import Table
@@ -168,6 +168,7 @@ class Checkpointer:
         self.consistency: Consistency = consistency
         self.num_shards = settings.num_shards
         require_own_optimizers(model, self.optimizers, self.tables)
+        require_savable(model, self.optimizers, self.tables)
         warn_of_large_parameters(model, self.tables)
         objects = as_stateful(stateful)
         parts = build_parts(

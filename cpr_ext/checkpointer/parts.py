@@ -35,6 +35,7 @@ from cpr_ext.storage.compactor import make_compactor
 from cpr_ext.storage.remote.opening import RemoteStore, view_of
 from cpr_ext.storage.remote.remote_copy import RemoteCopy
 from cpr_ext.storage.store import Store
+from cpr_ext.tracking.inventory import Inventory
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from cpr_ext.tracking.table_watch import TableWatch
 
@@ -180,6 +181,8 @@ def build_parts(
     )
     base_rule = BaseRule(store, tables, settings.rebase_after)
     committer = Committer()
+    inventory = Inventory(model, optimizers, tables, stateful, is_declared=extra_state is not None)
+    watch.stranger_stepped = inventory.note_stranger
     scrub = Scrub(tables, trackers, threads, is_watched=watch.is_proven)
     saver = Saver(
         store,
@@ -192,6 +195,7 @@ def build_parts(
         committer,
         watch,
         scrub,
+        inventory,
         overlap=Overlap(tables, watch, recorder, scrub) if overlaps else None,
         compactor=make_compactor(
             store,

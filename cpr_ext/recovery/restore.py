@@ -100,6 +100,13 @@ def make_missing_states(segments: Sequence[Segment], tables: Mapping[str, Table]
         StoreError: an array has another dtype or row shape than that of the live table, or a state
             is larger than the segments justify; nothing was made.
     """
+    in_bases = {
+        (spec.name, array.name)
+        for segment in segments
+        if _holds_base(segment)
+        for spec in segment.layout.tables
+        for array in spec.arrays
+    }
     needed: dict[tuple[str, str], ArraySpec] = {}
     for segment in segments:
         for spec in segment.layout.tables:
@@ -121,7 +128,7 @@ def make_missing_states(segments: Sequence[Segment], tables: Mapping[str, Table]
                     )
                 if live is not None:
                     del needed[spec.name, array.name]
-                elif not (_holds_base(segment) or _is_small(array, table)):
+                elif (spec.name, array.name) not in in_bases and not _is_small(array, table):
                     raise StoreError(
                         f"{segment.path}: '{spec.name}/{array.name}' has rows of "
                         f"{array.row_bytes} bytes, and no base segment holds it for all rows"

@@ -30,6 +30,7 @@ from cpr_ext.storage.commit_thread import Committer
 from cpr_ext.storage.compactor import Compactor
 from cpr_ext.storage.retention import Retention
 from cpr_ext.storage.store import Store
+from cpr_ext.tracking.inventory import Inventory
 from cpr_ext.tracking.table_watch import TableWatch
 
 logger = logging.getLogger("cpr_ext")
@@ -65,6 +66,7 @@ class Saver:
     Args:
         watch: sees what changes the tables.
         scrub: finds rows that changed although nothing saw it.
+        inventory: knows what no snapshot holds.
         overlap: captures while training reads the tables; None: between steps only.
         compactor: merges segments after commits; None: nobody does.
         capture_dense: copies everything that is not a row.
@@ -88,6 +90,7 @@ class Saver:
         committer: Committer,
         watch: TableWatch,
         scrub: Scrub,
+        inventory: Inventory,
         *,
         overlap: Overlap | None,
         compactor: Compactor | None,
@@ -95,6 +98,7 @@ class Saver:
         options: SavingOptions,
     ) -> None:
         self._scrub = scrub
+        self._inventory = inventory
         self._proofs = Proofs()
         self.in_flight: Snapshot | None = None
         self.may_begin: Callable[[bool], bool] = lambda waits: True
@@ -175,6 +179,9 @@ class Saver:
     def begin(self, kind: SnapshotKind, *, at_once: bool = False) -> Snapshot:
         """Begin a snapshot; ``at_once``: all of it is captured by the caller's next call."""
         self.restart_interval()
+        self._inventory.refuse_replaced_modules()
+        for table in self._inventory.moved_tables():
+            self._watch.note_moved(table)
         self._watch.check_all()
         self._check_clean_rows()
         self._watch.settle()
@@ -184,6 +191,7 @@ class Saver:
         mode, write = self._mode(kind, at_once=at_once), self._options.write
         if self._is_overlapping:
             write = replace(write, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=mode.is_of_one_step)
+        self._inventory.look()
         snapshot = self.in_flight = Snapshot(
             number=self._next_number,
             kind=kind,
@@ -193,6 +201,7 @@ class Saver:
             options=write,
             capture_dense=self._capture_dense,
             scrub=self._scrub,
+            is_accounted=lambda: not self._inventory.unaccounted,
             mode=mode,
         )
         self._next_number += 1

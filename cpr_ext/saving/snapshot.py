@@ -72,6 +72,7 @@ class Snapshot:
 
     Args:
         scrub: keeps hashes of the rows.
+        is_accounted: whether the tables and the dense part are all that training carries on.
     """
 
     def __init__(
@@ -85,9 +86,11 @@ class Snapshot:
         options: WriteOptions,
         capture_dense: Callable[[], DensePart],
         scrub: Scrub,
+        is_accounted: Callable[[], bool],
         mode: CaptureMode = CaptureMode.AT_ONCE,
     ) -> None:
         self._scrub = scrub
+        self._is_accounted = is_accounted
         self.number = number
         self.kind: SnapshotKind = kind
         self._state: State = "capturing"
@@ -353,8 +356,10 @@ class Snapshot:
         self.first_step = step if self.first_step < 0 else self.first_step
         self.last_step = step
         self.num_samples = num_samples
-        self.is_complete = self.first_step == step and all(
-            self._selector.is_complete(selection) for selection in self._choice.selections
+        self.is_complete = (
+            self.first_step == step
+            and self._is_accounted()
+            and all(self._selector.is_complete(each) for each in self._choice.selections)
         )
         self._dense = self._capture_dense()
         self._state = "captured"

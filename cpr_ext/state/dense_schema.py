@@ -34,13 +34,29 @@ def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, A
         DamageError: it is not such a tree.
     """
     try:
-        tree = unpack(skeleton, tensors)
+        tree = unpack(skeleton, _with_strides(skeleton, tensors))
         _check(tree)
     except (StoreError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         # RuntimeError: also RecursionError, and what torch says of a generator's state
         raise DamageError(f"not the dense part of a snapshot: {error}") from error
     assert isinstance(tree, dict)
     return tree
+
+
+def _with_strides(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors in the memory layout that they had; values and shapes stay the same."""
+    strides = skeleton.get("strides", {})
+    if not strides:
+        return tensors
+    laid_out = dict(tensors)
+    for name, stride in strides.items():
+        if (tensor := tensors.get(name)) is None:
+            continue  # of a part of the tree
+        _require(_all(int, stride) and len(stride) == tensor.dim(), f"strides of {name!r:.100}")
+        order = sorted(range(tensor.dim()), key=lambda i: (-stride[i], i))
+        packed = tensor.permute(order).contiguous()
+        laid_out[name] = packed.permute([order.index(i) for i in range(tensor.dim())])
+    return laid_out
 
 
 def read_position(tree: dict[str, Any]) -> Position:

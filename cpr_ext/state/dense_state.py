@@ -7,6 +7,7 @@ state.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from cpr_ext._native import native
-from cpr_ext.errors import NanError, StoreError
+from cpr_ext.errors import NanError, StoreError, UsageError
 from cpr_ext.state.dense_schema import is_extra_state, unpack_dense
 from cpr_ext.state.flatten import pack, tensor_names
 from cpr_ext.state.stateful import (
@@ -28,6 +30,8 @@ from cpr_ext.state.stateful import (
 )
 from cpr_ext.state.table import Table, is_row_state
 from cpr_ext.state.wrapper_names import match_names, wrapped_modules
+
+logger = logging.getLogger("cpr_ext")
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,11 @@ def capture_dense(
     if stateful:
         tree["stateful"] = capture_stateful(stateful)
     skeleton, tensors = pack(tree, "dense")
+    strides = {
+        name: list(tensor.stride()) for name, tensor in tensors.items() if _is_permuted(tensor)
+    }
+    if strides:
+        skeleton["strides"] = strides
     return DensePart(
         skeleton,
         {
@@ -86,6 +95,27 @@ def capture_dense(
             for name, tensor in tensors.items()
         },
     )
+
+
+def _is_permuted(tensor: torch.Tensor) -> bool:
+    """Return whether it fills its memory in another order than that of its dimensions."""
+    return not tensor.is_contiguous() and torch.empty_like(tensor).stride() == tensor.stride()
+
+
+def require_savable(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Table]
+) -> None:
+    """Raise UsageError for what a dense part cannot hold, before training begins."""
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise UsageError(
+                f"parameter '{name}' has no shape yet (a lazy module); call the model once, with "
+                "a batch, before you make the Checkpointer"
+            )
+    values = model.state_dict(keep_vars=True)
+    weights = {id(table.weight) for table in tables}
+    pack({name: value for name, value in values.items() if id(value) not in weights}, "dense.model")
+    pack([_optimizer_tree(optimizer, tables) for optimizer in optimizers], "dense.optimizers")
 
 
 def own_part(
@@ -172,13 +202,14 @@ def restore_dense(
     restore_stateful(tree.get("stateful", []), stateful)
     same_optimizers = not _optimizer_differences(tree["optimizers"], optimizers)
     with torch.no_grad():
-        for name, value in live.items():
-            if _parameter_difference(name, tree["model"], live):
-                continue
-            if is_extra_state(name):
-                model.load_state_dict({name: tree["model"][name]}, strict=False)
-            else:
-                value.copy_(tree["model"][name])
+        _load_model(
+            model,
+            {
+                name: tree["model"][name]
+                for name in live
+                if not _parameter_difference(name, tree["model"], live)
+            },
+        )
         for optimizer, saved in zip(optimizers, tree["optimizers"], strict=False):
             if same_optimizers:
                 _restore_optimizer(
@@ -187,6 +218,32 @@ def restore_dense(
     if generators:
         restore_generators(tree["rng"])
     return tree["extra"]
+
+
+def _load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load a part of the state that ``state_dict()`` returned, through the modules themselves.
+
+    It may have returned copies, which only the module knows how to load. A module that loads
+    nothing of it gets the values copied.
+    """
+    try:
+        model.load_state_dict(dict(state), strict=False)
+    except (KeyError, RuntimeError) as error:  # a module that wants all of its own names
+        logger.warning("the model's load_state_dict() refused a part of its state: %s", error)
+    for name, value in model.state_dict(keep_vars=True).items():
+        saved = state.get(name)
+        if isinstance(saved, torch.Tensor) and isinstance(value, torch.Tensor):
+            if not _has_same_bits(value, saved):
+                value.copy_(saved)
+        elif isinstance(saved, torch.Tensor):
+            logger.warning("'%s' is not a tensor of the model any more", name)
+
+
+def _has_same_bits(live: torch.Tensor, saved: torch.Tensor) -> bool:
+    if (live.shape, live.dtype) != (saved.shape, saved.dtype):
+        return False
+    left, right = (each.detach().to("cpu").contiguous().reshape(-1) for each in (live, saved))
+    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
 
 
 def shared_optimizers(

@@ -16,6 +16,8 @@ from cpr_ext.state.table_part import TablePart
 WEIGHT = "weight"
 # Tables that hold this share of all rows are prioritised; the small rest is saved whole.
 PRIORITIZED_SHARE = 0.99
+# They leave rows without a gradient alone, unless they have momentum or weight decay.
+_KNOWN = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
 
 
 class LookupSource(Protocol):
@@ -181,8 +183,8 @@ class Table:
             return True  # it was frozen: nothing updates it
         if group.get("weight_decay", 0) != 0 or group.get("momentum", 0) != 0:
             return False
-        known = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
-        return isinstance(self.optimizer, known) or bool(
+        # A subclass may do anything in its step.
+        return type(self.optimizer) in _KNOWN or bool(
             getattr(self.optimizer, "updates_only_looked_up_rows", False)
         )
 

@@ -65,6 +65,8 @@ class TableWatch:
             some perhaps repeated. None, which ``before_change`` may choose, costs less.
         changed_outside: called with a table that something else than its optimizer has changed.
         listener: hears of all changes, whether or not a snapshot is being taken.
+        stranger_stepped: called with an optimizer that was not given before it steps; it may be
+            inside of one that was.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class TableWatch:
         self.rows_change: Callable[[Table, torch.Tensor], None] | None = None
         self.changed_outside: Callable[[Table], None] | None = None
         self.listener: ChangeListener | None = None
+        self.stranger_stepped: Callable[[torch.optim.Optimizer], None] | None = None
         self._tables = tables
         self._pool = pool
         self._trackers = [native_trackers(trackers[table.name]) for table in tables]
@@ -91,6 +94,7 @@ class TableWatch:
         self._hooks: dict[int, tuple[Any, Any]] = {}  # before and after, by optimizer
         self._versions = TableVersions(tables)
         self._foreign_step: str | None = None  # of an optimizer that nobody gave; see problem
+        self._foreign_tables: set[int] = set()
         self._parameters: dict[int, tuple[Any, list[int]]] = {}  # see _owned
         self._running: list[_Step] = []
         self._changed: dict[int, list[tuple[int, int]]] = {}  # ranges of rows, by table
@@ -248,6 +252,12 @@ class TableWatch:
         """Something has changed rows of a table, and no version counter moved."""
         self._note_outside({self._by_weight[id(table.weight)]: what})
 
+    def note_moved(self, table: Table) -> None:
+        """Note that another optimizer has a table now: its rows have other state."""
+        index = self._by_weight[id(table.weight)]
+        self._versions.accept_tables([index])
+        self._changed[index] = [(0, table.num_embeddings)]
+
     def _note_outside(self, differences: Mapping[int, str], message: str = CHANGED_OUTSIDE) -> None:
         if differences:
             self._versions.accept_tables(differences)
@@ -282,10 +292,14 @@ class TableWatch:
     def _before_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """See to it that other hooks of an optimizer come between this watch's two, or before."""
         if identity_of(optimizer) not in self._hooks:
+            if self.stranger_stepped is not None:
+                self.stranger_stepped(optimizer)
             owned = self._owned(optimizer)
             if owned and not self._running:
                 name = self._tables[owned[0]].name
+                # Unless it is a wrapper, inside of which a given optimizer steps.
                 self._foreign_step = STRANGER.format(kind=type(optimizer).__name__, name=name)
+                self._foreign_tables = set(owned)
                 self.has_stepped = True
                 if self.before_change is not None:
                     self.before_change()
@@ -302,6 +316,8 @@ class TableWatch:
         started = time.perf_counter()
         if not is_capturing():
             self._unseen.note_seen(owned)
+        if self._foreign_step is not None and self._foreign_tables <= set(owned):
+            self._foreign_step = None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         step = self._enter(optimizer, owned)
         step.written.update(self._drifted.note_step(optimizer, owned))

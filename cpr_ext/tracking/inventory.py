@@ -1,0 +1,174 @@
+"""What training carries from step to step, and whether all of it is saved.
+
+Everything is row state (of a table), dense (in the model's ``state_dict()``, or an optimizer's
+state of it), declared (``stateful=``, ``extra_state=``), or *unaccounted*. With anything
+unaccounted, no snapshot is complete. It is looked up again at each snapshot, as parameter groups,
+modules and optimizers may change while a job runs.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cpr_ext.errors import UntrackedChangeWarning, UsageError
+from cpr_ext.state.stateful import Stateful
+from cpr_ext.state.table import Table, optimizers_by_parameter
+
+_NOT_SAVED = (
+    "{what} is not saved, so no snapshot is complete: {remedy}. This is reported once for each"
+)
+_REPLACED = (
+    "table '{name}': the module that looks rows up in it is not in the model any more; make a new "
+    "Checkpointer after such a change"
+)
+
+
+class Inventory:
+    """Looks up what a snapshot must hold; on the training thread.
+
+    Args:
+        is_declared: the user's ``extra_state`` may hold state that is found nowhere else.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        tables: Sequence[Table],
+        stateful: Sequence[Stateful],
+        *,
+        is_declared: bool,
+    ) -> None:
+        self._model = model
+        self._optimizers = optimizers
+        self._tables = tables
+        self._stateful = stateful
+        self._is_declared = is_declared
+        self._modules = {id(module) for module in model.modules()}
+        self._strangers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._reported: set[str] = set()
+        #: What no snapshot holds, one phrase each.
+        self.unaccounted: list[str] = []
+        self._passing = _passing_buffers(model)
+
+    def note_stranger(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer that was not given has stepped."""
+        self._strangers.add(optimizer)
+
+    def moved_tables(self) -> list[Table]:
+        """Give each table the optimizer that has its weight now; return those of another one."""
+        owners = optimizers_by_parameter(self._optimizers)
+        moved = []
+        for table in self._tables:
+            is_given = any(table.optimizer is optimizer for optimizer in self._optimizers)
+            if table.lookups is not None or not (is_given or table.optimizer is None):
+                continue
+            owner = owners.get(id(table.weight))
+            # A table without owner was frozen: its state is still that of its last optimizer.
+            if owner is not None and owner is not table.optimizer:
+                table.optimizer = owner
+                moved.append(table)
+        return moved
+
+    def refuse_replaced_modules(self) -> None:
+        """Raise UsageError if a module of a table has left the model."""
+        modules = {id(module) for module in self._model.modules()}
+        for table in self._tables:
+            for module in table.modules:
+                if id(module) in self._modules and id(module) not in modules:
+                    raise UsageError(_REPLACED.format(name=table.name))
+
+    def look(self) -> None:
+        """Look up what is unaccounted, and warn of what was not before."""
+        self.unaccounted = []
+        for what, remedy in self._unaccounted():
+            self.unaccounted.append(what)
+            if what not in self._reported:
+                self._reported.add(what)
+                text = _NOT_SAVED.format(what=what, remedy=remedy)
+                warnings.warn(text, UntrackedChangeWarning, stacklevel=4)
+
+    def _unaccounted(self) -> Iterator[tuple[str, str]]:
+        saved = {id(value) for value in self._model.state_dict(keep_vars=True).values()}
+        saved |= {id(table.weight) for table in self._tables}
+        yield from self._of_strangers(saved)
+        if self._is_declared:
+            return
+        yield from self._of_buffers()
+        for optimizer in self._optimizers:
+            if any(optimizer is item for item in self._stateful):
+                continue
+            yield from _of_optimizer(optimizer, saved)
+
+    def _of_buffers(self) -> Iterator[tuple[str, str]]:
+        now = _passing_buffers(self._model)
+        for name, (buffer, version) in self._passing.items():
+            if name in now and (now[name][0] is not buffer or now[name][1] != version):
+                yield (
+                    f"the buffer '{name}', which has persistent=False and changes,",
+                    "register it with persistent=True, or save it with extra_state=",
+                )
+
+    def _of_strangers(self, saved: set[int]) -> Iterator[tuple[str, str]]:
+        own = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        fused = {id(table.weight) for table in self._tables if table.lookups is not None}
+        for optimizer in list(self._strangers):
+            if any(optimizer is item for item in self._stateful):
+                continue
+            of_model = [
+                parameter
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if id(parameter) in saved | own and id(parameter) not in fused
+            ]
+            if any(self._has_other_state(optimizer, parameter) for parameter in of_model):
+                kind = type(optimizer).__name__
+                yield (
+                    f"the state of a {kind} that steps parameters of the model",
+                    "give it to the Checkpointer, in place of what wraps it if something does: "
+                    f"Checkpointer(model, [that {kind}], ...)",
+                )
+
+    def _has_other_state(self, optimizer: torch.optim.Optimizer, parameter: Any) -> bool:
+        """Return whether it has state of a parameter that no given optimizer has."""
+        state = dict(optimizer.state.get(parameter) or {})
+        return bool(state) and not any(
+            all(value is known.get(name) for name, value in state.items())
+            for known in (dict(given.state.get(parameter) or {}) for given in self._optimizers)
+        )
+
+
+def _passing_buffers(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
+    """Return the buffers that no state_dict() has, with their versions."""
+    return {
+        f"{path}.{name}" if path else name: (buffer, buffer._version)
+        for path, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+        if (buffer := module._buffers.get(name)) is not None
+    }
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer, saved: set[int]) -> Iterator[tuple[str, str]]:
+    kind = type(optimizer).__name__
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    known = {id(parameter) for parameter in parameters}
+    keys: list[Any] = [key for key in optimizer.state if id(key) not in known]
+    names = [key for key in keys if not isinstance(key, torch.Tensor)]
+    if names and any(optimizer.state[key] for key in names):
+        yield (
+            f"the state that a {kind} keeps under {names[0]!r}, which is no parameter,",
+            "save it with extra_state=, or give the optimizer to stateful=, too",
+        )
+    others = [p for p in parameters if id(p) not in saved and p.requires_grad]
+    if others:
+        yield (
+            f"a parameter of shape {tuple(others[0].shape)} that a {kind} updates and the model's "
+            "state_dict() does not have",
+            "give one module that holds all that is trained, such as a ModuleList of two models",
+        )

@@ -1,0 +1,297 @@
+"""What training carries from step to step is saved, or named and never called complete."""
+
+import re
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import cpr_ext
+from cpr_ext.errors import UntrackedChangeWarning, UsageError
+from python_tests.helpers import die
+
+N = 300
+OPTIONS = {
+    "priority": cpr_ext.AllRows(),
+    "consistency": "step",
+    "schedule": cpr_ext.EverySteps(1),
+    "save_at_close": False,
+}
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.ModuleDict({"emb": nn.Embedding(N, 4), "lin": nn.Linear(4, 1)})
+
+
+def train(run, steps=4, first=0):
+    """Train; returns the handle of the last snapshot, and the warnings."""
+    handle = None
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for step in range(first, first + steps):
+            rows = torch.randint(0, N, (8,), generator=torch.Generator().manual_seed(step))
+            run.optimizer.zero_grad()
+            run.model["lin"](run.model["emb"](rows)).square().mean().backward()
+            run.optimizer.step()
+            handle = run.ckpt.step() or handle
+            run.ckpt.wait()
+    texts = [str(each.message) for each in warned if each.category is UntrackedChangeWarning]
+    return handle, texts
+
+
+def make(directory, optimizer_of, *, given=None, model=None, **options):
+    model = make_model() if model is None else model
+    optimizer = optimizer_of(model)
+    given = optimizer if given is None else given(optimizer)
+    ckpt = cpr_ext.Checkpointer(model, given, directory, **{**OPTIONS, **options})
+    return SimpleNamespace(model=model, optimizer=optimizer, ckpt=ckpt)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    ],
+)
+def test_the_state_of_a_table_that_an_optimizer_gets_later_is_saved(tmp_path, kind):
+    run = make(tmp_path, lambda model: kind(model["lin"].parameters()))
+    train(run)
+    run.optimizer.add_param_group({"params": [run.model["emb"].weight]})
+    handle, _ = train(run, first=4)
+    assert handle.is_complete
+    live = {name: value.clone() for name, value in run.ckpt.tables[0].arrays().items()}
+    die(run.ckpt)
+    model = make_model()
+    optimizer = kind(model["lin"].parameters())
+    optimizer.add_param_group({"params": [model["emb"].weight]})
+    with cpr_ext.Checkpointer(model, optimizer, tmp_path, **OPTIONS) as ckpt:
+        assert ckpt.recover(mode="full").step == 8
+        restored = ckpt.tables[0].arrays()
+    assert live.keys() == restored.keys()
+    assert all(torch.equal(live[name], restored[name]) for name in live)
+
+
+class SparseKind(torch.optim.Adagrad):
+    """A subclass, whose step may do anything: here it also changes other rows."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        weight = self.param_groups[0]["params"][0]
+        weight[7] += 1.0
+
+
+def test_rows_that_a_subclass_of_a_known_optimizer_moves_are_in_every_complete_snapshot(tmp_path):
+    run = make(tmp_path, lambda model: SparseKind(model.parameters(), lr=0.1))
+    handle, _ = train(run, 6)
+    weight = run.model["emb"].weight.detach().clone()
+    is_complete = handle.is_complete
+    die(run.ckpt)
+    model = make_model()
+    with cpr_ext.Checkpointer(
+        model, SparseKind(model.parameters(), lr=0.1), tmp_path, **OPTIONS
+    ) as ckpt:
+        report = ckpt.recover()
+        is_right = torch.equal(model["emb"].weight, weight)
+    assert is_right or not is_complete
+    assert report.step == 6
+
+
+def test_only_an_optimizer_of_torch_itself_is_known_to_leave_other_rows_alone():
+    model = make_model()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    table = cpr_ext.Table("emb", model["emb"].weight, optimizer)
+    torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    assert table.updates_only_looked_up_rows()
+    table.optimizer = SparseKind(model.parameters(), lr=0.1)
+    assert not table.updates_only_looked_up_rows()
+    table.optimizer.updates_only_looked_up_rows = True
+    assert table.updates_only_looked_up_rows()
+
+
+def test_a_module_that_is_replaced_is_refused_with_the_remedy(tmp_path):
+    run = make(tmp_path, lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1))
+    train(run)
+    run.model["emb"] = nn.Embedding(N, 4)
+    run.optimizer.add_param_group({"params": [run.model["emb"].weight]})
+    with pytest.raises(UsageError, match=r"'emb'.*is not in the model any more; make a new"):
+        train(run, 1)
+    run.ckpt.close()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Has the parameters, and another optimizer that has the state."""
+
+    def __init__(self, parameters):
+        self.inner = torch.optim.Adagrad(list(parameters), lr=0.1)
+        super().__init__(self.inner.param_groups, {})
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+def test_an_optimizer_inside_of_a_wrapper_is_named_at_once(tmp_path):
+    run = make(tmp_path / "wrapper", lambda model: Wrapper(model.parameters()))
+    handle, texts = train(run)
+    assert not handle.is_complete
+    assert [text for text in texts if "the state of a Adagrad that steps" in text]
+    run.ckpt.close()
+    run = make(
+        tmp_path / "inner", lambda model: Wrapper(model.parameters()), given=lambda o: o.inner
+    )
+    handle, texts = train(run)
+    assert handle.is_complete
+    assert texts == []
+    run.ckpt.close()
+
+
+class Global(torch.optim.Adagrad):
+    def step(self, closure=None):
+        self.state["global"] = {"t": self.state.get("global", {}).get("t", 0) + 1}
+        super().step()
+
+
+def with_second_model(model):
+    other = nn.Linear(3, 1)
+    other.weight.grad = torch.ones(1, 3)
+    return torch.optim.Adagrad([*model.parameters(), other.weight], lr=0.1)
+
+
+def with_passing_buffer(model):
+    model["lin"].register_buffer("t", torch.zeros(()), persistent=False)
+    model["lin"].register_forward_hook(lambda module, *_: module.t.add_(1) and None)
+    return torch.optim.Adagrad(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_of", "what"),
+    [
+        (lambda model: Global(model.parameters(), lr=0.1), "under 'global'"),
+        (with_second_model, r"a parameter of shape \(1, 3\) that a Adagrad updates"),
+        (with_passing_buffer, "the buffer 'lin.t', which has persistent=False"),
+    ],
+)
+def test_what_no_snapshot_holds_is_named_once_and_none_is_complete(tmp_path, optimizer_of, what):
+    run = make(tmp_path / "store", optimizer_of)
+    handle, texts = train(run)
+    assert not handle.is_complete
+    assert not run.ckpt.save("base").is_complete
+    run.ckpt.wait()
+    (text,) = [text for text in texts if "is not saved, so no snapshot is complete" in text]
+    assert re.search(what, text)
+    run.ckpt.close()
+    run = make(tmp_path / "declared", optimizer_of, extra_state=lambda: {"it": "is here"})
+    handle, texts = train(run)
+    assert handle.is_complete or type(run.optimizer) is Global  # which may move any row
+    assert texts == []
+    run.ckpt.close()
+
+
+class Copied(nn.Module):
+    """Its state_dict() has a copy of its state."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        destination[prefix + "count"] = torch.tensor(self.count)
+
+    def _load_from_state_dict(self, state_dict, prefix, *_):
+        if prefix + "count" in state_dict:
+            self.count = int(state_dict[prefix + "count"])
+
+
+def test_state_that_a_module_shows_as_a_copy_is_loaded_by_the_module(tmp_path):
+    def model_with_copy():
+        model = make_model()
+        model["copied"] = Copied()
+        return model
+
+    adagrad = lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1)  # noqa: E731
+    run = make(tmp_path, adagrad, model=model_with_copy())
+    run.model["copied"].count = 42
+    train(run)
+    die(run.ckpt)
+    fresh = make(tmp_path, adagrad, model=model_with_copy())
+    fresh.ckpt.recover()
+    assert fresh.model["copied"].count == 42
+    fresh.ckpt.close()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_memory_layout_of_optimizer_state_returns(tmp_path, order):
+    class Permuted(torch.optim.SGD):
+        def step(self, closure=None):
+            weight = self.param_groups[0]["params"][1]
+            state = self.state[weight]
+            state.setdefault("basis", torch.arange(12.0).view(3, 4).permute(order))
+            super().step()
+
+    run = make(tmp_path, lambda model: Permuted(model.parameters(), lr=0.1))
+    train(run)
+    saved = run.optimizer.state[run.optimizer.param_groups[0]["params"][1]]["basis"]
+    die(run.ckpt)
+    fresh = make(tmp_path, lambda model: Permuted(model.parameters(), lr=0.1))
+    fresh.ckpt.recover()
+    basis = fresh.optimizer.state[fresh.optimizer.param_groups[0]["params"][1]]["basis"]
+    assert torch.equal(basis, saved)
+    assert basis.stride() == saved.stride()
+    fresh.ckpt.close()
+
+
+def sparse_buffer(model):
+    model["lin"].register_buffer("graph", torch.eye(3).to_sparse())
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def callable_in_group(model):
+    return torch.optim.SGD([{"params": model.parameters(), "fn": print}], lr=0.1)
+
+
+def lazy(model):
+    model["lazy"] = nn.LazyLinear(2)
+    return torch.optim.SGD(model["lin"].parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer_of", "match"),
+    [
+        (sparse_buffer, "lin.graph is a tensor of torch.float32, torch.sparse_coo"),
+        (callable_in_group, "groups.0.fn is a builtin_function"),
+        (lazy, "'lazy.weight' has no shape yet.*call the model once"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_at_construction(tmp_path, optimizer_of, match):
+    with pytest.raises(UsageError, match=match):
+        make(tmp_path, optimizer_of)
+
+
+class Preconditioner(torch.optim.Optimizer):
+    """Keeps a state that is much wider than the rows of a table."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        weight = self.param_groups[0]["params"][0]
+        state = self.state[weight]
+        state.setdefault("wide", torch.zeros(N, N))
+        state["wide"].add_(weight.grad @ weight.grad.t())
+
+
+def test_a_wide_row_state_is_recovered_after_partial_snapshots(tmp_path):
+    run = make(tmp_path, lambda model: Preconditioner(model.parameters()))
+    train(run, 4)
+    wide = run.ckpt.tables[0].arrays()["wide"].clone()
+    die(run.ckpt)
+    fresh = make(tmp_path, lambda model: Preconditioner(model.parameters()))
+    fresh.ckpt.recover()
+    assert torch.equal(fresh.ckpt.tables[0].arrays()["wide"], wide)
+    fresh.ckpt.close()
