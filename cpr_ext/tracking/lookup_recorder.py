@@ -14,7 +14,7 @@ import torch
 from cpr_ext._native import native
 from cpr_ext.cuda import device_of, devices_of, is_capturing, keep_for_stream, use_training_streams
 from cpr_ext.errors import UsageError
-from cpr_ext.state.table import Table
+from cpr_ext.state.table import ChangeSource, Table
 from cpr_ext.tracking.trackers import native_trackers
 
 # A long run of forward passes without a step must not keep all its indices alive.
@@ -49,7 +49,9 @@ class LookupRecorder:
         self._is_noting = True
         sources = {id(t.lookups): t.lookups for t in self._tables if t.lookups is not None}
         for source in sources.values():
-            self._handles.extend(source.attach(self._note_of))
+            # Where a source knows: a pipeline may look rows up long before they change.
+            listen = source.watch_changes if isinstance(source, ChangeSource) else source.attach
+            self._handles.extend(listen(self._note_of))
 
     def detach(self) -> None:
         """Stop listening: the model runs as if this object did not exist."""

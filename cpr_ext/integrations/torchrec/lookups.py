@@ -16,8 +16,8 @@ class KernelLookups:
     """What one batched operator of FBGEMM looks up, and when it changes that.
 
     A :class:`cpr_ext.state.table.LookupSource` and :class:`cpr_ext.state.table.ChangeSource`.
-    Counted is every lookup with gradients, in eval mode too: the fused optimizer changes rows in
-    any backward pass.
+    Lookups with gradients are reported, in eval mode too: the fused optimizer changes rows in any
+    backward pass.
 
     Attributes:
         tables: by position in the operator; those without rows on this rank are left out.
