@@ -324,10 +324,12 @@ class Saver:
 
     def _note_pass(self) -> None:
         self._account.metrics.scrub_passes += 1
-        if self._scrub.is_known:
-            self._proofs.finish_pass()
-        else:
+        if not self._scrub.is_known:
             self._proofs.forget()
+        elif self._scrub.was_whole:
+            self._proofs.finish_pass()
+        else:  # a table that is not compared proves nothing
+            self._proofs.begin_pass()
 
     def _scrub_some(self) -> None:
         """Compare the next rows of a pass, unless a snapshot is being captured."""

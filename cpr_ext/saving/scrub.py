@@ -130,6 +130,7 @@ class Scrub:
 
     Attributes:
         num_passes: finished passes.
+        was_whole: the last of them compared every table.
         is_known: every hash is of the saved row; else some are of the row when it was first
             compared.
     """
@@ -144,6 +145,8 @@ class Scrub:
         pass_seconds: float = 600.0,
     ) -> None:
         self.num_passes = 0
+        self.was_whole = False
+        self._num_tables = len(tables)
         self.is_known = True
         self._is_watched = is_watched
         self._pass_seconds = pass_seconds
@@ -159,6 +162,7 @@ class Scrub:
     def restart(self) -> None:
         """Begin another pass, at the first row."""
         self._left = list(self._tables.values())
+        self._is_whole = len(self._left) == self._num_tables
         for each in self._left:
             each.position = 0
         self._next_slice = time.perf_counter()
@@ -261,10 +265,12 @@ class Scrub:
         if self._can_compare(scrub.table):
             with suppress(UsageError):
                 changed, size = scrub.compare_slice(max_bytes)
+        self._is_whole &= size > 0
         if size == 0 or changed is not None or scrub.position == scrub.table.num_embeddings:
             self._left.pop(0)
             if not self._left:
                 self.num_passes += 1
+                self.was_whole = self._is_whole
                 self.restart()
         return ([] if changed is None else [changed]), size
 
