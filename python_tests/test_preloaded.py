@@ -15,17 +15,18 @@ def test_a_program_is_main_and_runs_to_the_interpreters_own_end(tmp_path):
     script.write_text(
         "import atexit, os, sys, threading, neighbour\n"
         "atexit.register(print, 'at the end')\n"
-        "threading.Thread(target=lambda: print('a thread')).start()\n"
+        "begun = threading.Event()\n"
+        "threading.Thread(target=lambda: (begun.wait(), print('a thread'))).start()\n"
         "print(__name__, sys.argv[1:], neighbour.NAME, os.getcwd(), os.environ['MARK'])\n"
         "print('aside', file=sys.stderr)\n"
+        "begun.set()  # only now, or lines of two threads would mix\n"
         "sys.exit(3)\n"
     )
     folder = tmp_path / "folder"
     folder.mkdir()
     done = preloaded.run([script, "a", 1], cwd=folder, env={**os.environ, "MARK": "here"})
-    *printed, last = done.stdout.splitlines()
     said = f"__main__ ['a', '1'] found beside the script {folder} here"
-    assert (sorted(printed), last) == ([said, "a thread"], "at the end")
+    assert done.stdout.splitlines() == [said, "a thread", "at the end"]
     assert (done.returncode, done.stderr) == (3, "aside\n")
 
 
