@@ -45,7 +45,7 @@ class Recovery:
         bytes_read: by rank, from its store.
         rows_restored: by rank, from its store, or with parity from its peers.
         load_seconds: by rank, what reading or rebuilding took.
-        obstacle: why a job with parity took the store in place of it.
+        obstacle: why a job with parity took the store in place of it, or was not exact.
         steps_repeated: completed steps that are trained again, as all went back.
     """
 
@@ -67,7 +67,7 @@ class Recovery:
             "worker %d resumes after step %d (%s recovery, lost workers: %s, %d samples lost%s)%s",
             *(rank, self.step, self.recovery, list(self.lost), sum(self.samples_lost)),
             f", {self.steps_repeated} steps are trained again" if self.steps_repeated else "",
-            f": from the store, as {self.obstacle}" if self.obstacle else "",
+            f": {self.obstacle}" if self.obstacle else "",
         )
 
 

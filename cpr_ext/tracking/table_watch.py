@@ -225,6 +225,9 @@ class TableWatch:
 
     def accept_changes(self) -> None:
         """Do the same as :meth:`check_all` for reported changes: rows count, without a warning."""
+        if self.listener is not None:
+            for index in self._versions.differences():
+                self.listener.changed_outside(self._tables[index])
         self.check_loss(lambda table: [])
 
     def settle(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.parity.placement import Group
-from cpr_ext.distributed.parity.protocol import Report, Verdict, agree_on_state
+from cpr_ext.distributed.parity.protocol import Report, Verdict, agree_on_rows, agree_on_state
 from cpr_ext.errors import StoreError, WorkersDifferError
 
 Choice = Literal["partial", "full", "exact"]
@@ -65,7 +65,7 @@ class Agreement:
         source: whose dense part and position all take.
         lost: the workers whose state is gone.
         account: of all together; a worker that has none of its own begins with it.
-        obstacle: why parity does not suffice, if it should.
+        obstacle: why parity does not suffice, or not for exact recovery, if it should.
         reports: of parity, by rank.
         rebuilt_at: of ``"partial"``: the state of which lost rows are rebuilt from parity; None:
             they are read from the store.
@@ -100,7 +100,7 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
     to the newest point that all stores have (0: none, all start again). It is needed if a worker
     lost its state, or began a step, which may have changed some workers only. Exact recovery goes
     to the newest state that parity allows; else recovery is partial. Partial recovery takes lost
-    rows from parity where it can.
+    rows from parity where the groups of the lost workers can give them.
 
     Args:
         groups: the parity groups, if there are any.
@@ -125,7 +125,7 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
         )
     verdict = Verdict(None)
     reports = tuple(status.parity or Report(None) for status in statuses)
-    if groups and live and (lost or chosen.choice == "exact"):
+    if groups and live and chosen.choice == "exact":
         verdict = agree_on_state(reports, groups)
     if chosen.choice == "exact" and verdict.state is not None:
         repeated = max(0, furthest - verdict.state)
@@ -134,6 +134,9 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
             reports=reports,
             steps_repeated=repeated,
         )
+    if groups and live and lost:
+        rows = agree_on_rows(reports, groups)
+        verdict = Verdict(rows.state, rows.obstacle or verdict.obstacle)
     rest = verdict.obstacle, reports, verdict.state
     return Agreement("partial", chosen.step, source, lost, account, *rest)
 

@@ -23,7 +23,7 @@ from cpr_ext.distributed.parity.no_parity import NoParity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import hosts_by_count, part_held, place
-from cpr_ext.distributed.parity.protocol import Piece, Report
+from cpr_ext.distributed.parity.protocol import Piece, Report, Soundness
 from cpr_ext.distributed.parity.rebuild_plan import exchange_pieces, pieces_of
 from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
 from cpr_ext.distributed.parity.refusals import (
@@ -45,6 +45,8 @@ from cpr_ext.state.dense_state import DensePart
 
 logger = logging.getLogger("cpr_ext")
 
+# Of parity that is encoded again because rows changed, unless the options say another rate.
+_BYTES_PER_SECOND_AGAIN = 100_000_000
 _SHARED_OPTIONS = ("every_steps", "encode_bytes_per_second", "rebuild_bytes_per_second")
 
 
@@ -73,6 +75,7 @@ class ParityMember(NoParity):
         self._inner: dist.ProcessGroup | None = None
         self._round = 0
         self._is_reported = True
+        self._unreported = ""  # why the group is not protected any more
         self._later: list[Piece] = []  # lost rows that are decoded during training
         self._serves = False  # lookups wait for missing rows while training
         self._was_bypassed = False  # something read missing rows past the tables' modules
@@ -143,6 +146,7 @@ class ParityMember(NoParity):
             *(self._group, self._rank, dict(zip(self._group, sizes, strict=True))),
             *(self._own, self._held, self._progress.note),
         )
+        self._own.rest_seconds = self._bytes_to_encode(self._group) / self._rate_again
         words = self._codec.parity_words(self._rank)
         if not self._held.logs:
             self._held.words = torch.empty(words, dtype=torch.int64)
@@ -273,10 +277,14 @@ class ParityMember(NoParity):
     def finish_step(self, step: int) -> None:
         """This worker has completed a step: keep it, and send its delta if it has one."""
         self._metrics.completed_step = step
+        has_delta = self._own.finish_step(step)
+        if has_delta and self._sender is not None:  # which has sent all before
+            changed = self._own.accept_changes(step, may_accept=not self._sender.is_rebuilding)
+            self._held.obstacle = changed or self._held.obstacle
         self._report_obstacle(step)
         if not self._is_reported:  # here, as it is the training thread that writes metrics
             self._report_protected(step)
-        if self._own.finish_step(step) and self._sender is not None:
+        if has_delta and self._sender is not None:
             self._sender.submit(step)
 
     def stop(self) -> None:
@@ -326,6 +334,25 @@ class ParityMember(NoParity):
         if encoding is None:
             self._note_encoded()
             self._report_protected(state)
+
+    @property
+    def _rate_again(self) -> int:
+        return self._parity.encode_bytes_per_second or _BYTES_PER_SECOND_AGAIN
+
+    def _encode_again(self, state: int) -> BackgroundEncoding:
+        """Return what encodes all parity of the group again; called from the sender's thread."""
+        self._note_obstacle(self._held.obstacle)
+        self._held.begin(state, self._others, is_encoded=False)
+        self._own.wants_encoding = False
+        self._progress.begin(self._bytes_to_encode(self._group))
+        pieces = [*map(self._codec.to_encode, self._group)]
+        return BackgroundEncoding(self._codec, pieces, self._rate_again, self._note_encoded)
+
+    def _note_obstacle(self, obstacle: str) -> None:
+        """Note that a loss in this group could not be rebuilt; called from any thread."""
+        if self._metrics.protected:
+            self._metrics.note_unprotected()
+            self._unreported = obstacle
 
     def _note_decoded(self, piece: Piece, is_last: bool) -> None:
         """Check rows of this worker that are there now; called from the sender's thread."""
@@ -388,13 +415,14 @@ class ParityMember(NoParity):
 
     def _report_obstacle(self, step: int) -> None:
         """Publish once that a loss in this group could not be rebuilt any more."""
-        obstacle = self._own.obstacle or self._held.obstacle
-        if not obstacle or not self._metrics.protected:
+        if obstacle := self._own.obstacle or self._held.obstacle:
+            self._note_obstacle(obstacle)
+        obstacle, self._unreported = self._unreported, ""
+        if not obstacle:
             return
-        self._metrics.note_unprotected()
         logger.warning(
-            "worker %d: parity group %s is not protected after step %d: %s. A loss now takes the "
-            "store, and parity is encoded again after it",
+            "worker %d: parity group %s is not protected after step %d: %s. A loss in it takes the "
+            "store until its parity is encoded again",
             *(self._rank, list(self._group), step, obstacle),
         )
         self._publish()
@@ -436,7 +464,7 @@ class ParityMember(NoParity):
 
     def _start_sending(self, state: int, encoding: BackgroundEncoding | None) -> None:
         """Send deltas from now on: all members are at ``state``."""
-        parcel = Parcel(True, {}, self._own.to_keep(state))
+        parcel = Parcel(Soundness.SOUND, {}, self._own.to_keep(state))
         for number, other in trade(self._connected(), state, parcel).items():
             if other.own_part is not None:
                 self._held.keep_own_part(self._group[number], state, other.own_part)
@@ -448,4 +476,5 @@ class ParityMember(NoParity):
             partial(self._release, self._round),
             encoding,
             self._keep_alive_seconds,
+            self._encode_again,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -42,6 +43,9 @@ class OwnRows:
     Attributes:
         log: of the states to which these rows can return; None: before :meth:`begin`.
         obstacle: why that is not all that changed; empty: it is.
+        wants_encoding: rows changed that no delta has. They count as they are, and parity does not
+            have them yet.
+        rest_seconds: between two times that such changes are accepted.
         extra_state: of the state that was restored last.
         missing: rows that are not there yet.
         tables: those of the Checkpointer.
@@ -59,7 +63,12 @@ class OwnRows:
     ) -> None:
         self.log: Log | None = None
         self.obstacle = ""
+        self.wants_encoding = False
+        self.rest_seconds = 0.0
         self.extra_state: Any = None
+        self._accepts_from = float("-inf")  # by the monotonic clock
+        self._is_told = False  # peers have been told that there is an obstacle
+        self._is_known = True  # the layout has the arrays that are trained
         self._checkpointer = checkpointer
         self.tables = checkpointer.tables
         self._index = {id(table): number for number, table in enumerate(self.tables)}
@@ -99,14 +108,18 @@ class OwnRows:
         self._begin(state, extra_state)
 
     def _begin(self, state: int, extra_state: Any) -> None:
-        for delta in (self._changing, self._torn, *self._deltas.values()):
-            delta.clear()
-        self._spare.extend(self._deltas.values())
-        self._deltas.clear()
-        self.obstacle = ""
+        self._changing.clear()
+        self._torn.clear()
+        self._forget_deltas()
+        self.obstacle, self.wants_encoding, self._is_told = "", False, False
         self.log = protocol.begin(state, self._stride)
         self._completed = state
         self._copies = {state: self._capture(extra_state)}
+
+    def _forget_deltas(self, before: float = float("inf")) -> None:
+        for old in [old for old in self._deltas if old < before]:
+            self._deltas[old].clear()
+            self._spare.append(self._deltas.pop(old))
 
     def before_change(self, table: Table, row_ids: torch.Tensor) -> None:
         """Keep the rows that are about to change, once they may."""
@@ -150,14 +163,43 @@ class OwnRows:
         self._copies[step] = self._capture()
         return is_due
 
+    def accept_changes(self, step: int, *, may_accept: bool = True) -> str:
+        """Take rows as they are, at the step of a delta, if something else has changed them.
+
+        Then there is no way back to an earlier step, and ``wants_encoding``. Rows that are equal to
+        their checksums are no obstacle any more. It is done once per ``rest_seconds``, as it reads
+        all rows.
+
+        Args:
+            may_accept: no other thread reads rows of earlier states.
+
+        Returns:
+            The table and its rows that changed; empty: none, or they are not accepted now.
+        """
+        if not self.obstacle:
+            return ""
+        can_accept = may_accept and self._is_known and not self.missing.is_any
+        if not can_accept or time.monotonic() < self._accepts_from:
+            self._is_told = True
+            return ""
+        changed = self._checksums.find_wrong_rows()
+        if changed:
+            self._forget_deltas(before=step)  # peers get that of this step still
+            self._checksums.begin(step)
+            self.log = protocol.begin(step, self._stride)
+            self._copies = {step: self._copies[step]}
+            changed = f"{changed}, were changed outside their optimizer"
+        self.wants_encoding = bool(changed) or self._is_told
+        self.obstacle, self._is_told = "", False
+        self._accepts_from = time.monotonic() + self.rest_seconds
+        return changed
+
     def _finish_delta(self, step: int) -> None:
         assert self.log is not None
         self.log = protocol.append(self.log, step)
         self._checksums.finish_delta(self._changing, step, self.log.oldest)
         self._deltas[step] = self._changing
-        for old in [old for old in self._deltas if old <= self.log.oldest]:
-            self._deltas[old].clear()
-            self._spare.append(self._deltas.pop(old))
+        self._forget_deltas(before=self.log.oldest + 1)
         self._changing = self._spare.pop()
         self._copies = {s: c for s, c in self._copies.items() if s >= self.log.oldest}
 
@@ -344,6 +386,7 @@ class OwnRows:
             for name, values in known.items():
                 if name not in arrays or arrays[name].data_ptr() != values.data_ptr():
                     self.obstacle = f"table '{table.name}': {name} was replaced"
+                    self._is_known = False
 
 
 def _refuse(number: int, row_ids: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from cpr_ext.distributed.parity.placement import Group, holders, part_held
@@ -91,6 +92,30 @@ def may_acknowledge(held: Mapping[int, Log], step: int) -> bool:
     return all(log.newest >= step for log in held.values())
 
 
+class Soundness(IntEnum):
+    """Whether a worker's deltas say all that changed.
+
+    ``SOUND``: they do. ``UNSOUND``: something else changed rows. ``ACCEPTED``: it did, and the
+    worker counts its rows as they are: parity that is encoded now has them.
+    """
+
+    UNSOUND = 0
+    SOUND = 1
+    ACCEPTED = 2
+
+
+def soundness(obstacle: str, *, wants_encoding: bool) -> Soundness:
+    """Return the soundness of a worker's deltas."""
+    if obstacle:
+        return Soundness.UNSOUND
+    return Soundness.ACCEPTED if wants_encoding else Soundness.SOUND
+
+
+def encodes_again(members: Sequence[Soundness]) -> bool:
+    """Return whether a group encodes its parity from the rows as they are now."""
+    return Soundness.ACCEPTED in members and Soundness.UNSOUND not in members
+
+
 @dataclass(frozen=True)
 class Report:
     """What a worker says of itself when workers have met.
@@ -131,22 +156,36 @@ class Verdict:
     obstacle: str = ""
 
 
+def with_a_loss(reports: Sequence[Report], groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with a member that has lost its rows."""
+    return [group for group in groups if any(reports[rank].own is None for rank in group)]
+
+
+def agree_on_rows(reports: Sequence[Report], groups: Sequence[Group]) -> Verdict:
+    """Return the newest state of which the lost rows can be rebuilt, as their groups alone say."""
+    return agree_on_state(reports, with_a_loss(reports, groups))
+
+
 def agree_on_state(reports: Sequence[Report], groups: Sequence[Group]) -> Verdict:
-    """Return the newest state that every worker can reach, lost ones by peers' parity."""
-    lost = [rank for rank, report in enumerate(reports) if report.own is None]
-    if len(lost) == len(reports):
+    """Return the newest state that every worker can reach, lost ones by peers' parity.
+
+    Args:
+        groups: whose members must reach it.
+    """
+    if all(report.own is None for report in reports):
         return Verdict(None, "no worker kept its rows")
     for group in groups:
-        missing = [rank for rank in group if rank in lost]
+        missing = [rank for rank in group if reports[rank].own is None]
         if len(missing) > 1:
             return Verdict(None, f"workers {missing} of one parity group were lost together")
         for holder in group:
             if missing and holder not in missing and not reports[holder].held:
                 return Verdict(None, f"the parity on worker {holder} was not complete")
-    for rank, report in enumerate(reports):
-        if report.obstacle:
-            return Verdict(None, f"worker {rank}: {report.obstacle}")
-    logs = [log for report in reports for log in _logs(report)]
+    ranks = sorted(rank for group in groups for rank in group)
+    for rank in ranks:
+        if reports[rank].obstacle:
+            return Verdict(None, f"worker {rank}: {reports[rank].obstacle}")
+    logs = [log for rank in ranks for log in _logs(reports[rank])]
     state = min(log.newest for log in logs)
     if state < max(log.oldest for log in logs):
         return Verdict(None, f"not every worker can return to step {state}")

@@ -11,6 +11,7 @@ from cpr_ext.distributed.collective.comparison import require_one_layout
 from cpr_ext.distributed.collective.recovery_decision import Agreement
 from cpr_ext.distributed.job import Job
 from cpr_ext.distributed.parity.no_parity import NoParity
+from cpr_ext.distributed.parity.protocol import with_a_loss
 
 
 def return_to_one_state(
@@ -29,7 +30,11 @@ def return_to_one_state(
     """
     if agreement.reports[job.group.rank()].own is not None:
         parity.go_back(agreement.step)
-    rows = _rebuild(parity, job, agreement, agreement.step, time_out, may_serve=True)
+    rows = _rebuild(
+        *(parity, job, agreement, agreement.step, time_out),
+        source=agreement.source,
+        may_serve=True,
+    )
     job.extra_state = parity.extra_state
     return rows
 
@@ -45,9 +50,15 @@ def rebuild_lost_rows(
     Returns:
         The rows that this worker got from its peers.
     """
-    is_lost = agreement.reports[job.group.rank()].own is None
-    with nullcontext() if is_lost else parity.visiting(state):
-        return _rebuild(parity, job, agreement, state, time_out, may_serve=False)
+    reports = agreement.reports
+    takes_part = [rank for group in with_a_loss(reports, parity.groups) for rank in group]
+    keeps_rows = [rank for rank in takes_part if reports[rank].own is not None]
+    with parity.visiting(state) if job.group.rank() in keeps_rows else nullcontext():
+        return _rebuild(
+            *(parity, job, agreement, state, time_out),
+            source=keeps_rows[0],
+            may_serve=False,
+        )
 
 
 def _rebuild(
@@ -57,11 +68,12 @@ def _rebuild(
     state: int,
     time_out: timedelta,
     *,
+    source: int,
     may_serve: bool,
 ) -> int:
     wait_for_all(job.group, time_out)
     require_one_layout(job.group, job.model)
     data_parallel.reset(job.model)
-    whole = parity.whole_copy(state) if agreement.source == job.group.rank() else None
-    whole = broadcast_part(job.group, agreement.source, whole)
+    whole = parity.whole_copy(state) if source == job.group.rank() else None
+    whole = broadcast_part(job.group, source, whole)
     return parity.rebuild(agreement.reports, state, whole, may_serve=may_serve)

@@ -13,7 +13,7 @@ from cpr_ext.distributed.parity.encoding import BackgroundEncoding
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import Group, part_held
-from cpr_ext.distributed.parity.protocol import Log
+from cpr_ext.distributed.parity.protocol import Log, Soundness
 from cpr_ext.distributed.parity.row_requests import NOTHING_YET, RowRequest, exchange_request
 from cpr_ext.distributed.parity.trade import Parcel, acknowledge, trade
 from cpr_ext.errors import PeerLostError
@@ -35,6 +35,7 @@ class Sender:
         metrics: of what is sent and acknowledged.
         encoding: of rows and parity that the group lacks, if that is done meanwhile.
         keep_alive_seconds: after which a member that has no request says so.
+        encode_again: returns what encodes all parity of the group from the rows of a state.
         release: drops all other references to the connections; called from any thread, repeatedly.
     """
 
@@ -49,6 +50,7 @@ class Sender:
         release: Callable[[], None],
         encoding: BackgroundEncoding | None = None,
         keep_alive_seconds: float = 5.0,
+        encode_again: Callable[[int], BackgroundEncoding | None] = lambda state: None,
     ) -> None:
         self._inner: dist.ProcessGroup | None = inner
         self._group = group
@@ -66,6 +68,7 @@ class Sender:
         self._is_stopped = False
         self._request: RowRequest | None = None  # that nobody has served yet
         self._keep_alive_seconds = keep_alive_seconds
+        self._encode_again = encode_again
         self._thread = threading.Thread(target=self._run, name="cpr_ext-parity", daemon=True)
         self._thread.start()
 
@@ -73,6 +76,11 @@ class Sender:
     def acknowledged(self) -> int:
         """The newest step whose deltas all holders have."""
         return self._acknowledged
+
+    @property
+    def is_rebuilding(self) -> bool:
+        """Whether rows of a lost worker are decoded during training."""
+        return self._lost is not None
 
     def submit(self, step: int) -> None:
         """Send the own delta of ``step``, which is complete."""
@@ -176,13 +184,18 @@ class Sender:
         with self._changed:
             if self._has_stopped():
                 return False
+            self._note_changes(received)
+            obstacle = self._own.obstacle or self._held.obstacle
+            if self._lost is not None and obstacle:
+                raise PeerLostError(f"rows cannot be rebuilt from their peers any more: {obstacle}")
+            all_parcels = (parcel, *received.values())
+            encodes_again = protocol.encodes_again([p.soundness for p in all_parcels])
+            if encodes_again:
+                self._encoding = self._encode_again(step)
             for member, other in received.items():
-                self._hold(self._group[member], step, other)
+                self._hold(self._group[member], step, other, is_in_parity=not encodes_again)
             assert protocol.may_acknowledge(self._held.logs, step)
-        obstacle = self._own.obstacle or self._held.obstacle
-        if self._lost is not None and obstacle:
-            raise PeerLostError(f"rows cannot be rebuilt from their peers any more: {obstacle}")
-        self._encode(min(p.wanted_words for p in (parcel, *received.values())), step)
+        self._encode(min(p.wanted_words for p in all_parcels), step)
         acknowledge(self._connected())
         self._metrics.note_acknowledged(step, parcel.num_bytes)
         return True
@@ -194,7 +207,9 @@ class Sender:
             if holder != self._rank
         }
         wanted_words = self._encoding.wanted_words() if self._encoding is not None else 0
-        return Parcel(not self._own.obstacle, words, self._own.to_keep(step), wanted_words)
+        own = self._own
+        soundness = protocol.soundness(own.obstacle, wants_encoding=own.wants_encoding)
+        return Parcel(soundness, words, own.to_keep(step), wanted_words)
 
     def _encode(self, num_words: int, state: int) -> None:
         """Decode and encode something before rows may change again, or while training waits."""
@@ -238,12 +253,17 @@ class Sender:
                 self._request = None
             self._changed.notify_all()
 
-    def _hold(self, member: int, step: int, parcel: Parcel) -> None:
-        if not parcel.is_sound:
-            self._held.obstacle = f"rows of worker {member} changed outside their optimizer"
+    def _note_changes(self, parcels: dict[int, Parcel]) -> None:
+        for member, parcel in parcels.items():
+            if parcel.soundness != Soundness.SOUND and not self._held.obstacle:
+                rank = self._group[member]
+                self._held.obstacle = f"rows of worker {rank} changed outside their optimizer"
+
+    def _hold(self, member: int, step: int, parcel: Parcel, *, is_in_parity: bool) -> None:
         if parcel.own_part is not None:
             self._held.keep_own_part(member, step, parcel.own_part)
-        self._held.receive(member, step, parcel.words[self._me])
+        if is_in_parity:
+            self._held.receive(member, step, parcel.words[self._me])
 
     def _connected(self) -> dist.ProcessGroup:
         assert self._inner is not None

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from cpr_ext.distributed.collective.torch_private import time_out_of
 from cpr_ext.distributed.parity.held_parity import KeptPart
+from cpr_ext.distributed.parity.protocol import Soundness
 
 _HEAD = 6  # step, whether deltas say all, words to encode, and the bytes of the own part's pieces
 _WORDS, _SIZES, _XORED, _BROADCAST, *_PIECES = range(7)  # tags
@@ -27,13 +28,13 @@ class Parcel:
     """What one member sends for a step.
 
     Attributes:
-        is_sound: the deltas say all that changed.
+        soundness: whether the deltas say all that changed.
         words: by member, a delta.
         wanted_words: of parity, which may be encoded in this step.
         own_part: for the next member, which keeps it; None: nothing.
     """
 
-    is_sound: bool
+    soundness: Soundness
     words: dict[int, torch.Tensor]
     own_part: KeptPart | None = None
     wanted_words: int = 0
@@ -62,7 +63,7 @@ def trade(inner: dist.ProcessGroup, step: int, parcel: Parcel) -> dict[int, Parc
     me, size = inner.rank(), inner.size()
     empty = torch.empty(0, dtype=torch.int64)
     pieces = parcel.own_part or (empty,) * len(_PIECES)
-    flags = int(parcel.is_sound), parcel.wanted_words
+    flags = int(parcel.soundness), parcel.wanted_words
     head = [step, *flags, *(piece.numel() for piece in pieces)]
     sizes = [parcel.words.get(member, empty).numel() for member in range(size)]
     heads = gather_numbers(inner, [*head, *sizes])
@@ -74,7 +75,7 @@ def trade(inner: dist.ProcessGroup, step: int, parcel: Parcel) -> dict[int, Parc
             continue
         words = torch.empty(other[_HEAD + me], dtype=torch.int64)
         works.append(_receive(inner, words, member, _WORDS))
-        found = received[member] = Parcel(bool(other[1]), {me: words}, wanted_words=other[2])
+        found = received[member] = Parcel(Soundness(other[1]), {me: words}, wanted_words=other[2])
         if (member + 1) % size == me and other[3]:
             found.own_part, waits = _receive_part(inner, other[3:_HEAD], member)
             works += waits

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.placement import holders, part_held
-from cpr_ext.distributed.parity.protocol import PARITY, Log, ProtocolError, Report
+from cpr_ext.distributed.parity.protocol import PARITY, Log, ProtocolError, Report, Soundness
 
 TORN = 0x5A5A5A5A  # what a half done change leaves in the rows
 
@@ -30,6 +30,10 @@ class Memory(NamedTuple):
     held: tuple[Log, ...]  # of the other members, in their order; empty: of no state
     is_encoded: bool = True
     missing: frozenset[int] = frozenset()  # parts of a replacement that are not rebuilt yet
+    hand: int | None = None  # rows of this state, and of later ones, have what a hand wrote
+    obstacle: str = ""  # of its own rows
+    told: Soundness = Soundness.SOUND  # with the delta of its newest step
+    spoiled: str = ""  # why the parity that it holds must not be used
 
 
 class State(NamedTuple):
@@ -57,11 +61,12 @@ def rules(**wrong):
             *("append", "undo_order", "undone", "may_change", "may_acknowledge"),
             "state_of_parity",
             *("agree_on_state", "to_decode", "to_encode", "contribution"),
+            *("agree_on_rows", "soundness", "encodes_again"),
         )
     }
     own = {"times_applied": 1, "undoes_parity": True, "undoes_change": True}
     own |= {"reads_before": True, "waits_for_rows": True, "counts_as_lost": True}
-    own |= {"trades_together": True}
+    own |= {"trades_together": True, "shortens_log": True}
     assert wrong.keys() <= right.keys() | own.keys()
     return SimpleNamespace(**{**right, **own, **wrong})
 
@@ -125,7 +130,11 @@ class Model:
 
     def reports(self, state):
         return [
-            Report(w.own, self.held_by(rank, w) if w.is_encoded else {})
+            Report(
+                w.own,
+                self.held_by(rank, w) if w.is_encoded else {},
+                w.obstacle or w.spoiled if w.own else "",
+            )
             for rank, w in enumerate(state.workers)
         ]
 
@@ -146,16 +155,21 @@ class Model:
             yield from self.recover(state)
 
     def lose(self, state, rank):
-        gone = Memory(None, False, 0, (0,) * (len(self.group_of[rank]) - 1), 0, ())
+        gone = Memory(None, False, 0, (0,) * (len(self.group_of[rank]) - 1), 0, (),
+                      hand=state.workers[rank].hand)  # fmt: skip
         known = state._replace(workers=tuple(
             w if w.is_encoded else w._replace(held=()) for w in state.workers
         ))  # fmt: skip
         lost = with_worker(known, rank, gone)._replace(losses=state.losses + 1)
         verdict = self.rules.agree_on_state(self.reports(lost), self.groups)
         if verdict.state is None:
+            self.rebuild_without_return(lost)
             self.require_excuse(lost, verdict.obstacle)
             return None
         return lost._replace(goal=verdict.state)
+
+    def rebuild_without_return(self, state):
+        """The lost rows alone, as the survivors do not go back."""
 
     def require_excuse(self, state, obstacle):
         """Parity may be too little only if two of a group lack rows or parity."""
@@ -178,7 +192,8 @@ class Model:
                     own=self.rules.append(own, step), is_changing=False,
                     parts=self.completed(rank, w, step),
                 )  # fmt: skip
-                yield with_worker(state, rank, done)
+                for told in self.tell(done):
+                    yield with_worker(state, rank, told)
             # Collectives of a step come before its change, and need all workers.
             elif (
                 self.may_begin(own, slowest)
@@ -216,6 +231,14 @@ class Model:
     def completed(self, rank, w, step):
         """A worker's parts after a step."""
         return self.values[rank][step]
+
+    def rows_at(self, rank, w, step):
+        """A worker's parts at a state, as they must be."""
+        return self.values[rank][step]
+
+    def tell(self, w):
+        """A worker that has completed a step, with what it tells of it."""
+        return (w,)
 
     def may_begin(self, own, slowest):
         return own.newest < self.steps and own.newest <= slowest
@@ -261,7 +284,7 @@ class Model:
         if w.own is None:
             return None
         if w.is_changing and self.rules.undoes_change:
-            return w._replace(is_changing=False, parts=self.values[rank][w.own.newest])
+            return w._replace(is_changing=False, parts=self.completed(rank, w, w.own.newest))
         if steps := self.rules.undo_order(w.own, goal):
             was, now = self.values[rank][steps[0]], self.values[rank][steps[0] - 1]
             parts = tuple(p ^ a ^ b for p, a, b in zip(w.parts, was, now, strict=True))
@@ -293,22 +316,26 @@ class Model:
         for rank, w in enumerate(state.workers):
             if not w.held:
                 raise FaultError(f"worker {rank} trains on without parity")
-            if not w.missing and w.parts != self.values[rank][goal]:
+            if not w.missing and w.parts != self.rows_at(rank, w, goal):
                 raise FaultError(
                     f"worker {rank} trains on with other rows than those of state {goal}"
                 )
         workers = tuple(w._replace(acknowledged=goal, is_changing=False) for w in state.workers)
         return State(workers, state.losses, None)
 
-    def decode(self, state, reports, group, lost):
+    def decoded(self, state, reports, group, lost):
         parts = list(state.workers[lost].parts)
         for rank, holder in self.rules.to_decode(reports, group):
             if rank == lost:
                 parts[part_held(group, holder, lost)] = self.gather(state, group, holder, lost)
-        if tuple(parts) != self.values[lost][state.goal]:
+        return tuple(parts)
+
+    def decode(self, state, reports, group, lost):
+        parts = self.decoded(state, reports, group, lost)
+        if parts != self.rows_at(lost, state.workers[lost], state.goal):
             raise FaultError(f"other rows were decoded than those of state {state.goal}")
         own = protocol.begin(state.goal)
-        return with_worker(state, lost, state.workers[lost]._replace(own=own, parts=tuple(parts)))
+        return with_worker(state, lost, state.workers[lost]._replace(own=own, parts=parts))
 
     def gather(self, state, group, holder, lost):
         """The XOR over the group around one holder's parity."""

@@ -371,20 +371,34 @@ def test_rows_that_differ_from_their_checksums_are_never_used(make_cluster, faul
     assert len({event["step"] for event in cluster.events(1, "step")}) == STEPS
 
 
-def test_a_row_that_is_written_by_hand_is_reported_at_once_by_its_whole_group(make_cluster):
-    """Before any loss: the metric falls on its own worker and on the peers, and a line says why."""
-    settings = settings_of("mirror")
+def test_a_row_that_is_written_by_hand_is_reported_at_once_and_encoded_again(
+    make_cluster, nursery, tmp_path_factory
+):
+    """A line names the row, the metric falls; the next loss costs nothing."""
+    settings = settings_of("mirror", num_steps=12)
     settings["options"]["faults"] = {"0": ["a row is written by hand", 7]}
-    cluster = make_cluster(**settings)
-    run(cluster)
-    for rank in cluster.ranks:
-        seen = [e for e in cluster.events(rank, "metrics") if e["at"] == "step"]
-        assert all(e["protected"] for e in seen if e["step"] <= 3)
-        assert not any(e["protected"] for e in seen if e["step"] >= 6)
+    untouched = Cluster([nursery], tmp_path_factory.mktemp("untouched"), **settings)
+    run(untouched)
+    cluster = make_cluster(suicides={"1": {"1": ["reduced", 9]}}, **settings)
+    require_nothing_lost(cluster, states(untouched), [1])
+    seen = [e for e in cluster.events(0, "metrics") if e["at"] == "step"]
+    assert [e["protected"] for e in seen[:4]] == [True, True, True, False]  # at the very step
+    assert [e["protected"] for e in seen if e["step"] in (7, 8)] == [True, True]
     said = cluster.logs()
     assert "worker 0: parity group [0, 1] is not protected after step 4: table 'rows" in said
+    assert "among rows 7 to 7, were changed outside" in said
     assert "worker 1: parity group [0, 1] is not protected after step" in said
-    assert said.count("is not protected after step") == 2
+
+
+def test_rows_changed_in_one_group_do_not_send_another_to_the_store(make_cluster):
+    settings = settings_of("two mirrors")
+    settings["options"]["faults"] = {"0": ["rows change unseen", 7]}
+    cluster = make_cluster(suicides={"1": {"1": ["reduced", 5]}}, **settings)
+    run(cluster)
+    last = last_recovery(cluster)
+    assert (last["recovery"], last["lost"], set(last["bytes_read"])) == ("partial", [1], {0})
+    assert last["obstacle"].startswith("worker 0: rows changed outside their optimizer unseen")
+    assert last["rows_restored"][1] > 0
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cpr_ext.distributed.parity import protocol
-from cpr_ext.distributed.parity.protocol import PARITY, Log, Verdict
+from cpr_ext.distributed.parity.protocol import PARITY, Log, Soundness, Verdict
 from python_tests.distributed.parity.exploration import (
     FaultError,
     Model,
@@ -14,6 +14,7 @@ from python_tests.distributed.parity.exploration import (
     one_group,
     rules,
 )
+from python_tests.distributed.parity.hand_model import HandModel
 from python_tests.distributed.parity.reduction import LockStepModel, ReducedModel
 from python_tests.distributed.parity.serving_model import ServingModel
 
@@ -95,6 +96,24 @@ def test_every_interleaving_of_a_rebuild_during_training_keeps_the_promise(
     assert result.states == states
     assert result.recoveries > 0
     assert (result.fallbacks > 0) == (losses > 1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "steps", "losses", "states"),
+    [
+        (one_group(2), 3, 1, 4680),
+        (one_group(3), 2, 1, 16_131),
+        pytest.param(mirrors(4), 1, 1, 62_300, marks=pytest.mark.long),
+    ],
+)
+def test_every_interleaving_with_rows_written_by_hand_keeps_the_promise(
+    groups, steps, losses, states
+):
+    """At any moment; the group encodes its parity again, and no other group takes the store."""
+    name = f"by hand: {groups}, {steps} steps, {losses} losses"
+    result = report(name, explore(HandModel(groups, steps, losses)))
+    assert result.states == states
+    assert result.recoveries > 0
 
 
 @pytest.mark.long
@@ -261,3 +280,33 @@ def test_a_wrong_order_of_undoing_is_found_without_reductions_too():
 def test_a_mistake_in_a_rebuild_during_training_is_found(wrong, where):
     with pytest.raises(FaultError):
         explore(ServingModel(*where, rules(**wrong)))
+
+
+def agrees_in_spite_of_obstacles(reports, groups):
+    return protocol.agree_on_state([replace(report, obstacle="") for report in reports], groups)
+
+
+def tells_nothing(obstacle, *, wants_encoding):
+    return Soundness.SOUND
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        ({"soundness": tells_nothing}, (one_group(2), 2, 1)),
+        ({"encodes_again": lambda members: False}, (one_group(2), 2, 0)),
+        ({"agree_on_state": agrees_in_spite_of_obstacles}, (one_group(2), 2, 1)),
+        ({"shortens_log": False}, (mirrors(4), 1, 1)),
+        ({"agree_on_rows": protocol.agree_on_state}, (mirrors(4), 2, 1)),
+    ],
+    ids=[
+        "an obstacle is not published",
+        "parity is not encoded again",
+        "obstacles are not asked for",
+        "accepted rows can go back",
+        "an obstacle counts in every group",
+    ],
+)
+def test_a_mistake_with_rows_written_by_hand_is_found(wrong, where):
+    with pytest.raises(FaultError):
+        explore(HandModel(*where, rules(**wrong)), deep=True)

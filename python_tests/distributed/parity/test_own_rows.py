@@ -255,17 +255,45 @@ def test_a_replacement_takes_what_is_shared_and_what_was_its_predecessors(tmp_pa
     assert got["optimizers"][0]["states"] == own["optimizers"][0]["states"]
 
 
-def test_rows_changed_outside_the_optimizer_are_an_obstacle(trainer):
+@pytest.mark.parametrize("says_so", [False, True])
+def test_rows_changed_outside_the_optimizer_are_an_obstacle(trainer, says_so):
     for step in range(1, 8):  # PyTorch's counters are known then
         trainer.train(step)
     assert trainer.own.obstacle == ""
     with torch.no_grad():
         trainer.model["large"].weight[3] += 1.0
-    with pytest.warns(UntrackedChangeWarning):
+    if says_so:
+        trainer.checkpointer.record_changes()
         trainer.train(8)
+    else:
+        with pytest.warns(UntrackedChangeWarning):
+            trainer.train(8)
     assert trainer.own.obstacle == "table 'large' was changed outside its optimizer"
     trainer.own.begin(8)
     assert trainer.own.obstacle == ""
+
+
+def test_changed_rows_are_accepted_once_and_named(trainer, monkeypatch):
+    own = trainer.own
+    for step in range(1, 8):
+        trainer.train(step)
+    with torch.no_grad():
+        trainer.model["large"].weight[3] += 1.0
+    with pytest.warns(UntrackedChangeWarning):
+        trainer.train(8)
+    own.rest_seconds = 60.0
+    said = "table 'large', among rows 3 to 3, were changed outside their optimizer"
+    assert own.accept_changes(8) == said
+    assert (own.obstacle, own.wants_encoding, own.log) == ("", True, Log(8, 8))
+    own.find_wrong_rows()
+    assert own.obstacle == ""
+    own.changed_outside(own.tables[0])  # too soon: it reads all rows
+    trainer.train(9)
+    assert (own.accept_changes(9), bool(own.obstacle)) == ("", True)
+    monkeypatch.setattr(own, "_accepts_from", 0.0)
+    own.wants_encoding = False
+    assert own.accept_changes(9) == ""  # nothing differs, but peers were told that it does
+    assert (own.obstacle, own.wants_encoding, own.log) == ("", True, Log(9, 8))
 
 
 def test_a_state_tensor_that_is_replaced_is_an_obstacle(trainer):

@@ -1,6 +1,7 @@
 """Single rules of the protocol, by example; the exploration runs them all together."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,10 +10,13 @@ from cpr_ext.distributed.parity.protocol import (
     Log,
     ProtocolError,
     Report,
+    agree_on_rows,
     agree_on_state,
     append,
     begin,
+    encodes_again,
     may_change,
+    soundness,
     undo_order,
     undone,
 )
@@ -88,6 +92,25 @@ def test_parity_that_is_not_encoded_or_not_sound_does_not_suffice():
     assert "the parity on worker 2 was not complete" in agree_on_state(reports, GROUPS).obstacle
     spoiled = [at(6, a1=6), Report(Log(6, 4), {}, "a table was replaced"), at(6), at(6)]
     assert agree_on_state(spoiled, GROUPS).obstacle == "worker 1: a table was replaced"
+
+
+def test_a_group_without_a_loss_keeps_no_other_from_its_parity():
+    known = {3: Log(8, 6)}
+    reports = [Report(Log(8, 8), {}, "row 5 was written"), Report(Log(8, 6), known)]
+    reports += [Report(Log(8, 6), {}), Report(None)]
+    groups = ((0, 2), (1, 3))
+    assert agree_on_state(reports, groups).obstacle == "worker 0: row 5 was written"
+    assert agree_on_rows(reports, groups).state == 8
+    spoiled = replace(reports[1], obstacle="row 6 was written")
+    assert agree_on_rows([reports[0], spoiled, *reports[2:]], groups).state is None
+
+
+def test_parity_is_encoded_again_once_all_have_accepted_what_changed():
+    sound, accepted = soundness("", wants_encoding=False), soundness("", wants_encoding=True)
+    unsound = soundness("row 5 was written", wants_encoding=True)
+    assert not encodes_again([sound, sound])
+    assert encodes_again([sound, accepted])
+    assert not encodes_again([accepted, unsound])
 
 
 def test_a_way_back_that_is_too_far_falls_back():

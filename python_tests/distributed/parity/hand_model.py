@@ -1,0 +1,161 @@
+"""The parity protocol with rows that something else than their optimizer changes."""
+
+from cpr_ext.distributed.parity.placement import part_held
+from python_tests.distributed.parity.exploration import FaultError, State, with_worker
+from python_tests.distributed.parity.reduction import LockStepModel
+
+GONE = 1 << 30  # in place of a state: what a hand wrote went with its worker
+HAND = 0x3C3C3C3C  # what a hand changes in a worker's rows
+
+
+class HandModel(LockStepModel):
+    """At most one worker's rows are written by a hand, between any two events.
+
+    The worker learns of it as it completes its step, and accepts its rows then or a step later. Its
+    group encodes its parity again.
+    """
+
+    def __init__(self, *given, **options):
+        super().__init__(*given, reductions=("silent",), behind=True, **options)
+
+    def next_states(self, state):
+        yield from super().next_states(state)
+        if state.goal is None and all(w.hand is None for w in state.workers):
+            for rank, w in enumerate(state.workers):
+                if not w.is_changing:
+                    written = tuple(part ^ HAND for part in w.parts)
+                    hand = w._replace(parts=written, hand=w.own.newest + 1, obstacle="by hand")
+                    yield with_worker(state, rank, hand)
+
+    def rows_at(self, rank, w, step):
+        has_it = w.hand is not None and step >= w.hand
+        return tuple(part ^ HAND * has_it for part in self.values[rank][step])
+
+    def completed(self, rank, w, step):
+        has_it = w.hand not in (None, GONE)
+        return tuple(part ^ HAND * has_it for part in self.values[rank][step])
+
+    def tell(self, w):
+        if not w.obstacle:
+            sound = self.rules.soundness("", wants_encoding=False)
+            return (w._replace(told=sound),)
+        log = w.own
+        if self.rules.shortens_log:
+            log = log.__class__(log.newest, log.newest)
+        accepted = self.rules.soundness("", wants_encoding=True)
+        accepts = w._replace(own=log, obstacle="", spoiled=w.obstacle, told=accepted)
+        later = self.rules.soundness(w.obstacle, wants_encoding=False)
+        return (accepts,) if w.told == later else (accepts, w._replace(told=later))
+
+    def encode(self, state):
+        """All members take part, and each does so when it has applied the step."""
+        encoded = super().encode(state)
+        for group in self.groups:
+            members = [state.workers[rank] for rank in group]
+            if len({log.newest for m in members for log in (m.own, *m.held)}) > 1:
+                encoded = [e for e in encoded if all(
+                    e.workers[rank] is state.workers[rank] for rank in group)]  # fmt: skip
+        yield from encoded
+
+    def may_acknowledge(self, memory, holder, member, step):
+        return False  # it comes at once
+
+    def _newest_acknowledged(self, state, rank):
+        """Every member has applied the step, the worker itself too: it is one thread."""
+        known = [log.newest for m in self.group_of[rank] for log in state.workers[m].held]
+        return max(state.workers[rank].acknowledged, min([*known, state.workers[rank].own.newest]))
+
+    def arrive(self, state, member, holder):
+        group = self.group_of[holder]
+        if (arrived := super().arrive(state, member, holder)) is None:
+            return None
+        told = [state.workers[rank].told for rank in group]
+        known = arrived.workers[holder]
+        step = known.held[0].newest
+        if self.rules.encodes_again(told):
+            again = tuple(log.__class__(step, step) for log in known.held)
+            known = known._replace(held=again, parity=0, is_encoded=False, spoiled="")
+        elif any(one != self.rules.soundness("", wants_encoding=False) for one in told):
+            known = known._replace(spoiled=known.spoiled or "by a hand")
+        return with_worker(arrived, holder, known)
+
+    def decode(self, state, reports, group, lost):
+        w = state.workers[lost]
+        is_gone = w.hand is not None and w.hand > state.goal
+        if is_gone:  # parity was encoded after the hand, which nobody had noticed
+            parts = self.decoded(state, reports, group, lost)
+            right = self.rows_at(lost, w, state.goal)
+            if any(a == b ^ HAND for a, b in zip(parts, right, strict=True)):
+                return None  # the checksums that a peer has say so: all take the store
+        if is_gone:
+            state = with_worker(state, lost, w._replace(hand=GONE))
+        return super().decode(state, reports, group, lost)
+
+    def rebuild_without_return(self, state):
+        """Those of groups of which nobody says that rows have changed."""
+        reports = self.reports(state)
+        verdict = self.rules.agree_on_rows(reports, self.groups)
+        hurt = [group for group in self.groups if any(reports[r].own is None for r in group)]
+        if verdict.state is None:
+            if not any(reports[rank].obstacle for group in hurt for rank in group):
+                self.require_no_obstacle_elsewhere(state, reports, hurt, verdict)
+            return
+        at = state._replace(goal=verdict.state)
+        for group in hurt:
+            for rank in group:
+                while (undone := self.undo(at, rank)) is not None:
+                    at = with_worker(at, rank, undone)
+            for rank in group:
+                if reports[rank].own is None:
+                    self.decode(at, reports, group, rank)
+
+    def require_no_obstacle_elsewhere(self, state, reports, hurt, verdict):
+        is_whole = all(
+            sum(reports[r].own is None or not reports[r].held for r in group) == 1
+            for group in hurt
+        )  # fmt: skip
+        if is_whole and "not every worker can return" not in verdict.obstacle:
+            raise FaultError(f"a group that is whole takes the store: {verdict.obstacle}")
+
+    def require_excuse(self, state, obstacle):
+        reports = self.reports(state)
+        is_rebuilt = self.rules.agree_on_rows(reports, self.groups).state is not None
+        if not is_rebuilt and not any(report.obstacle for report in reports):
+            super().require_excuse(state, obstacle)
+
+    def check(self, state: State):
+        if state.goal is not None:
+            return
+        for rank, w in enumerate(state.workers):
+            group = self.group_of[rank]
+            if not w.held or not w.is_encoded or w.spoiled or self.is_pending(state, group):
+                continue
+            value = 0
+            for member, log in zip(self.others(rank), w.held, strict=True):
+                parts = self.rows_at(member, state.workers[member], log.newest)
+                value ^= parts[self.part_number(rank, member)]
+            if w.parity != value:
+                raise FaultError(f"the parity on worker {rank} is of no state")
+        is_over = all(
+            w.own.newest == self.steps and not w.is_changing
+            and all(log.newest == self.steps for log in w.held) for w in state.workers
+        )  # fmt: skip
+        for rank, w in enumerate(state.workers):
+            hands = [state.workers[member].hand for member in self.group_of[rank]]
+            written = [hand for hand in hands if hand not in (None, GONE)]
+            if is_over and w.spoiled and all(hand < self.steps for hand in written):
+                raise FaultError(f"the group of worker {rank} is never protected again")
+
+    def is_pending(self, state, group):
+        """A member has not told all holders yet that its rows have changed."""
+        return any(
+            state.workers[m].obstacle
+            or (state.workers[m].hand not in (None, GONE) and any(
+                dict(zip(self.others(h), state.workers[h].held, strict=False))[m].newest
+                < state.workers[m].hand
+                for h in self.others(m) if state.workers[h].held))
+            for m in group
+        )  # fmt: skip
+
+    def part_number(self, holder, member):
+        return part_held(self.group_of[member], holder, member)
