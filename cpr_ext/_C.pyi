@@ -13,6 +13,7 @@ import typing_extensions
 __all__: list[str] = [
     "ALIGNMENT",
     "AccessCounter",
+    "CapturedRows",
     "ChangeMeter",
     "DeviceAccessCounter",
     "DeviceChangeMeter",
@@ -131,9 +132,6 @@ class TakenRows:
     """The state that a tracker cleared when rows were captured; for put_back."""
 
     def __repr__(self) -> str: ...
-    def forget(self) -> None:
-        """Free the memory: the rows will not be put back."""
-
     @property
     def num_rows(self) -> int:
         """Number of them that were dirty."""
@@ -643,6 +641,37 @@ class SegmentTable:
     ) -> int:
         """Return the most rows of a chunk that keep every chunk aligned in the file."""
 
+class CapturedRows:
+    """The rows of a segment. Their trackers forget those that are captured, the moment they are,
+    and get them back if the segment fails. Used by one thread at a time.
+    """
+
+    def __init__(self) -> None: ...
+    def add_table(
+        self,
+        *,
+        trackers: collections.abc.Sequence[RowTracker],
+        weight: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        begin: typing.SupportsIndex,
+        end: typing.SupportsIndex,
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        chosen: PendingRows | None = None,
+    ) -> None:
+        """Add a table: its rows [begin, end), or `row_ids` (n,) int64 of them, ascending.
+
+        weight: the table's, or None if no tracker needs it.
+        chosen: has row_ids on a device; None: nothing has.
+        """
+
+    def forget(self) -> None:
+        """Free the memory: no rows will be put back."""
+
+    def put_back(self) -> None:
+        """Give the trackers back what they forgot."""
+
+    def take_all(self) -> None:
+        """Have the trackers forget all rows."""
+
 class SegmentJob:
     """One segment on its way to disk."""
 
@@ -719,10 +748,12 @@ class SnapshotPipeline:
         max_chunk_bytes: typing.SupportsIndex = 0,
         copy_on_write: bool = False,
         hashes: collections.abc.Sequence[RowHashes] = [],
+        captured: CapturedRows | None = None,
     ) -> SegmentJob:
         """Start a segment. Raises UsageError if the tables do not fit the slots or the file.
 
         hashes: of each table, or None; captured rows are recorded there.
+        captured: whose trackers forget rows as they are captured; None: no tracker does.
         """
 
     def start_log(self) -> None:

@@ -63,13 +63,16 @@ class DenseCapture:
         self._account = account
         self._refuses_nan = refuses_nan
 
-    def capture(self) -> DensePart:
+    def capture(self, count_waiting: Callable[[], int] = lambda: 0) -> DensePart:
         """Return a copy for a snapshot.
+
+        Args:
+            count_waiting: returns how many dirty rows it saves as they are now, but later.
 
         Raises:
             NanError: a parameter holds NaN, which is refused.
         """
-        part = self._capture(self._optimizers, self._position())
+        part = self._capture(self._optimizers, self._position(count_waiting))
         if self._refuses_nan:
             refuse_nan(part)
         return part
@@ -146,18 +149,19 @@ class DenseCapture:
             "samples_lost": self._account.metrics.samples_lost,
         }
 
-    def _position(self) -> dict[str, Any]:
+    def _position(self, count_waiting: Callable[[], int] = lambda: 0) -> dict[str, Any]:
         return {
             **self._place(),
             "extra_state": self.extra_state() if self.extra_state else None,
-            "rows_unsaved": self._count_unsaved_rows(),
+            "rows_unsaved": self._count_unsaved_rows(count_waiting),
         }
 
-    def _count_unsaved_rows(self) -> int | None:
+    def _count_unsaved_rows(self, count_waiting: Callable[[], int]) -> int | None:
         num_rows = sum(table.num_embeddings for table in self._tables)
         if num_rows > _MOST_COUNTED_ROWS or not all(
             table.updates_only_looked_up_rows() and self._watch.is_proven(table)
             for table in self._tables
         ):
             return None
-        return sum(int(tracker.num_dirty()) for tracker in self._trackers.values())
+        dirty = sum(int(tracker.num_dirty()) for tracker in self._trackers.values())
+        return dirty - count_waiting()

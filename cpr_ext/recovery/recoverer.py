@@ -26,7 +26,7 @@ from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
-from cpr_ext.tracking.trackers import unsaved_updates
+from cpr_ext.tracking.trackers import native_trackers, unsaved_updates
 
 RecoveryMode = Literal["partial", "full"]
 OnDamage = Literal["raise", "fall_back"]
@@ -193,7 +193,8 @@ class Recoverer:
     def _take_rows(self, shards: Sequence[int]) -> None:
         """Restored rows are as saved: not dirty, and their change is measured from here."""
         for tracker, table, begin, end in self._tracked(shards):
-            tracker.take_range(begin, end, weight=table.weight)
+            for each in native_trackers(tracker):
+                each.take_range(begin, end, weight=table.weight)
 
     def _tracked(self, shards: Sequence[int]) -> Iterator[tuple[Any, Table, int, int]]:
         """Yield each table's tracker, the table, and its rows [begin, end), for each shard."""

@@ -22,9 +22,8 @@ from cpr_ext.saving.rebase_policy import ArrayNames, BaseRule
 from cpr_ext.saving.scrub import ChangedRow, Scrub
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector, SnapshotKind
-from cpr_ext.saving.snapshot import Snapshot
+from cpr_ext.saving.snapshot import CaptureDense, Snapshot
 from cpr_ext.schedules.intervals import Progress
-from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.table import Table
 from cpr_ext.storage.commit_thread import Committer
 from cpr_ext.storage.compactor import Compactor
@@ -94,7 +93,7 @@ class Saver:
         *,
         overlap: Overlap | None,
         compactor: Compactor | None,
-        capture_dense: Callable[[], DensePart],
+        capture_dense: CaptureDense,
         options: SavingOptions,
     ) -> None:
         self._scrub = scrub

@@ -31,7 +31,6 @@ from cpr_ext.state.table import Table
 SHARE = 0.0005
 _SLICE_BYTES = 256 << 10
 _ROWS_OF_A_TABLE = 16
-_ROWS_OF_A_CHUNK = 5
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class Scrub:
             for table in tables
             if device_of(table.weight) is None
         }
-        self._window: dict[str, list[RowIds]] = {}
+        self._window: list[tuple[Selection, int, int]] = []  # captured rows, by position
         self._fixed: list[tuple[_TableScrub, RowIds, RowIds]] = []
         self.restart()
 
@@ -191,10 +190,9 @@ class Scrub:
 
     def note_captured(self, selection: Selection, first: int, count: int) -> None:
         """Note that rows [first, first + count) of a selection, by position, are captured."""
-        if selection.table.name in self._tables:
-            self._window.setdefault(selection.table.name, []).append(
-                _spread(selection, first, count, _ROWS_OF_A_CHUNK)
-            )
+        if self._window and self._window[-1][0] is selection and self._window[-1][2] == first:
+            first = self._window.pop()[1]
+        self._window.append((selection, first, first + count))
 
     def fix(self, selections: Sequence[Selection]) -> None:
         """Record some of the rows that are saved as of now, but captured later."""
@@ -216,11 +214,14 @@ class Scrub:
 
     def check_window(self) -> ChangedRow | None:
         """Return a row that changed since it was captured in this window, if one of some did."""
-        window, self._window = self._window, {}
-        for name, row_ids in window.items():
+        window, self._window = self._window, []
+        for selection, first, end in window:
+            scrub = self._tables.get(selection.table.name)
+            if scrub is None:
+                continue
+            row_ids = _spread(selection, first, end - first, _ROWS_OF_A_TABLE)
             with suppress(UsageError):  # it cannot be saved any more, as its snapshot will say
-                changed = self._tables[name].compare(np.concatenate(row_ids))
-                if changed is not None:
+                if (changed := scrub.compare(row_ids)) is not None:
                     return changed
         return None
 

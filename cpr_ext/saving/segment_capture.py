@@ -105,6 +105,9 @@ def selection_source(
 class SegmentCapture:
     """Captures a segment on the training thread; then commits it from any other.
 
+    Args:
+        captured: the native ``CapturedRows`` whose trackers forget rows as they are captured.
+
     Raises:
         UsageError: a row does not fit the staging slots, or a tensor cannot be stored.
     """
@@ -119,6 +122,7 @@ class SegmentCapture:
         sources: Sequence[Source],
         metadata: dict[str, Any],
         options: WriteOptions,
+        captured: Any = None,
     ) -> None:
         self._manifest = manifest
         self._path = manifest.directory / segment_name(snapshot, kind)
@@ -158,6 +162,7 @@ class SegmentCapture:
             max_chunk_bytes=options.max_chunk_bytes,
             copy_on_write=options.copy_on_write,
             hashes=[source.hashes for source in sources],
+            captured=captured,
         )
 
     @property

@@ -14,6 +14,7 @@ from cpr_ext.state.table import Table, shard_row_range
 
 SnapshotKind = Literal["base", "partial"]  # of all rows, or of selected ones
 RowIds = np.ndarray[Any, np.dtype[np.int64]]
+_BLOCK_ROWS = 1 << 16
 
 
 @dataclass
@@ -36,23 +37,16 @@ class Selection:
         """Rows selected."""
         return self.end - self.begin if self.row_ids is None else len(self.row_ids)
 
+    def num_dirty(self) -> int:
+        """Count the rows that are dirty; of chosen ones all are."""
+        if self.row_ids is not None:
+            return self.num_rows
+        return int(self.tracker.num_dirty(self.begin, self.end))
+
     def forget(self) -> None:
         """Free the row ids: all is saved."""
         self.row_ids = self.chosen = None
         self.end = self.begin
-
-    def take(self, first: int, count: int) -> Any:
-        """Mark rows [first, first + count), by position, as captured in the tracker.
-
-        Returns what ``put_back`` needs to undo it.
-        """
-        if self.row_ids is None:
-            begin = self.begin + first
-            return self.tracker.take_range(begin, begin + count, weight=self.table.weight)
-        row_ids, weight = self.row_ids[first : first + count], self.table.weight
-        if self.chosen is not None:
-            return self.tracker.take_chosen(row_ids, chosen=self.chosen, first=first, weight=weight)
-        return self.tracker.take(row_ids, weight=weight)
 
 
 class Selector:
@@ -148,15 +142,33 @@ class Selector:
         )
         return None if row_ids is None else Selection(table, tracker, begin, end, row_ids)
 
-    def is_complete(self, selection: Selection) -> bool:
-        """Return whether every row of the range is saved in its present state once captured."""
+    def is_complete(self, selection: Selection, *, is_captured: bool) -> bool:
+        """Return whether every row of the range is saved in its present state once captured.
+
+        Args:
+            is_captured: all rows of the selection are captured, so that no tracker has them.
+        """
         table = selection.table
         if not self._has_kept_still(table):
             return False
         if selection.row_ids is None:
             return True
-        clean = selection.tracker.is_clean(selection.begin, selection.end)
-        return clean and table.updates_only_looked_up_rows() and self._is_proven(table)
+        if not (table.updates_only_looked_up_rows() and self._is_proven(table)):
+            return False
+        if is_captured:
+            return bool(selection.tracker.is_clean(selection.begin, selection.end))
+        return _has_all_dirty_rows(selection)
 
     def _range(self, table: Table, shard: int) -> tuple[int, int]:
         return shard_row_range(table.num_embeddings, shard, self._num_shards)
+
+
+def _has_all_dirty_rows(selection: Selection) -> bool:
+    """Return whether all dirty rows of the range are selected; stops early where they are not."""
+    assert selection.row_ids is not None
+    edges = np.append(np.arange(selection.begin, selection.end, _BLOCK_ROWS), selection.end)
+    selected = np.diff(np.searchsorted(selection.row_ids, edges))
+    return all(
+        selection.tracker.num_dirty(begin, end) == count
+        for begin, end, count in zip(edges[:-1].tolist(), edges[1:].tolist(), selected, strict=True)
+    )

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
 from cpr_ext.runtime.forks import Creator
 from cpr_ext.saving.capture_mode import CaptureMode
@@ -31,9 +32,11 @@ from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.storage.segment_format import Chunk
 from cpr_ext.storage.store import Store
-from cpr_ext.tracking.trackers import forget_rows
+from cpr_ext.tracking.trackers import native_trackers
 
 State = Literal["capturing", "captured", "committed", "failed"]
+# Copies all that is not a row, given what counts dirty rows that are saved, but captured later.
+CaptureDense = Callable[[Callable[[], int]], DensePart]
 
 
 @dataclass
@@ -45,9 +48,28 @@ class _Part:
     # What the rows are captured from; None: the tables.
     sources: Sequence[Source] | None = None
     capture: SegmentCapture | None = None  # None: not begun
-    # (tracker, what it gave for captured rows), put back if the segment is not committed.
-    taken: list[tuple[Any, Any]] = field(default_factory=list)
+    # What trackers forgot of captured rows, put back if the segment is not committed.
+    captured: Any = None
     is_committed: bool = False
+
+    def watch(self) -> Any:
+        """Have trackers forget each row when it is captured."""
+        self.captured = native.CapturedRows()
+        for each in self.selections:
+            self.captured.add_table(
+                trackers=native_trackers(each.tracker),
+                weight=each.table.weight,
+                begin=each.begin,
+                end=each.end,
+                row_ids=each.row_ids,
+                chosen=each.chosen,
+            )
+        return self.captured
+
+    def forget(self) -> None:
+        """Free what trackers gave for captured rows."""
+        if self.captured is not None:
+            self.captured.forget()
 
 
 def _is_capturing(part: _Part) -> bool:
@@ -84,7 +106,7 @@ class Snapshot:
         selector: Selector,
         pipeline: Any,
         options: WriteOptions,
-        capture_dense: Callable[[], DensePart],
+        capture_dense: CaptureDense,
         scrub: Scrub,
         is_accounted: Callable[[], bool],
         mode: CaptureMode = CaptureMode.AT_ONCE,
@@ -186,6 +208,8 @@ class Snapshot:
                 ],
                 metadata={"shard": part.shard},
                 options=self._options,
+                # Rows that a device holds a copy of are taken by then.
+                captured=part.watch() if part.captured is None else None,
             )
             part.sources = None
         return part.capture
@@ -246,7 +270,7 @@ class Snapshot:
                 wait_for_slot=wait_for_slot,
                 stop=stop,
             )
-            captured_bytes += self._take(part, chunks, step)
+            captured_bytes += self._note_captured(part, chunks, step)
             was_stopped = stop is not None and stop.is_set()
             if was_stopped or _is_capturing(part):
                 break
@@ -273,7 +297,7 @@ class Snapshot:
         if self._state != "capturing":
             return
         try:
-            self._take_all(step, num_samples)
+            self._fix(step, num_samples)
         except Exception as error:
             self._fail(error)
 
@@ -298,17 +322,15 @@ class Snapshot:
             sources = iter(found)
             for part in self._parts:
                 part.sources = [next(sources) for _ in part.selections]
+                part.watch().take_all()
             self.mode = CaptureMode.GATHERED
-            self._take_all(step, num_samples)
+            self._fix(step, num_samples)
         except Exception as error:
             self._fail(error)
         return self._state == "capturing"
 
-    def _take_all(self, step: int, num_samples: int) -> None:
-        """Take all rows for saved, and the dense part: they are of this step from now on."""
-        for part in self._parts:
-            for selection in part.selections:
-                self._take_rows(part, selection, 0, selection.num_rows)
+    def _fix(self, step: int, num_samples: int) -> None:
+        """Save all rows and the dense part as they are at this step, whenever they are captured."""
         self._scrub.fix([each for part in self._parts for each in part.selections])
         self.first_step = step
         self._finish_capture(step, num_samples)
@@ -335,22 +357,16 @@ class Snapshot:
         while (done := capture.copy_before_change(index, row_ids, done)) < row_ids.numel():
             self._capture_rows(self.first_step, max_bytes=1, wait_for_slot=True, stop=None)
 
-    def _take(self, part: _Part, chunks: Sequence[Chunk], step: int) -> int:
-        """Note captured rows as saved; returns their bytes."""
+    def _note_captured(self, part: _Part, chunks: Sequence[Chunk], step: int) -> int:
+        """Note that chunks are captured; returns their bytes."""
         if chunks and self.first_step < 0:
             self.first_step = step
-        if not self.is_of_fixed_step:
-            for chunk in chunks:
-                self._take_rows(part, part.selections[chunk.table], chunk.first, chunk.num_rows)
         for chunk in chunks:
             self._scrub.note_captured(part.selections[chunk.table], chunk.first, chunk.num_rows)
         capture = self._begun(part)
         captured_bytes = sum(capture.chunk_bytes(chunk.table, chunk.num_rows) for chunk in chunks)
         self.bytes_captured += captured_bytes
         return captured_bytes
-
-    def _take_rows(self, part: _Part, selection: Selection, first: int, count: int) -> None:
-        part.taken.append((selection.tracker, selection.take(first, count)))
 
     def _finish_capture(self, step: int, num_samples: int) -> None:
         self.first_step = step if self.first_step < 0 else self.first_step
@@ -359,10 +375,19 @@ class Snapshot:
         self.is_complete = (
             self.first_step == step
             and self._is_accounted()
-            and all(self._selector.is_complete(each) for each in self._choice.selections)
+            and all(
+                self._selector.is_complete(each, is_captured=not self.is_copied_on_write)
+                for each in self._choice.selections
+            )
         )
-        self._dense = self._capture_dense()
+        self._dense = self._capture_dense(self._count_waiting)
         self._state = "captured"
+
+    def _count_waiting(self) -> int:
+        if not self.is_copied_on_write:
+            return 0
+        selections = [each for part in self._parts for each in part.selections]
+        return sum(each.num_dirty() for each in selections)
 
     def commit(self) -> None:
         """Finish every segment and commit it; the dense part last. On the committer's thread."""
@@ -386,11 +411,9 @@ class Snapshot:
     def _free_host_memory(self) -> None:
         """Free what was kept for a failure, here: training would wait for the system."""
         for part in self._parts:
-            for tracker, taken in part.taken:
-                if tracker.device is None:
-                    forget_rows(taken)
-            for selection in part.selections:
-                if selection.tracker.device is None:
+            if all(each.tracker.device is None for each in part.selections):
+                part.forget()
+                for selection in part.selections:
                     selection.forget()
 
     def _commit_dense(self) -> None:
@@ -439,15 +462,14 @@ class Snapshot:
     def put_back(self) -> None:
         """Give the rows of a failed save their priority back; from the training thread."""
         for part in self._parts:
-            if not part.is_committed:
-                for tracker, taken in part.taken:
-                    tracker.put_back(taken)
+            if not part.is_committed and part.captured is not None:
+                part.captured.put_back()
         self.forget_taken()
 
     def forget_taken(self) -> None:
         """Free what trackers gave for captured rows, and their ids: both may be on a GPU."""
         for part in self._parts:
-            part.taken.clear()
+            part.forget()
             for selection in part.selections:
                 selection.chosen = None
 

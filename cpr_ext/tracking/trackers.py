@@ -40,31 +40,12 @@ class CountedTracker:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tracker, name)
 
-    def take(self, row_ids: Any, **options: Any) -> Any:
-        """Forget the counts of captured rows; return what ``put_back`` needs."""
-        return self.tracker.take(row_ids, **options), self.counter.take(row_ids)
-
-    def take_range(self, begin: int, end: int, **options: Any) -> Any:
-        """Take the rows [begin, end), as :meth:`take` does."""
-        return self.tracker.take_range(begin, end, **options), self.counter.take_range(begin, end)
-
-    def put_back(self, taken: Any) -> None:
-        """Undo :meth:`take` after a failed save."""
-        self.tracker.put_back(taken[0])
-        self.counter.put_back(taken[1])
-
 
 def native_trackers(tracker: Any) -> tuple[Any, ...]:
     """Return the native trackers that count lookups of a table."""
     if isinstance(tracker, CountedTracker):
         return tracker.tracker, tracker.counter
     return (tracker,)
-
-
-def forget_rows(taken: Any) -> None:
-    """Free what a tracker returned for captured rows, which will not be put back."""
-    for each in taken if isinstance(taken, tuple) else (taken,):
-        each.forget()
 
 
 def counts_updates(tracker: Any) -> bool:

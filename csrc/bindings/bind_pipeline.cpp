@@ -13,11 +13,14 @@
 #include "bindings/path_view.h"
 #include "bindings/register.h"
 #include "bindings/segment_table.h"
+#include "bindings/tensor_view.h"
+#include "bindings/weight_view.h"
 #include "core/error.h"
 #include "core/process.h"
 #include "core/stop_flag.h"
 #include "pipeline/snapshot_pipeline.h"
 #include "scrub/row_hashes.h"
+#include "tracking/captured_rows.h"
 
 namespace py = pybind11;
 
@@ -71,7 +74,8 @@ std::vector<ChunkTuple> to_tuples(const std::vector<Chunk>& chunks) {
 struct Job {
   std::shared_ptr<SnapshotPipeline> pipeline;
   std::shared_ptr<SegmentJob> job;
-  py::list owners;
+  py::list owners;  // of each table
+  py::object captured;
 };
 
 int64_t copy_before_write(Job& job, int table, const ArrayLike& row_ids, int64_t first) {
@@ -91,39 +95,105 @@ int64_t copy_before_write(Job& job, int table, const ArrayLike& row_ids, int64_t
          });
 }
 
-// Records hashes of the rows that a plan captures.
-std::function<void(int, int64_t, int64_t)> recorder_of(
-    const CapturePlan& plan, std::vector<std::shared_ptr<RowHashes>> hashes, ThreadPool* threads) {
-  if (hashes.size() != plan.tables.size()) {
-    throw UsageError("there are " + std::to_string(plan.tables.size()) + " tables but hashes of " +
-                     std::to_string(hashes.size()));
-  }
-  std::vector<std::vector<RowArray>> arrays;
-  std::vector<int64_t> begins;
-  for (size_t i = 0; i < hashes.size(); ++i) {
-    const SegmentTable& table = plan.tables[i];
-    arrays.emplace_back();
-    begins.push_back(table.is_range() ? table.range_begin : -1);
-    if (!hashes[i]) continue;
-    for (const SegmentArray& array : table.arrays) arrays.back().push_back(array.rows);
-    hashes[i]->check_arrays(arrays.back());
-  }
-  return [hashes = std::move(hashes), arrays = std::move(arrays), begins = std::move(begins),
-          row_ids = plan.row_ids, threads](int table, int64_t first, int64_t count) {
-    if (!hashes[table]) return;
-    if (begins[table] < 0) {
-      hashes[table]->record(arrays[table], {row_ids[table]->data() + first, count}, threads);
-    } else {
-      const int64_t begin = begins[table] + first;
-      hashes[table]->record_range(arrays[table], {begin, begin + count}, threads);
+// The rows of a segment, with the tensors and trackers that they belong to. A job, which any thread
+// may end, holds the rows alone.
+struct Captured {
+  std::shared_ptr<CapturedRows> rows = std::make_shared<CapturedRows>();
+  py::list owners;
+};
+
+void add_table(Captured& captured, const SequenceOf<RowTracker>& trackers, const ArrayLike& weight,
+               int64_t begin, int64_t end, const ArrayLike& row_ids,
+               std::shared_ptr<PendingRows> chosen) {
+  CapturedRows::Table table;
+  table.range = {begin, end};
+  for (const py::handle each : trackers) {
+    auto* const tracker = each.cast<RowTracker*>();
+    if (tracker == nullptr) throw UsageError("a tracker is None");
+    table.trackers.push_back(tracker);
+    if (tracker->needs_weight() && !weight.is_none()) {
+      table.weight = view_weight(weight, tracker->name(), tracker->device());
     }
-  };
+  }
+  if (!row_ids.is_none()) {
+    const TensorView view = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
+    table.row_ids = static_cast<const int64_t*>(view.data);
+    table.num_rows = view.shape[0];
+    table.chosen = std::move(chosen);
+  }
+  captured.owners.append(py::make_tuple(py::list(trackers), weight, row_ids));
+  captured.rows->add_table(std::move(table));
 }
+
+// Records hashes of captured rows, and has trackers forget them.
+class RowObserver final : public CaptureObserver {
+ public:
+  RowObserver(const CapturePlan& plan, std::vector<std::shared_ptr<RowHashes>> hashes,
+              std::shared_ptr<CapturedRows> taken, std::shared_ptr<ThreadPool> threads)
+      : threads_(std::move(threads)), hashes_(std::move(hashes)), taken_(std::move(taken)) {
+    const size_t num_tables = plan.tables.size();
+    if (!hashes_.empty() && hashes_.size() != num_tables) {
+      throw UsageError("there are " + std::to_string(num_tables) + " tables but hashes of " +
+                       std::to_string(hashes_.size()));
+    }
+    if (taken_ != nullptr && taken_->num_tables() != static_cast<int>(num_tables)) {
+      throw UsageError("there are " + std::to_string(num_tables) + " tables but trackers of " +
+                       std::to_string(taken_->num_tables()));
+    }
+    for (size_t i = 0; i < hashes_.size(); ++i) {
+      const SegmentTable& table = plan.tables[i];
+      tables_.push_back({table.is_range() ? table.range_begin : -1, plan.row_ids[i], {}});
+      if (!hashes_[i]) continue;
+      for (const SegmentArray& array : table.arrays) tables_.back().arrays.push_back(array.rows);
+      hashes_[i]->check_arrays(tables_.back().arrays);
+    }
+  }
+
+  void captured(int table, int64_t first, int64_t count) override {
+    if (!hashes_.empty() && hashes_[table]) {
+      const Hashed& of = tables_[table];
+      if (of.begin < 0) {
+        const RowIds row_ids{of.row_ids->data() + first, count};
+        hashes_[table]->record(of.arrays, row_ids, threads_.get());
+      } else {
+        const RowRange range{of.begin + first, of.begin + first + count};
+        hashes_[table]->record_range(of.arrays, range, threads_.get());
+      }
+    }
+    if (taken_) taken_->take(table, first, count);
+  }
+
+  void captured_rows(int table, const RowIdVector& row_ids) override {
+    const RowIds rows{row_ids.data(), static_cast<int64_t>(row_ids.size())};
+    if (!hashes_.empty() && hashes_[table]) {
+      hashes_[table]->record(tables_[table].arrays, rows, threads_.get());
+    }
+    if (taken_) taken_->take_rows(table, rows);
+  }
+
+  // Without a hash: these rows are dirty at once.
+  void copied_before_write(int table, const RowIdVector& row_ids) override {
+    if (!taken_) return;
+    taken_->take_rows(table, {row_ids.data(), static_cast<int64_t>(row_ids.size())});
+  }
+
+ private:
+  struct Hashed {
+    int64_t begin;  // of a range; -1: of row ids
+    SharedRowIds row_ids;
+    std::vector<RowArray> arrays;
+  };
+  const std::shared_ptr<ThreadPool> threads_;
+  const std::vector<std::shared_ptr<RowHashes>> hashes_;
+  const std::shared_ptr<CapturedRows> taken_;
+  std::vector<Hashed> tables_;
+};
 
 Job start(std::shared_ptr<SnapshotPipeline> pipeline, const std::filesystem::path& path,
           int64_t header_bytes, int64_t file_bytes, const std::vector<TableSpec*>& tables,
           bool direct_io, bool refuse_nan, int64_t max_chunk_bytes, bool copy_on_write,
-          std::vector<std::shared_ptr<RowHashes>> hashes) {
+          std::vector<std::shared_ptr<RowHashes>> hashes,
+          const std::shared_ptr<Captured>& captured) {
   CapturePlan plan;
   plan.path = path.string();
   plan.header_bytes = header_bytes;
@@ -144,9 +214,12 @@ Job start(std::shared_ptr<SnapshotPipeline> pipeline, const std::filesystem::pat
     owners.append(spec->owners);
   }
   check_layout(plan.tables, header_bytes, file_bytes);
-  if (!hashes.empty()) plan.on_captured = recorder_of(plan, std::move(hashes), pipeline->threads());
+  if (!hashes.empty() || captured) {
+    plan.observer = std::make_shared<RowObserver>(
+        plan, std::move(hashes), captured ? captured->rows : nullptr, pipeline->threads());
+  }
   std::shared_ptr<SegmentJob> job = pipeline->start(std::move(plan));
-  return Job{std::move(pipeline), std::move(job), owners};
+  return Job{std::move(pipeline), std::move(job), owners, py::cast(captured)};
 }
 
 bool wait_for(const Job& job, const std::string& state, std::optional<double> timeout_seconds) {
@@ -168,7 +241,39 @@ bool wait_for(const Job& job, const std::string& state, std::optional<double> ti
 
 }  // namespace
 
+void register_captured_rows(py::module_& module) {
+  const auto call = [](void (CapturedRows::*act)()) {
+    return [act](Captured& captured) {
+      py::gil_scoped_release release;
+      (*captured.rows.*act)();
+    };
+  };
+  py::class_<Captured, std::shared_ptr<Captured>>(
+      module, "CapturedRows",
+      "The rows of a segment. Their trackers forget those that are captured, the moment they are,\n"
+      "and get them back if the segment fails. Used by one thread at a time.")
+      .def(py::init<>())
+      .def("add_table", &add_table, py::kw_only(), py::arg("trackers"), py::arg("weight"),
+           py::arg("begin"), py::arg("end"), py::arg("row_ids"), py::arg("chosen") = nullptr,
+           "Add a table: its rows [begin, end), or `row_ids` (n,) int64 of them, ascending.\n\n"
+           "weight: the table's, or None if no tracker needs it.\n"
+           "chosen: has row_ids on a device; None: nothing has.")
+      .def("take_all", call(&CapturedRows::take_all), "Have the trackers forget all rows.")
+      .def("put_back", call(&CapturedRows::put_back), "Give the trackers back what they forgot.")
+      .def(
+          "forget",
+          [](Captured& captured) {
+            {
+              py::gil_scoped_release release;
+              captured.rows->forget();
+            }
+            captured.owners.attr("clear")();
+          },
+          "Free the memory: no rows will be put back.");
+}
+
 void register_pipeline(py::module_& module) {
+  register_captured_rows(module);
   py::class_<Job>(module, "SegmentJob", "One segment on its way to disk.")
       .def(
           "capture",
@@ -242,8 +347,10 @@ void register_pipeline(py::module_& module) {
            py::arg("refuse_nan") = true, py::arg("max_chunk_bytes") = 0,
            py::arg("copy_on_write") = false,
            py::arg("hashes") = std::vector<std::shared_ptr<RowHashes>>(),
+           py::arg("captured") = nullptr,
            "Start a segment. Raises UsageError if the tables do not fit the slots or the file.\n\n"
-           "hashes: of each table, or None; captured rows are recorded there.")
+           "hashes: of each table, or None; captured rows are recorded there.\n"
+           "captured: whose trackers forget rows as they are captured; None: no tracker does.")
       .def_property_readonly(
           "copied_bytes",
           [](SnapshotPipeline& pipeline) { return pipeline.copy_arena().used_bytes(); },

@@ -165,13 +165,6 @@ void register_taken_rows(py::module_& module) {
       .def_property_readonly(
           "row_ids", [](TakenRows& taken) { return to_numpy(RowIdVector(settled(taken).row_ids)); },
           "(num_rows) int64, ascending, a copy.")
-      .def(
-          "forget",
-          [](TakenRows& taken) {
-            py::gil_scoped_release release;
-            taken.forget();
-          },
-          "Free the memory: the rows will not be put back.")
       .def("__repr__", [](TakenRows& taken) {
         return "TakenRows(" + taken.kind + " '" + taken.tracker +
                "', num_rows=" + std::to_string(settled(taken).num_rows()) + ")";

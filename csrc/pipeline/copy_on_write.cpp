@@ -97,8 +97,8 @@ int64_t CopyOnWrite::position_in_chunk(int64_t row_id, int64_t first, int64_t co
 }
 
 template <class Index>
-int64_t CopyOnWrite::copy_before_write(const Index* row_ids, int64_t count,
-                                       int64_t captured_chunks) {
+int64_t CopyOnWrite::copy_before_write(const Index* row_ids, int64_t count, int64_t captured_chunks,
+                                       RowIdVector* copied) {
   std::lock_guard<std::mutex> lock(arena_.mutex_);
   const uint64_t num_bits = waiting_.size() * 64;
   const auto bit_of = [&](int64_t row_id) { return static_cast<uint64_t>(row_id - first_row_id_); };
@@ -125,12 +125,29 @@ int64_t CopyOnWrite::copy_before_write(const Index* row_ids, int64_t count,
     }
     heads_[chunk] = entry;
     word &= ~mask;
+    copied->push_back(row_id);
   }
   return count;
 }
 
-template int64_t CopyOnWrite::copy_before_write(const int32_t*, int64_t, int64_t);
-template int64_t CopyOnWrite::copy_before_write(const int64_t*, int64_t, int64_t);
+template int64_t CopyOnWrite::copy_before_write(const int32_t*, int64_t, int64_t, RowIdVector*);
+template int64_t CopyOnWrite::copy_before_write(const int64_t*, int64_t, int64_t, RowIdVector*);
+
+bool CopyOnWrite::has_copies(int64_t first) const {
+  std::lock_guard<std::mutex> lock(arena_.mutex_);
+  return !heads_.empty() && heads_[first / rows_per_chunk_] != nullptr;
+}
+
+void CopyOnWrite::list_waiting(int64_t first, int64_t count, RowIdVector* row_ids) const {
+  std::lock_guard<std::mutex> lock(arena_.mutex_);
+  if (waiting_.empty()) return;  // released
+  for (int64_t position = first; position < first + count; ++position) {
+    const int64_t row_id =
+        table_.is_range() ? table_.range_begin + position : (*row_ids_)[position];
+    const int64_t bit = row_id - first_row_id_;
+    if ((waiting_[bit >> 6] >> (bit & 63) & 1) != 0) row_ids->push_back(row_id);
+  }
+}
 
 void CopyOnWrite::overlay(int64_t first, int64_t count, std::byte* out, OverlaidRows* overlaid) {
   std::lock_guard<std::mutex> lock(arena_.mutex_);

@@ -56,9 +56,16 @@ class CopyOnWrite {
   // Copies each of the `count` rows that the segment holds, that was not copied before and whose
   // chunk is none of the first `captured_chunks`. Other row ids, those outside the table included,
   // are ignored. Returns how many row ids were done: less than `count` if the arena
-  // is full.
+  // is full. Appends the ids of copied rows to `copied`.
   template <class Index>
-  int64_t copy_before_write(const Index* row_ids, int64_t count, int64_t captured_chunks);
+  int64_t copy_before_write(const Index* row_ids, int64_t count, int64_t captured_chunks,
+                            RowIdVector* copied);
+
+  // Whether rows of the chunk that begins at this position have been copied and wait for it.
+  bool has_copies(int64_t first) const;
+
+  // Appends the ids of the rows of a chunk that were never copied, ascending.
+  void list_waiting(int64_t first, int64_t count, RowIdVector* row_ids) const;
 
   // Overwrites rows of the chunk [first, first + count), gathered into `out` as in a slot, with
   // their copies, and frees these. Of rounded ones, `overlaid` has what broke the bound.

@@ -89,7 +89,13 @@ int64_t SegmentJob::copy_before_write(int table, const Index* row_ids, int64_t c
   const int64_t rows_per_chunk = rows_per_chunk_[table];
   const int64_t captured_rows = table > next_table_ ? 0 : next_row_;
   const int64_t captured_chunks = (captured_rows + rows_per_chunk - 1) / rows_per_chunk;
-  return copies_[table]->copy_before_write(row_ids, count, captured_chunks);
+  told_.clear();
+  const int64_t done = copies_[table]->copy_before_write(row_ids, count, captured_chunks, &told_);
+  if (plan_.observer != nullptr && !told_.empty()) {
+    std::sort(told_.begin(), told_.end());
+    plan_.observer->copied_before_write(table, told_);
+  }
+  return done;
 }
 
 template int64_t SegmentJob::copy_before_write(int, const int32_t*, int64_t);
@@ -124,9 +130,10 @@ void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_s
     }
     Chunk chunk{next_table_, next_row_, count, step, {}, {}, 0};
     open.offsets.push_back(open_bytes + bytes_ahead(table, next_row_, count));
+    const bool is_whole = copies_.empty() || !copies_[next_table_]->has_copies(chunk.first);
     gather_chunk(&chunk, open.slot.data() + open.offsets.back(), &open);
     if (!record(chunk, &open)) return;
-    if (plan_.on_captured) plan_.on_captured(chunk.table, chunk.first, chunk.count);
+    if (plan_.observer != nullptr) tell_observer(chunk, is_whole);
     bytes += align_up(chunk.exact.count * table.exact_row_bytes());
     open_bytes += is_completed_later(table) ? most_bytes : bytes;
     captured_bytes += bytes;
@@ -144,6 +151,16 @@ bool SegmentJob::record(const Chunk& chunk, FilledSlot* filled) {
   filled->indices.push_back(chunks_.size());
   chunks_.push_back(chunk);
   return true;
+}
+
+void SegmentJob::tell_observer(const Chunk& chunk, bool is_whole) {
+  if (is_whole) {
+    plan_.observer->captured(chunk.table, chunk.first, chunk.count);
+    return;
+  }
+  told_.clear();
+  copies_[chunk.table]->list_waiting(chunk.first, chunk.count, &told_);
+  if (!told_.empty()) plan_.observer->captured_rows(chunk.table, told_);
 }
 
 void SegmentJob::gather_chunk(Chunk* chunk, std::byte* out, FilledSlot* filled) {

@@ -26,6 +26,19 @@ class SnapshotPipeline;
 // In this order; kFailed ends it from any of them but kCommitted.
 enum class JobState { kCapturing, kCaptured, kWritten, kCommitted, kFailed };
 
+// Learns of each row of a job once: just after it was copied, before it may change. Called by one
+// thread at a time. An exception fails the job.
+class CaptureObserver {
+ public:
+  virtual ~CaptureObserver() = default;
+  // Rows [first, first + count) of a table, by position.
+  virtual void captured(int table, int64_t first, int64_t count) = 0;
+  // As captured(), of rows (n,) in ascending order: others of their chunk were copied before.
+  virtual void captured_rows(int table, const RowIdVector& row_ids) = 0;
+  // Rows in ascending order that are about to change.
+  virtual void copied_before_write(int table, const RowIdVector& row_ids) = 0;
+};
+
 // What to capture: the rows of each table, and where they go.
 struct CapturePlan {
   std::string path;
@@ -37,9 +50,8 @@ struct CapturePlan {
   int64_t max_chunk_bytes = 0;
   bool copy_on_write = false;  // copy_before_write() may be called
   std::vector<SegmentTable> tables;
-  std::vector<SharedRowIds> row_ids;  // per table (num_rows,), ascending; null for a range
-  // Called by capture() for rows [first, first + count) of a table just after they were copied.
-  std::function<void(int table, int64_t first, int64_t count)> on_captured;
+  std::vector<SharedRowIds> row_ids;          // per table (num_rows,), ascending; null for a range
+  std::shared_ptr<CaptureObserver> observer;  // may be null
 };
 
 // One segment on its way to disk. Everything may be called from any thread; capture() only while no
@@ -104,6 +116,7 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
   void capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_slot,
                       const std::atomic<bool>* stop, std::vector<Chunk>* captured);
   bool record(const Chunk& chunk, FilledSlot* filled);
+  void tell_observer(const Chunk& chunk, bool is_whole);
   void gather_chunk(Chunk* chunk, std::byte* out, FilledSlot* filled);
   void complete_on_host(std::byte* data, Chunk* chunk);
   void submit(FilledSlot filled, bool is_last);
@@ -123,6 +136,7 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
   int next_table_ = 0;
   int64_t next_row_ = 0;
   std::vector<uint8_t> broken_;  // per row of a chunk: it is to be kept exactly
+  RowIdVector told_;             // rows that the observer learns of next
 
   int64_t next_exact_offset_;  // in the file, after all that was planned; the checker's thread
 

@@ -39,7 +39,7 @@ class SnapshotPipeline {
 
   SlotPool& slots() { return slots_; }
   CopyArena& copy_arena() { return copy_arena_; }
-  ThreadPool* threads() { return threads_.get(); }
+  std::shared_ptr<ThreadPool> threads() { return threads_; }
   WorkLog& log() { return log_; }  // a slot's "check" and "write"
 
  private:

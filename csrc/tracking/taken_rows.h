@@ -44,15 +44,6 @@ struct TakenRows {
     late.reset();
   }
 
-  // Leaves nothing to put back.
-  void forget() {
-    late.reset();
-    RowIdVector().swap(row_ids);
-    std::vector<uint32_t>().swap(counts);
-    std::vector<float>().swap(changes);
-    marks.clear();
-  }
-
   int64_t num_rows() const { return static_cast<int64_t>(row_ids.size()); }
 };
 

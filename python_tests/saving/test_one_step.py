@@ -96,14 +96,14 @@ def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp
             # A table of a shard is chosen in every window that is long enough; at the latest in the
             # fourth.
             assert snapshot.state == "capturing", snapshot.error
-            dirty = num_dirty(checkpointer)
             run.train(1)
             rows[checkpointer.step_count] = copy_rows(checkpointer.tables)
         held = checkpointer.step_count
         assert 2 * len(TABLES) <= held - began <= 4 * 2 * len(TABLES)
-        assert num_dirty(checkpointer) < dirty  # saved rows are clean at once
+        dirty = num_dirty(checkpointer)
         run.train(1)
     checkpointer.wait()
+    assert num_dirty(checkpointer) < dirty  # captured rows are clean
     assert (snapshot.first_step, snapshot.last_step, snapshot.num_samples) == (
         held,
         held,

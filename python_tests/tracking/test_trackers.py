@@ -27,6 +27,14 @@ events = st.lists(
 )
 
 
+def captured(tracker, weight, begin, end, row_ids):
+    rows = native.CapturedRows()
+    trackers = native_trackers(tracker)
+    rows.add_table(trackers=trackers, weight=weight, begin=begin, end=end, row_ids=row_ids)
+    rows.take_all()
+    return rows
+
+
 @pytest.mark.parametrize("kind", ["DirtyRows", "RowSampler", "ChangeMeter", "AccessCounter"])
 @given(events=events)
 def test_they_are_those_since_each_row_was_last_taken(kind, events):
@@ -41,16 +49,16 @@ def test_they_are_those_since_each_row_was_last_taken(kind, events):
             native.count_lookups(list(native_trackers(tracker)), indices)
             np.add.at(plain, ids, 1)
         elif event == "take":
-            undo.append((tracker.take(chosen, weight=weight), np.zeros(ROWS, int)))
+            undo.append((captured(tracker, weight, 0, ROWS, chosen), np.zeros(ROWS, int)))
             undo[-1][1][chosen] = plain[chosen]
             plain[chosen] = 0
         elif event == "range":
-            undo.append((tracker.take_range(0, bound, weight=weight), np.zeros(ROWS, int)))
+            undo.append((captured(tracker, weight, 0, bound, None), np.zeros(ROWS, int)))
             undo[-1][1][:bound] = plain[:bound]
             plain[:bound] = 0
         elif undo:
             taken, counts = undo.pop()
-            tracker.put_back(taken)
+            taken.put_back()
             plain += counts
         assert unsaved_updates(tracker, 3, 9) == plain[3:9].sum()
         assert tracker.num_dirty() == np.count_nonzero(plain)
