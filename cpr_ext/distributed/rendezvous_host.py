@@ -14,6 +14,7 @@ import socket
 import sys
 
 from cpr_ext.distributed.identity.job_secret import read_secret, require_secret
+from cpr_ext.distributed.identity.own_address import require_reachable_name
 from cpr_ext.distributed.rendezvous.host import Host
 from cpr_ext.errors import CprError, RendezvousError
 
@@ -56,12 +57,14 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on the address that ``host`` names, and on no other.
 
     Raises:
+        UsageError: ``host`` is a name that stands for loopback here.
         RendezvousError: there is no such address here, or something listens there already.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
+        require_reachable_name(host, str(address[0]))
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise RendezvousError(f"the rendezvous cannot listen on {host}: {error}") from error

@@ -49,6 +49,7 @@ from cpr_ext.distributed.defaults import (
     require_planned_parity,
     require_recovery,
 )
+from cpr_ext.distributed.identity.own_address import own_address
 from cpr_ext.distributed.identity.run_note import RunNote, require_world_size
 from cpr_ext.distributed.identity.supervision import report_abort
 from cpr_ext.distributed.identity.worker_identity import (
@@ -65,7 +66,7 @@ from cpr_ext.distributed.parity.no_parity import NoParity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.recovery import rebuild_lost_rows, return_to_one_state
 from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
-from cpr_ext.errors import PeerLostError, SnapshotError, StoreError, UsageError
+from cpr_ext.errors import CprError, PeerLostError, SnapshotError, UsageError
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import generator_states, restore_generators
 from cpr_ext.storage.job_stores import find_stores
@@ -213,11 +214,13 @@ class Worker:
         self._from_stores = None if from_store is None else find_stores(from_store).stores
         if from_store is None:
             self._require_world_size()
-        rank_lock = RankLock(self._store, self.identity)
-        rank_lock.acquire(self._time_outs.identity_seconds)
-        self._run = RunNote(self._store, self.identity)
-        self._rendezvous = Rendezvous(self.identity, self._time_outs, self._run)
+        self._address = self._find_address()
+        self._rendezvous = Rendezvous(self.identity, self._time_outs, self._address)
+        member, take_over = self._rendezvous.member, self._rendezvous.take_over
+        rank_lock = RankLock(self._store, self.identity, member, take_over)
         try:
+            rank_lock.acquire(self._time_outs.identity_seconds)
+            self._run = self._rendezvous.run = RunNote(self._store, self.identity)
             self._last_save.refuse_forgotten(self._store)
             if self._rendezvous.all_noted(self._finish_notes(num_steps)):
                 logger.info("the job is finished: all workers have done %d steps", num_steps)
@@ -244,11 +247,12 @@ class Worker:
         return [f"finished/{self._run.run}/{num_steps}/{rank}" for rank in ranks]
 
     def _require_world_size(self) -> None:
-        try:
+        with _ending_the_job():
             require_world_size(self._store, self.identity.world_size)
-        except UsageError as error:
-            report_abort(str(error))
-            raise
+
+    def _find_address(self) -> str:
+        with _ending_the_job():
+            return own_address(self.identity)
 
     def _live(
         self,
@@ -284,6 +288,7 @@ class Worker:
             except PeerLostError as error:
                 fruitless = 0 if job.step > furthest else fruitless + 1
                 furthest = max(furthest, job.step)
+                self._rendezvous.doubts_peers = fruitless > 0
                 # Lost after the end. One that was replaced before it has not come so far.
                 notes = self._finish_notes(num_steps)
                 if job.step >= num_steps and self._rendezvous.all_noted(notes):
@@ -346,7 +351,7 @@ class Worker:
     def _join(self, job: Job) -> None:
         store = self._rendezvous.join()
         time_out = timedelta(seconds=self._time_outs.collective_seconds)
-        self._round = Round(store, time_out, self.identity.address)
+        self._round = Round(store, time_out, self._address)
         job.group.configure(self._round)
         self._report("joined", job)
 
@@ -369,11 +374,8 @@ class Worker:
         self._parity.connect(self._round)
         agreement = agree([Status.from_plain(plain) for plain in said], self._parity.groups)
         if not self._start_over:
-            try:
+            with _ending_the_job():
                 require_wanted_start(agreement)
-            except StoreError as error:
-                report_abort(str(error))
-                raise
         return agreement
 
     def _recover(self, job: Job, agreement: Agreement) -> None:
@@ -496,6 +498,16 @@ class Worker:
     def _report(self, kind: Any, job: Job) -> None:
         show_alive()
         self._observe(Event(kind, job.step, time.time()))
+
+
+@contextmanager
+def _ending_the_job() -> Iterator[None]:
+    """Say of what is raised that starting this worker again would not help."""
+    try:
+        yield
+    except CprError as error:
+        report_abort(str(error))
+        raise
 
 
 def _keep_values(model: nn.Module) -> None:

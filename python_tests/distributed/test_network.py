@@ -1,66 +1,92 @@
-"""Two hosts as network namespaces; the wire between them is cut and mended."""
+"""Hosts as network namespaces; what is between them is cut and mended."""
 
 import pytest
 
 from python_tests.distributed.cluster import Cluster
-from python_tests.distributed.namespaces import ADDRESSES, NAMES, NoNamespacesError, ip, two_hosts
+from python_tests.distributed.namespaces import NoNamespacesError, hosts
 
 
 @pytest.fixture
-def hosts():
-    try:
-        with two_hosts() as nurseries:
-            yield nurseries
-    except NoNamespacesError as error:
-        pytest.skip(str(error))
+def make_job(tmp_path):
+    """A job with a worker on each host, or two; the rendezvous is on the first."""
+    opened = []
 
-
-def test_hosts_that_are_cut_off_from_each_other_go_on_once_the_wire_is_mended(hosts, tmp_path):
-    cluster = Cluster(
-        hosts, tmp_path, num_steps=80, step_seconds=0.02, host=ADDRESSES[0],
-        addresses={str(rank): ADDRESSES[rank % 2] for rank in range(4)},
-        time_outs={"collective_seconds": 2.0},
-    )  # fmt: skip
-    try:
+    def make(num_hosts, *, workers=None, **settings):
+        try:
+            around = hosts(num_hosts)
+            network, nurseries = around.__enter__()
+        except NoNamespacesError as error:
+            pytest.skip(str(error))
+        opened.append(around)
+        world_size = workers or num_hosts
+        addresses = {str(rank): network.address(rank % num_hosts) for rank in range(world_size)}
+        cluster = Cluster(
+            nurseries, tmp_path, world_size=world_size, step_seconds=0.02,
+            host=network.address(0), addresses=addresses,
+            time_outs={"collective_seconds": 2.0}, **settings,
+        )  # fmt: skip
+        opened.append(cluster)
         cluster.start()
         cluster.wait_for_step(15)
-        ip("-n", NAMES[0], "link", "set", "wire", "down")
-        for rank in cluster.ranks:
-            cluster.wait_until(lambda rank=rank: cluster.events(rank, "peer_lost"))
-        stopped_at = [cluster.step(rank) for rank in cluster.ranks]
-        ip("-n", NAMES[0], "link", "set", "wire", "up")
-        cluster.finish()
-        assert max(stopped_at) < 80
-        for rank in cluster.ranks:
-            last = cluster.recoveries(rank)[-1]
-            assert last["recovery"]["lost"] == []
-            assert last["recovery"]["bytes_read"] == [0, 0, 0, 0]
-            lost = cluster.events(rank, "peer_lost")[-1]
-            assert last["tables"] == lost["tables"]
-    finally:
-        cluster.close()
+        return network, nurseries, cluster
+
+    yield make
+    for each in reversed(opened):
+        each.close() if isinstance(each, Cluster) else each.__exit__(None, None, None)
 
 
-def test_a_worker_that_was_replaced_while_it_was_cut_off_ends_when_it_returns(hosts, tmp_path):
-    addresses = {"0": ADDRESSES[0], "1": ADDRESSES[1]}
-    cluster = Cluster(
-        hosts, tmp_path, num_steps=150, world_size=2, step_seconds=0.02, host=ADDRESSES[0],
-        addresses=addresses, time_outs={"collective_seconds": 2.0},
-    )  # fmt: skip
-    try:
-        cluster.start()
-        cluster.wait_for_step(15)
-        ip("-n", NAMES[0], "link", "set", "wire", "down")
-        replaced = cluster.pids[1]
-        cluster.pids[1] = cluster.start_another(
-            1, hosts[0], stores="another disk", addresses={**addresses, "1": ADDRESSES[0]}
-        )
-        cluster.wait_until(lambda: len(cluster.recoveries(0)) == 2)
-        cluster.wait_until(lambda: cluster.step(0) > cluster.recoveries(0)[1]["step"] + 2)
-        ip("-n", NAMES[0], "link", "set", "wire", "up")
-        assert cluster.wait_for_exit(replaced, 60) == 1, cluster.logs()
-        assert "RendezvousError: worker 1 was replaced while the others" in cluster.logs()
+def test_hosts_that_are_cut_off_from_each_other_go_on_once_the_wire_is_mended(make_job):
+    network, _, cluster = make_job(2, workers=4, num_steps=80)
+    network.cut(1)
+    for rank in cluster.ranks:
+        cluster.wait_until(lambda rank=rank: cluster.events(rank, "peer_lost"))
+    stopped_at = [cluster.step(rank) for rank in cluster.ranks]
+    network.mend(1)
+    cluster.finish()
+    assert max(stopped_at) < 80
+    for rank in cluster.ranks:
+        last = cluster.recoveries(rank)[-1]
+        assert last["recovery"]["lost"] == []
+        assert last["recovery"]["bytes_read"] == [0, 0, 0, 0]
+        lost = cluster.events(rank, "peer_lost")[-1]
+        assert last["tables"] == lost["tables"]
+
+
+@pytest.mark.parametrize("stores", ["another disk", None])
+def test_a_worker_that_was_replaced_while_it_was_cut_off_ends_when_it_returns(make_job, stores):
+    """With one disk for all hosts its lock is overruled, and it writes nothing any more."""
+    network, nurseries, cluster = make_job(2, num_steps=150)
+    network.cut(1)
+    replaced = cluster.pids[1]
+    addresses = dict.fromkeys("01", network.address(0))
+    changed = {"stores": stores} if stores else {}
+    cluster.pids[1] = cluster.start_another(1, nurseries[0], addresses=addresses, **changed)
+    cluster.wait_until(lambda: len(cluster.recoveries(0)) == 2)
+    cluster.wait_until(lambda: cluster.step(0) > cluster.recoveries(0)[1]["step"] + 2)
+    network.mend(1)
+    assert cluster.wait_for_exit(replaced, 60) == 1, cluster.logs()
+    assert "RendezvousError: worker 1 was replaced while the others" in cluster.logs()
+    cluster.finish()
+    assert [e["recovery"]["lost"] for e in cluster.recoveries(0)] == [[0, 1], [1]]
+
+
+@pytest.mark.parametrize("mended", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_one_of_two_hosts_that_cannot_reach_each_other_steps_aside(make_job, mended):
+    """It returns if that is mended, and nobody has lost anything; else another takes its place."""
+    network, nurseries, cluster = make_job(4, num_steps=60)
+    network.mute(1, 2), network.mute(2, 1)
+    cluster.wait_until(lambda: cluster.logs().count("for worker 2, which waits aside") >= 2)
+    assert "cannot reach worker 2 (process" in cluster.logs()
+    if mended:
+        network.unmute(1, 2), network.unmute(2, 1)
         cluster.finish()
-        assert [e["recovery"]["lost"] for e in cluster.recoveries(0)] == [[0, 1], [1]]
-    finally:
-        cluster.close()
+        assert [e["recovery"]["lost"] for e in cluster.recoveries(0)[1:]] == [[]]
+        return
+    aside = cluster.pids[2]
+    addresses = {**cluster.settings.addresses, "2": network.address(0)}
+    cluster.pids[2] = cluster.start_another(
+        2, nurseries[0], stores="another disk", addresses=addresses
+    )
+    assert cluster.wait_for_exit(aside, 60) == 1, cluster.logs()
+    cluster.finish()
+    assert cluster.recoveries(0)[-1]["recovery"]["lost"] == [2]

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import cpr_ext
 from python_tests.distributed.cluster import ROOT
-from python_tests.distributed.namespaces import ADDRESSES, NAMES, NoNamespacesError, two_hosts
+from python_tests.distributed.namespaces import NoNamespacesError, hosts
 from python_tests.distributed.strangers import KINDS, bother, descendants, listening
 
 RANKS = range(2)
@@ -63,6 +63,7 @@ class Seen:
     said: str = ""
     code: int | None = None
     no_namespaces: str = ""
+    address: str = ""
 
 
 class Watch:
@@ -114,8 +115,8 @@ def seen(tmp_path_factory, nursery):
     seen, prefix, nurseries = Seen(), [], [nursery]
     with ExitStack() as stack:
         try:
-            nurseries = stack.enter_context(two_hosts())
-            prefix = ["ip", "netns", "exec", NAMES[0]]
+            network, nurseries = stack.enter_context(hosts(2))
+            prefix, seen.address = network.prefix(0), network.address(0)
         except NoNamespacesError as error:
             seen.no_namespaces = str(error)
         watch = Watch(folder, prefix)
@@ -138,7 +139,7 @@ def follow(watch, seen, nurseries):
     port = next(iter(seen.ports["host"]))[1]
     froms = [(nurseries[0], "127.0.0.1", "here")]
     if len(nurseries) > 1:
-        froms.append((nurseries[1], ADDRESSES[0], "elsewhere"))
+        froms.append((nurseries[1], seen.address, "elsewhere"))
     for by, host, name in froms:
         arguments = (host, port, str(folder / f"executed-{name}"))
         pid = by.ask("call", __name__, "plant", *arguments)

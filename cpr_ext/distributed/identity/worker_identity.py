@@ -10,7 +10,8 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,7 @@ ALIVE = "CPR_ALIVE_FILE"
 # The descriptor on which a spare process reads the rank that it gets.
 SPARE = "CPR_SPARE"
 _POLL_SECONDS = 0.05
+_ASK_SECONDS = 1.0  # from one question whether a holder is given up to the next
 
 
 @dataclass(frozen=True)
@@ -157,14 +159,28 @@ class RankLock:
     """The rank of one worker in the job, taken by at most one living process.
 
     An advisory lock next to the worker's store; it ends with its process. A process that is stopped
-    or hangs keeps it, so that no second one takes its shards.
+    or hangs keeps it, so that no second one takes its shards. That of a process that
+    the others wait for no more is not heeded. The lock files are replaced, so that it writes
+    nothing any more.
+
+    Args:
+        member: distinguishes this process from others of its rank.
+        is_given_up: returns of another one whether the others wait for it no more.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], identity: Identity) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        identity: Identity,
+        member: str = "",
+        is_given_up: Callable[[str], bool] = lambda member: False,
+    ) -> None:
+        self._member, self._is_given_up = member, is_given_up
         self._store = worker_directory(directory, identity.rank, identity.world_size)
         self._path = self._store.with_name(f"{self._store.name}.lock")
         self._rank = identity.rank
         self._descriptor: int | None = None
+        self._asks_from = 0.0
 
     def acquire(self, wait_seconds: float) -> None:
         """Wait until this process has the rank, and no other the locks of its store.
@@ -180,9 +196,13 @@ class RankLock:
         deadline = time.monotonic() + wait_seconds
         descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
         try:
-            self._lock(descriptor, self._path, fcntl.LOCK_EX, deadline, wait_seconds)
+            while not self._try(descriptor, fcntl.LOCK_EX):
+                self._wait_or_fail(descriptor, self._path, deadline, wait_seconds)
+                if self._overrule(descriptor) or not _is_at(self._path, descriptor):
+                    os.close(descriptor)
+                    descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(descriptor, f"{os.getpid()} {self._member}\n".encode(), 0)
             self._wait_for_store(deadline, wait_seconds)
         except BaseException:
             os.close(descriptor)
@@ -200,22 +220,52 @@ class RankLock:
         for path in sorted(self._store.glob("**/LOCK")):
             descriptor = open_regular(path)
             try:
-                self._lock(descriptor, path, fcntl.LOCK_SH, deadline, wait_seconds)
+                while not self._try(descriptor, fcntl.LOCK_SH):
+                    self._wait_or_fail(descriptor, path, deadline, wait_seconds)
             finally:
                 os.close(descriptor)
 
-    def _lock(
-        self, descriptor: int, path: Path, kind: int, deadline: float, wait_seconds: float
+    def _try(self, descriptor: int, kind: int) -> bool:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _wait_or_fail(
+        self, descriptor: int, path: Path, deadline: float, wait_seconds: float
     ) -> None:
-        while True:
-            try:
-                return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(_POLL_SECONDS)
-                    continue
-            taken_by = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
-            raise StoreError(
-                f"worker {self._rank} {describe_holders(path, taken_by)} after {wait_seconds:g} s "
-                f"(its lock: '{path}'); if that process hangs, end it"
-            )
+        if time.monotonic() < deadline:
+            return time.sleep(_POLL_SECONDS)
+        taken_by, _ = _holder_in(descriptor)
+        raise StoreError(
+            f"worker {self._rank} {describe_holders(path, taken_by)} after {wait_seconds:g} s "
+            f"(its lock: '{path}'); if that process hangs, end it"
+        )
+
+    def _overrule(self, descriptor: int) -> bool:
+        """Replace all locks of a holder that the others wait for no more."""
+        now = time.monotonic()
+        _, member = _holder_in(descriptor)
+        if not member or now < self._asks_from:
+            return False
+        self._asks_from = now + _ASK_SECONDS
+        if not self._is_given_up(member):
+            return False
+        for path in (*self._store.glob("**/LOCK"), self._path):
+            with suppress(FileNotFoundError):
+                path.unlink()
+        return True
+
+
+def _holder_in(descriptor: int) -> tuple[str, str]:
+    """Return the process number and the member that a lock file names; empty: none."""
+    number, _, member = os.pread(descriptor, 64, 0).decode(errors="replace").strip().partition(" ")
+    return number, member
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -184,6 +184,9 @@ class Host:
             return await self._meet(job, request, visit)
         if what == "arrive":
             return self._arrive(job, request, visit)
+        if what == "take over":
+            rank, member = int(request["rank"]), str(request["member"])
+            return {"is_yours": job.meeting.take_over(rank, member, visit=visit)}
         raise ValueError(f"what is {what!r}?")
 
     async def _meet(self, job: _Job, request: dict[str, Any], visit: int) -> dict[str, Any]:
@@ -201,9 +204,11 @@ class Host:
             return {"round": None, "missing": [], "asks_roster": True}
         await _until(job, lambda: meeting.is_member(token), request["seconds"])
         if meeting.is_member(token):
-            return {"round": meeting.round_id, "epoch": meeting.epoch, "roster": meeting.roster}
+            newest = {"epoch": meeting.epoch, "roster": meeting.roster, "places": meeting.places}
+            return {"round": meeting.round_id, **newest}
         missing = meeting.missing(claim.world_size, time.monotonic())
-        return {"round": None, "missing": missing, "held_by": meeting.held_by(claim)}
+        held_by, obstacle = meeting.held_by(claim), meeting.obstacle()
+        return {"round": None, "missing": missing, "held_by": held_by, "obstacle": obstacle}
 
     def _arrive(self, job: _Job, request: dict[str, Any], visit: int) -> dict[str, Any]:
         try:
@@ -231,7 +236,10 @@ def _claim_in(request: dict[str, Any]) -> Claim:
     plain = dict(request["claim"])
     numbers: dict[str, Any] = {n: int(plain[n]) for n in ("rank", "world_size", "epoch", "seen")}
     texts: dict[str, Any] = {name: str(plain[name]) for name in ("member", "run", "who")}
-    return Claim(**numbers, **texts, roster=tuple(map(str, plain["roster"])))
+    texts["place"] = str(plain.get("place", ""))
+    roster = tuple(map(str, plain["roster"]))
+    unreachable = tuple(map(str, plain.get("unreachable", ())))
+    return Claim(**numbers, **texts, roster=roster, unreachable=unreachable)
 
 
 async def _announce(job: _Job) -> None:

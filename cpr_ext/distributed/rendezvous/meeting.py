@@ -11,8 +11,11 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cpr_ext.distributed.rendezvous.reach import who_steps_aside
+
 # In which living processes find a host that was started again.
 FIND_SECONDS = 3.0
+_NOBODY = -1
 
 
 class MeetingError(Exception):
@@ -39,6 +42,8 @@ class Claim:
         run: of the job, as this worker's store knows it; empty: it knows none.
         seen: the highest epoch of that run that this worker's store knows.
         who: describes the process to a person.
+        place: where its machine answers, see :class:`cpr_ext.distributed.rendezvous.reach.Beacon`.
+        unreachable: processes whose machine it does not reach.
     """
 
     rank: int
@@ -49,6 +54,8 @@ class Claim:
     run: str = ""
     seen: int = 0
     who: str = ""
+    place: str = ""
+    unreachable: tuple[str, ...] = ()
 
 
 @dataclass
@@ -77,6 +84,7 @@ class Meeting:
         round_id: of the newest complete round; empty before the first.
         epoch: of the newest round that was completed here, or that a process showed.
         roster: its members, by rank.
+        places: of these, by rank.
     """
 
     def __init__(self, knows_all_from: float = float("-inf")) -> None:
@@ -84,12 +92,15 @@ class Meeting:
         self.round_id = ""
         self.epoch = 0
         self.roster: tuple[str, ...] = ()
+        self.places: tuple[str, ...] = ()
         self._members: frozenset[str] = frozenset()  # tokens of the newest complete round
         self._waiters: dict[str, _Waiter] = {}  # by token
         self._visits: dict[int, str] = {}  # members by connection
         self._known: dict[str, str] = {}  # members that were connected once, and who they are
         # By run, the epoch that a store knows, until this host has seen a round itself.
         self._floors: dict[str, int] = {}
+        # Members of the roster whose place was given away, and the connection of who has it.
+        self._given_away: dict[str, int] = {}
 
     def arrive(self, claim: Claim, *, visit: int, now: float) -> None:
         """Note that this process is connected.
@@ -158,12 +169,47 @@ class Meeting:
     def held_by(self, claim: Claim) -> str:
         """Return who has this rank and is connected; empty: nobody else, as far as is known."""
         holder = self.roster[claim.rank] if claim.rank < len(self.roster) else ""
-        if self._is_holder(claim) or holder not in self._visits.values():
+        if self._is_holder(claim) or not self._holds(holder):
             return ""
         return self._known.get(holder) or "a process of the newest round"
 
+    def take_over(self, rank: int, member: str, *, visit: int) -> bool:
+        """Give the place of ``member`` to the process of this connection, if that one is gone.
+
+        Returns:
+            Whether ``member`` is of the newest round, and not connected, or steps aside. It is
+            refused from then on, whenever it returns.
+        """
+        is_of_roster = rank < len(self.roster) and self.roster[rank] == member
+        taken_by = self._given_away.get(member, visit)
+        if not is_of_roster or self._holds(member) or taken_by not in (visit, _NOBODY):
+            return False
+        self._given_away[member] = visit
+        return True
+
+    def obstacle(self) -> str:
+        """Return which of those that wait cannot reach each other; empty: none."""
+        waiting = {waiter.claim.member: waiter.claim for waiter in self._waiters.values()}
+        found = [
+            f"worker {claim.rank} ({claim.who}) cannot reach worker {waiting[other].rank} "
+            f"({waiting[other].who})"
+            for claim in sorted(waiting.values(), key=lambda claim: claim.rank)
+            for other in claim.unreachable
+            if other in waiting
+        ]
+        if not found:
+            return ""
+        aside = sorted(waiting[member].rank for member in self._aside())
+        return (
+            f"{'; '.join(found)}. Repair that, or start a process elsewhere for worker"
+            f"{'s' if len(aside) > 1 else ''} {', '.join(map(str, aside))}, which wait"
+            f"{'' if len(aside) > 1 else 's'} aside"
+        )
+
     def leave(self, visit: int, now: float) -> None:
         """Note that a connection was closed; completes the round if all others wait for that."""
+        for member in [m for m, taker in self._given_away.items() if taker == visit]:
+            self._given_away[member] = _NOBODY
         self._visits.pop(visit, None)
         self._forget(token for token, w in self._waiters.items() if w.visit == visit)
         if self._waiters:
@@ -178,8 +224,11 @@ class Meeting:
     def _seated(self, now: float) -> dict[int, str]:
         """Return by rank the token of the process that gets it."""
         seated: dict[int, str] = {}
+        aside = self._aside()
         for token, waiter in sorted(self._waiters.items(), key=lambda item: item[1].since):
             claim = waiter.claim
+            if claim.member in aside:
+                continue
             if self._is_holder(claim):
                 seated[claim.rank] = token
             elif self._is_free_for(claim, now):
@@ -193,6 +242,8 @@ class Meeting:
         claims = [self._waiters[seated[rank]].claim for rank in range(world_size)]
         self.epoch = max(self.epoch, *(claim.seen for claim in claims)) + 1
         self.roster = tuple(claim.member for claim in claims)
+        self.places = tuple(claim.place for claim in claims)
+        self._given_away.clear()
         self.round_id = secrets.token_hex(8)
         self._members = frozenset(seated.values())
         self._floors.clear()
@@ -200,12 +251,24 @@ class Meeting:
         connected = set(self._visits.values()).union(self.roster)
         self._known = {member: self._known.get(member, "") for member in connected}
 
+    def _aside(self) -> frozenset[str]:
+        claims = {waiter.claim.member: waiter.claim for waiter in self._waiters.values()}
+        ranks = {member: claim.rank for member, claim in claims.items()}
+        return who_steps_aside(ranks, {m: claim.unreachable for m, claim in claims.items()})
+
+    def _holds(self, member: str) -> bool:
+        """Return whether a member of the roster is connected, and does not step aside."""
+        is_connected = member in self._visits.values() and member not in self._given_away
+        return is_connected and member not in self._aside()
+
     def _is_holder(self, claim: Claim) -> bool:
         return claim.rank < len(self.roster) and self.roster[claim.rank] == claim.member
 
     def _is_superseded(self, claim: Claim) -> bool:
         if claim.epoch == 0:
             return False
+        if claim.member in self._given_away:
+            return True
         is_older = max(self.epoch, claim.epoch) < self._floors.get(claim.run, 0)
         return is_older or (bool(self.roster) and not self._is_holder(claim))
 
@@ -213,9 +276,9 @@ class Meeting:
         if self._is_holder(claim):
             return True
         holder = self.roster[claim.rank] if claim.rank < len(self.roster) else ""
-        if holder in self._visits.values():
+        if self._holds(holder):
             return False
-        return holder in self._known or now >= self._knows_all_from
+        return holder in self._known or holder in self._given_away or now >= self._knows_all_from
 
     def _refuse_rival(self, waiter: _Waiter) -> None:
         """Refuse the later one of two new processes of one rank."""

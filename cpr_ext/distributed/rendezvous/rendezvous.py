@@ -31,6 +31,7 @@ from cpr_ext.distributed.rendezvous.host_connection import (
     place_of,
 )
 from cpr_ext.distributed.rendezvous.presence import Presence
+from cpr_ext.distributed.rendezvous.reach import Beacon, Probing
 from cpr_ext.distributed.rendezvous.round_store import RoundStore
 from cpr_ext.errors import RendezvousError
 
@@ -47,19 +48,28 @@ class Rendezvous:
     """One worker's seat at the rendezvous, kept over rounds.
 
     Args:
+        address: under which peers reach this worker; None: nobody tries.
+
+    Attributes:
+        member: distinguishes this process from others of its rank.
         run: what the worker's store knows of its run; None: it has no store.
+        doubts_peers: the last round came to nothing, so peers are tried before the next.
 
     Raises:
         UsageError: the job has no secret.
     """
 
-    def __init__(self, identity: Identity, time_outs: TimeOuts, run: RunNote | None = None) -> None:
+    def __init__(self, identity: Identity, time_outs: TimeOuts, address: str | None = None) -> None:
         self._identity = identity
-        self._run = run
+        self.run: RunNote | None = None
+        self.doubts_peers = False
+        self._beacon = None if address is None else Beacon(address)
+        self._places: dict[str, str] = {}  # of the members of that round, but this one
+        self._unreachable: tuple[str, ...] = ()
         self._time_outs = time_outs
         self._host = HostConnection(identity)
         self._notes = Notes(self._host)
-        self._member = secrets.token_hex(8)
+        self.member = secrets.token_hex(8)
         self._epoch, self._roster = (
             0,
             tuple[str, ...](),
@@ -84,6 +94,10 @@ class Rendezvous:
                 or another process has this worker's rank; or the host has another secret.
         """
         self._presence.begin()
+        probing = None
+        if self.doubts_peers and self._places:
+            probing = Probing(self._places, self._note_unreachable)
+            probing.wait()
         try:
             round_id = self._wait_for_all(time.monotonic() + self._time_outs.join_seconds)
         except ReplacedError as error:
@@ -94,11 +108,31 @@ class Rendezvous:
         except BaseException:
             self._host.close()  # this worker waits no more
             raise
+        finally:
+            if probing is not None:
+                probing.stop()
+            self._unreachable = ()
         self._store = RoundStore(HostConnection(self._identity), round_id)
         return self._store
 
+    def take_over(self, member: str) -> bool:
+        """Return whether ``member``, which has this worker's rank, is gone and refused from now on.
+
+        Its lock need not be heeded then. False if the host does not answer.
+        """
+        try:
+            answer = self._host.ask("take over", rank=self._identity.rank, member=member)
+        except (HostError, RefusedError):
+            return False
+        return bool(answer["is_yours"])
+
+    def _note_unreachable(self, members: tuple[str, ...]) -> None:
+        self._unreachable = members
+
     def leave(self) -> None:
         """Close the connections: another process may have this worker's rank."""
+        if self._beacon is not None:
+            self._beacon.close()
         self._presence.end()
         self._host.close()
 
@@ -121,6 +155,7 @@ class Rendezvous:
         missing = "unknown, as the rendezvous does not answer"
         reported, untrusted_since = time.monotonic(), None
         held_since: float | None = None
+        obstacle = ""
         while True:
             show_alive()
             error: HostError | None = None
@@ -128,7 +163,12 @@ class Rendezvous:
                 answer = self._meet(token, deadline)
                 if answer["round"] is not None:
                     self._epoch, self._roster = answer["epoch"], tuple(answer["roster"])
+                    places = dict(zip(self._roster, answer["places"], strict=True))
+                    self._places = {m: p for m, p in places.items() if p and m != self.member}
                     return str(answer["round"])
+                if answer["obstacle"] not in ("", obstacle):
+                    logger.warning("%s", answer["obstacle"])
+                obstacle = answer["obstacle"]
                 missing, untrusted_since = ", ".join(map(str, answer["missing"])), None
                 held_since = self._look_at_holder(answer["held_by"], held_since)
             except HostError as caught:
@@ -145,7 +185,7 @@ class Rendezvous:
                     ) from error
                 time.sleep(_RETRY_SECONDS)
             if time.monotonic() >= deadline:
-                raise self._join_failed(missing, error) from error
+                raise self._join_failed(missing, obstacle, error) from error
             if time.monotonic() > reported + _REPORT_SECONDS:
                 logger.info("waiting at %s for workers: %s", place_of(self._identity), missing)
                 reported = time.monotonic()
@@ -172,12 +212,14 @@ class Rendezvous:
         return {
             "rank": self._identity.rank,
             "world_size": self._identity.world_size,
-            "member": self._member,
+            "member": self.member,
             "epoch": self._epoch,
             "roster": self._roster if shows_roster else (),
-            "run": "" if self._run is None else self._run.run,
-            "seen": 0 if self._run is None else self._run.epoch,
+            "run": "" if self.run is None else self.run.run,
+            "seen": 0 if self.run is None else self.run.epoch,
             "who": f"process {os.getpid()} on {socket.gethostname()}",
+            "place": "" if self._beacon is None else self._beacon.place,
+            "unreachable": self._unreachable,
         }
 
     def _look_at_holder(self, holder: str, since: float | None) -> float | None:
@@ -196,11 +238,12 @@ class Rendezvous:
             raise RendezvousError(reason)
         return since
 
-    def _join_failed(self, missing: str, error: Exception | None) -> RendezvousError:
+    def _join_failed(self, missing: str, obstacle: str, error: Exception | None) -> RendezvousError:
         return self._end(
             f"worker {self._identity.rank} waited {self._time_outs.join_seconds:g} s at "
             f"{place_of(self._identity)} for workers {missing or 'that have just left'}, which did "
-            f"not come{'' if error is None else f' ({error})'}",
+            f"not come{'' if error is None else f' ({error})'}"
+            f"{obstacle and f': {obstacle}'}",
             ". Start them again, or restart the job: it resumes from the stores",
         )
 

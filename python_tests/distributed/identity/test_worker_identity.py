@@ -16,6 +16,7 @@ from cpr_ext.distributed.identity.worker_identity import (
     worker_directory,
 )
 from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.storage.locks import DirectoryLock
 
 OURS = {"CPR_RANK": "2", "CPR_WORLD_SIZE": "4", "CPR_RENDEZVOUS": "head:29400"}
 
@@ -110,6 +111,32 @@ def test_a_place_is_held_by_one_and_free_once_its_process_is_dead(tmp_path):
     again = RankLock(tmp_path, identity)
     again.acquire(0.1)
     again.release()
+
+
+def test_the_lock_of_a_process_that_the_others_gave_up_is_overruled_and_it_writes_no_more(tmp_path):
+    identity = Identity(0, 1, "127.0.0.1", 1)
+    store = worker_directory(tmp_path, 0, 1)
+    store.mkdir()
+    given_up = RankLock(tmp_path, identity, "cut off")
+    given_up.acquire(0.1)
+    its_store = DirectoryLock(store)
+    asked = []
+
+    def is_given_up(member):
+        asked.append(member)
+        return len(asked) > 1
+
+    successor = RankLock(tmp_path, identity, "new", is_given_up)
+    successor.acquire(10)
+    assert asked == ["cut off", "cut off"]
+    with pytest.raises(StoreError, match="Nothing more is written there"):
+        its_store.require_in_place()
+    DirectoryLock(store).close()
+    third = RankLock(tmp_path, identity, "third", lambda member: member == "cut off")
+    with pytest.raises(StoreError, match="is still process"):
+        third.acquire(0.1)
+    for lock in (given_up, successor):
+        lock.release()
 
 
 HOLDER = """

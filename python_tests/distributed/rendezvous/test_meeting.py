@@ -51,6 +51,55 @@ def test_a_member_that_asks_again_is_not_waiting_for_the_next_round():
     assert meeting.missing(2, 0.0) == [0, 1]
 
 
+def meet_as_three(meeting, *silent, prefix="again-", ranks=(0, 1, 2)):
+    """Three wait; ``silent``: pairs of which the first does not reach the second."""
+    for rank in ranks:
+        cannot = tuple(str(b) for a, b in silent if a == rank)
+        come(meeting, rank, f"{prefix}{rank}", member=str(rank), world_size=3, unreachable=cannot)
+    return all(meeting.is_member(f"{prefix}{rank}") for rank in ranks)
+
+
+def test_one_of_two_that_cannot_reach_each_other_steps_aside_and_returns():
+    meeting = Meeting()
+    assert meet_as_three(meeting, prefix="first-")
+    assert not meet_as_three(meeting, (0, 1))
+    assert meeting.missing(3, 0.0) == [1]
+    assert meeting.obstacle().startswith(
+        "worker 0 (the process of again-0) cannot reach worker 1 (the process of again-1). Repair "
+    )
+    assert "for worker 1, which waits aside" in meeting.obstacle()
+    assert meet_as_three(meeting)  # it was mended: nobody has lost anything
+    assert meeting.roster == ("0", "1", "2")
+
+
+def test_a_process_elsewhere_takes_the_place_of_one_that_stepped_aside():
+    meeting = Meeting()
+    assert meet_as_three(meeting, prefix="first-")
+    assert not meet_as_three(meeting, (0, 2), (1, 2))
+    newcomer = Claim(2, 3, "new")
+    assert meeting.held_by(newcomer) == ""
+    assert come(meeting, 2, "new", member="new", world_size=3, visit=9)
+    assert meeting.roster == ("0", "1", "new")
+    with pytest.raises(SupersededError):
+        come(meeting, 2, "late", member="2", world_size=3, epoch=1)
+
+
+def test_a_place_is_given_away_only_if_its_holder_is_gone():
+    meeting = Meeting()
+    assert meet_as_three(meeting, prefix="first-")
+    assert not meeting.take_over(2, "2", visit=9)  # it is connected
+    assert not meeting.take_over(2, "1", visit=9)  # the lock is of another process
+    meeting.leave(2, 0.0)
+    assert meeting.take_over(2, "2", visit=9)
+    assert not meeting.take_over(2, "2", visit=8)  # one at a time
+    with pytest.raises(SupersededError):
+        come(meeting, 2, "late", member="2", world_size=3, epoch=1)
+    meeting.leave(9, 0.0)
+    assert meeting.take_over(2, "2", visit=8)
+    assert not meet_as_three(meeting, ranks=(0, 1))
+    assert come(meeting, 2, "new", member="new", world_size=3, visit=8)
+
+
 def test_who_closes_its_connection_waits_no_more():
     meeting = Meeting()
     come(meeting, 0, visit=7)

@@ -1,0 +1,142 @@
+"""Which workers reach each other, and who steps aside if two do not.
+
+Each worker keeps a port on which it does not listen. Its machine refuses a connection there,
+whatever its processes do, and that is an answer. After a round that came to nothing, each worker
+tries the ports of the others.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+PROBE_SECONDS = 2.0
+_PAUSE_SECONDS = 1.0
+# Of a machine that answers: nobody listens there.
+_ANSWERS = (ConnectionRefusedError, ConnectionResetError)
+
+
+class Beacon:
+    """The port of this worker.
+
+    Args:
+        address: under which peers reach it.
+
+    Raises:
+        OSError: it is no address of this machine.
+    """
+
+    def __init__(self, address: str) -> None:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            address, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        self._kept = socket.socket(family, kind, protocol)
+        try:
+            self._kept.bind(place)
+        except OSError:
+            self._kept.close()
+            raise
+        host, port = self._kept.getsockname()[:2]
+        self.place = f"{host} {port}"
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._kept.close()
+
+
+class Probing:
+    """Tries the ports of peers again and again, until it is stopped.
+
+    Args:
+        places: of the peers, by who they are.
+        note: is given who does not answer, after each time.
+    """
+
+    def __init__(self, places: Mapping[str, str], note: Callable[[tuple[str, ...]], None]) -> None:
+        self._places = places
+        self._note = note
+        self._over, self._tried = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cpr_ext-probing", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return once all were tried."""
+        self._tried.wait(2 * PROBE_SECONDS)
+
+    def stop(self) -> None:
+        """Note nothing any more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            silent = unreachable(self._places)
+            if not self._over.is_set():
+                self._note(silent)
+            self._tried.set()
+            self._over.wait(_PAUSE_SECONDS)
+
+
+def unreachable(places: Mapping[str, str]) -> tuple[str, ...]:
+    """Return whose machine does not answer, sorted; all are tried at once."""
+    silent: list[str] = []
+
+    def try_one(member: str, place: str) -> None:
+        if not answers(place):
+            silent.append(member)
+
+    threads = [
+        threading.Thread(target=try_one, args=each, name="cpr_ext-probe", daemon=True)
+        for each in places.items()
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + PROBE_SECONDS + 1.0
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return tuple(sorted(silent))
+
+
+def answers(place: str, seconds: float = PROBE_SECONDS) -> bool:
+    """Return whether the machine of a :class:`Beacon` answers."""
+    host, port = place.split(" ")
+    try:
+        socket.create_connection((host, int(port)), seconds).close()
+    except _ANSWERS:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def who_steps_aside(
+    ranks: Mapping[str, int], unreachable: Mapping[str, Collection[str]]
+) -> frozenset[str]:
+    """Return the fewest, about, without whom all reach each other.
+
+    Who reaches the fewest others steps aside; of several, the one of the highest rank. So all
+    workers of a machine that is cut off do, and no other.
+
+    Args:
+        ranks: of the processes that wait.
+        unreachable: for each whom it does not reach; others than those that wait do not count.
+    """
+    pairs = set(_pairs(ranks, unreachable))
+    aside: set[str] = set()
+    while pairs:
+        counts = Counter(member for pair in pairs for member in pair)
+        worst = max(counts, key=lambda member: (counts[member], ranks[member], member))
+        aside.add(worst)
+        pairs = {pair for pair in pairs if worst not in pair}
+    return frozenset(aside)
+
+
+def _pairs(
+    ranks: Mapping[str, int], unreachable: Mapping[str, Collection[str]]
+) -> Iterable[frozenset[str]]:
+    for member, others in unreachable.items():
+        for other in others:
+            if member in ranks and other in ranks and member != other:
+                yield frozenset((member, other))
