@@ -72,6 +72,7 @@ crash-test: build
 	$(BIN)/python -m python_tests.faults.remote_test --store file --sample 50
 	$(BIN)/python -m python_tests.faults.remote_test --store s3 --sample 50
 	$(BIN)/python -m pytest -m long --timeout 1500 python_tests/test_process_death.py
+	$(BIN)/python -m pytest -m long --timeout 600 python_tests/storage/remote
 
 # Needs root, loop devices and ext4; says why it is skipped where there are none.
 power-cut-test: build

@@ -1,10 +1,14 @@
-"""How fast a disk writes and reads, measured with a file of its own that is removed again."""
+"""How fast a disk writes and reads, as snapshots are written: past the page cache, durably."""
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,34 +20,30 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """What the probe saw; ``probe_bytes`` were written and read once."""
+    """What the probe saw; ``probe_bytes`` were written and read once.
+
+    ``is_direct``: past the page cache; False: the file system refuses that, to snapshots too.
+    """
 
     write_bytes_per_second: float
     read_bytes_per_second: float
     probe_bytes: int
+    is_direct: bool
 
 
 def probe_disk(folder: str | os.PathLike[str], *, probe_bytes: int = PROBE_BYTES) -> DiskSpeed:
-    """Write and read ``probe_bytes`` in ``folder``, durably and past the page cache.
+    """Write and read ``probe_bytes`` in a file of ``folder`` that is removed again.
 
     Raises:
         StorageError: no file can be written there.
     """
-    block = os.urandom(_BLOCK_BYTES)
-    num_blocks = max(1, probe_bytes // _BLOCK_BYTES)
     try:
-        with tempfile.TemporaryFile(dir=Path(folder), buffering=0) as file:
-            started = time.perf_counter()
-            for _ in range(num_blocks):
-                _write_all(file.fileno(), block)
-            os.fsync(file.fileno())
-            write_seconds = time.perf_counter() - started
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            file.seek(0)
-            started = time.perf_counter()
-            while file.read(_BLOCK_BYTES):
-                pass
-            read_seconds = time.perf_counter() - started
+        descriptor, name = tempfile.mkstemp(prefix="cpr_probe.", dir=folder)
+        os.close(descriptor)
+        try:
+            return _probe(name, max(1, probe_bytes // _BLOCK_BYTES))
+        finally:
+            Path(name).unlink()
     except OSError as error:
         raise StorageError(
             error.errno,
@@ -51,11 +51,52 @@ def probe_disk(folder: str | os.PathLike[str], *, probe_bytes: int = PROBE_BYTES
             "(cpr plan --write-mb-per-second --read-mb-per-second)",
             str(folder),
         ) from error
-    written = num_blocks * _BLOCK_BYTES
-    return DiskSpeed(written / write_seconds, written / read_seconds, written)
 
 
-def _write_all(descriptor: int, block: bytes) -> None:
-    view = memoryview(block)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def _probe(name: str, num_blocks: int) -> DiskSpeed:
+    descriptor, is_direct = _open(name)
+    total = num_blocks * _BLOCK_BYTES
+    try:
+        with mmap.mmap(-1, _BLOCK_BYTES) as block:  # aligned to pages, as direct I/O needs
+            block.write(os.urandom(_BLOCK_BYTES))
+            view = memoryview(block)
+            with suppress(OSError):  # snapshots reserve their bytes, where that is possible
+                os.posix_fallocate(descriptor, 0, total)
+            started = time.perf_counter()
+            for number in range(num_blocks):
+                _all(os.pwritev, descriptor, view, number * _BLOCK_BYTES)
+            os.fsync(descriptor)
+            write_seconds = time.perf_counter() - started
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            started = time.perf_counter()
+            for number in range(num_blocks):
+                _all(os.preadv, descriptor, view, number * _BLOCK_BYTES)
+            read_seconds = time.perf_counter() - started
+            view.release()
+    finally:
+        os.close(descriptor)
+    return DiskSpeed(total / write_seconds, total / read_seconds, total, is_direct)
+
+
+def _open(name: str) -> tuple[int, bool]:
+    try:
+        return os.open(name, os.O_RDWR | os.O_DIRECT), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return os.open(name, os.O_RDWR), False
+
+
+def _all(
+    call: Callable[[int, list[memoryview], int], int],
+    descriptor: int,
+    view: memoryview,
+    offset: int,
+) -> None:
+    """Repeat a call that may stop early, until the block is done."""
+    done = 0
+    while done < len(view):
+        count = call(descriptor, [view[done:]], offset + done)
+        if count == 0:
+            raise OSError(errno.EIO, "the file ends early")
+        done += count

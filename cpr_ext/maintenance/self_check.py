@@ -34,7 +34,7 @@ class SelfCheck:
     Attributes:
         probe_bytes: of the table that was saved and recovered.
         direct_io: the file system takes writes past the page cache.
-        raw_write, raw_read: of a plain file through the page cache, synced.
+        raw_write, raw_read: of a plain file, past the page cache where that is possible, synced.
         save, recover: of a base snapshot, checksums included, until ``wait()`` returned.
         count_seconds: counting the lookups of one batch: 26 tables, 2048 samples.
         longest_pause_seconds: that ``step()`` blocked training while a base was captured.
@@ -97,7 +97,7 @@ def self_check(
     save, recover, pause = _time_store(Path(folder), probe_bytes)
     snapshot_bytes = round(model_bytes * fraction)
     found: dict[str, Any] = {
-        "direct_io": _has_direct_io(Path(folder)),
+        "direct_io": raw.is_direct,
         "raw_write": raw.write_bytes_per_second,
         "raw_read": raw.read_bytes_per_second,
         "save": save,
@@ -144,18 +144,6 @@ def _advice(found: dict[str, Any], every_seconds: float) -> list[str]:
             "a single core?"
         )
     return advice
-
-
-def _has_direct_io(folder: Path) -> bool:
-    descriptor, name = tempfile.mkstemp(dir=folder)
-    os.close(descriptor)
-    try:
-        os.close(os.open(name, os.O_WRONLY | os.O_DIRECT))
-    except OSError:
-        return False
-    finally:
-        Path(name).unlink()
-    return True
 
 
 def _time_counting(num_rows: int) -> float:

@@ -28,12 +28,19 @@ def write_checksummed(
 
     Raises:
         StorageError: the operating system refused; the old file is intact.
+        StoreError: it would be larger than what is read again.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    document = serialize_document(format_name, content, version)
+    if len(document) > MAX_BYTES:
+        raise StoreError(
+            f"'{path}' would have {len(document)} bytes; at most {MAX_BYTES} are read again. If it "
+            "lists too many segments, merge them: compaction=, rebase_after= or `cpr compact`"
+        )
     try:
         temporary.unlink(missing_ok=True)
         with os.fdopen(create_anew(temporary), "wb") as file:
-            file.write(serialize_document(format_name, content, version))
+            file.write(document)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 STORE_FILE = "STORE.json"
 STORE_COPY_FILE = "STORE.copy.json"
 MANIFEST_FILE = "MANIFEST.json"
 LOCK_FILE = "LOCK"
+# A copy is being read into this directory, or was: the description, until all else is there.
+FETCHING_FILE = "STORE.json.fetching"
 DENSE_DIRECTORY = "dense"
 TEMPORARY_SUFFIX = ".tmp"  # of a file that is about to replace another
 
 Kind = Literal["base", "partial", "merged", "dense"]
+_NO_STORE = frozenset(
+    (
+        *(LOCK_FILE, FETCHING_FILE, STORE_FILE + TEMPORARY_SUFFIX),
+        FETCHING_FILE + TEMPORARY_SUFFIX,
+        "lost+found",  # of a file system, at its mount point
+    )
+)
 _SHARD_NAME = re.compile(r"shard-(\d{5,})", re.ASCII)
 _WORKER_NAME = re.compile(r"worker-(\d{5,})-of-(\d{5,})", re.ASCII)
 _SEGMENT_NAME = re.compile(r"(\d{8,})-(base|partial|merged|dense)\.safetensors", re.ASCII)
@@ -55,3 +65,19 @@ def parse_worker_name(name: str) -> tuple[int, int] | None:
     if match is None or name != worker_name(int(match[1]), int(match[2])):
         return None
     return int(match[1]), int(match[2])
+
+
+def is_store_directory(name: str) -> bool:
+    """Return whether a directory of a store is named so."""
+    return name == DENSE_DIRECTORY or parse_shard_name(name) is not None
+
+
+def names_in_the_way(names: Iterable[str]) -> list[str]:
+    """Return the names, sorted, that keep a directory from becoming a new store.
+
+    What a read of a copy has left that was cut off does not.
+    """
+    found = set(names)
+    if FETCHING_FILE in found and STORE_FILE not in found:
+        found = {name for name in found if not is_store_directory(name)}
+    return sorted(found - _NO_STORE)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import stat
 import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.errors import StoreError
 from cpr_ext.runtime.forks import Creator, leave_to_parent_when_forked
 from cpr_ext.storage.file_names import LOCK_FILE
 from cpr_ext.storage.filesystem import open_regular, storage_error
@@ -35,14 +36,20 @@ class DirectoryLock:
     Attributes:
         path: the lock file; absolute if ``directory`` is.
 
+    Args:
+        directory: which exists.
+        may_be_link: the directory may come to be reached through a symbolic link later, as that of
+            a whole store may.
+
     Raises:
         StoreError: somebody else has it; names the process.
-        DamageError: in its place is something else than a regular file of this directory alone.
+        DamageError: in its place is something else than a regular file.
         OSError: the operating system refused.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, may_be_link: bool = True) -> None:
         self.path = directory / LOCK_FILE
+        self._may_be_link = may_be_link
         self._creator = Creator()
         self._descriptor, self._status = _take(self.path)
         # Not at exit: threads may still write then, and the system gives the lock back.
@@ -64,8 +71,9 @@ class DirectoryLock:
             raise StoreError(f"'{directory}' is closed; its lock was given back")
         try:
             is_there = os.path.samestat(os.lstat(self.path), self._status)
+            is_link = not self._may_be_link and stat.S_ISLNK(os.lstat(directory).st_mode)
         except (FileNotFoundError, NotADirectoryError):
-            is_there = False
+            is_there = is_link = False
         except OSError as error:
             raise storage_error("look for", self.path, error) from error
         if not is_there:
@@ -73,6 +81,12 @@ class DirectoryLock:
                 f"'{directory}' was moved, removed or replaced after this process had opened it "
                 f"(its {LOCK_FILE} is another or none). Nothing more is written there, because "
                 "another process may. Put the directory back, or start again with its new path"
+            )
+        if is_link:
+            raise StoreError(
+                f"'{directory}' was replaced by a symbolic link after this process had opened it. "
+                "Nothing more is written there, because links inside a store are not followed when "
+                "it is read. Put the directory itself back"
             )
 
     def close(self) -> None:
@@ -102,18 +116,19 @@ def _take(path: Path) -> tuple[int, os.stat_result]:
         try:
             _lock(path, descriptor)
             if _is_at(path, descriptor):
-                # A hard link's bytes are another file's, perhaps one outside the store.
                 status = os.fstat(descriptor)
-                if status.st_nlink != 1:
-                    raise DamageError(f"{path}: a hard link to another file; remove this name")
-                number = f"{os.getpid()}\n".encode()
-                os.pwrite(descriptor, number, 0)
-                os.ftruncate(descriptor, len(number))
-                return descriptor, status
+                if status.st_nlink == 1:
+                    number = f"{os.getpid()}\n".encode()
+                    os.pwrite(descriptor, number, 0)
+                    os.ftruncate(descriptor, len(number))
+                    return descriptor, status
+                # Its bytes are another name's, too, as after `cp -al`, perhaps of a file outside
+                # the store. They stay as they are, and this name gets a file of its own.
+                path.unlink()
         except BaseException:
             _close_quietly(descriptor)
             raise
-        os.close(descriptor)  # its holder has removed it meanwhile
+        os.close(descriptor)  # it was removed meanwhile
     raise StoreError(f"'{path.parent}' is removed and made again all the time; end who does that")
 
 

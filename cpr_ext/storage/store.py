@@ -32,10 +32,10 @@ from cpr_ext.storage.checksummed_json import (
 )
 from cpr_ext.storage.file_names import (
     DENSE_DIRECTORY,
-    LOCK_FILE,
+    FETCHING_FILE,
     STORE_COPY_FILE,
     STORE_FILE,
-    TEMPORARY_SUFFIX,
+    names_in_the_way,
     shard_name,
 )
 from cpr_ext.storage.filesystem import (
@@ -112,10 +112,17 @@ class Store:
 
     def _refuse_strangers(self) -> None:
         """Raise StoreError if this is no store, and no empty directory either."""
-        own = {STORE_FILE, STORE_FILE + TEMPORARY_SUFFIX, LOCK_FILE}
-        strangers = sorted({path.name for path in list_directory(self.directory)} - own)
+        names = [path.name for path in list_directory(self.directory)]
+        strangers = names_in_the_way(names)
         # Asked second: what another process makes here comes after its STORE.json.
-        if strangers and not exists(self.directory / STORE_FILE):
+        if exists(self.directory / STORE_FILE):
+            return
+        if FETCHING_FILE in names:
+            raise StoreError(
+                f"'{self.directory}' was being filled from a copy in object storage, which was "
+                "cut off. Open it with that copy (remote=), or choose another directory"
+            )
+        if strangers:
             raise StoreError(
                 f"'{self.directory}' is not a cpr_ext store (it has no {STORE_FILE}) but holds "
                 f"{strangers[0]!r}; choose an empty or a new directory"
@@ -123,7 +130,7 @@ class Store:
             )
 
     def _lock(self, directory: Path) -> DirectoryLock:
-        lock = DirectoryLock(directory)
+        lock = DirectoryLock(directory, may_be_link=directory == self.directory)
         self._locks.append(lock)
         return lock
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from cpr_ext.errors import DamageError
-from cpr_ext.maintenance import export
+from cpr_ext.maintenance import export, inspect, verify
 from cpr_ext.state import dense_schema
 from cpr_ext.storage import filesystem, manifest, segment_header, store_reader
 from cpr_ext.storage.filesystem import create_anew, open_regular, require_directory
@@ -183,3 +183,27 @@ def test_what_memory_a_store_justifies_is_counted_from_its_files(scene, tmp_path
     longer = [{"op": "resize", "file": "dense/00000001-dense.safetensors", "size": 2**40}]
     assert size_bytes(scene, longer, tmp_path / "store") > 2**40
     assert allowed_bytes(2**40) == MOST_BYTES
+
+
+JSON_FACTOR = 128  # of SECURITY.md
+
+
+@pytest.mark.parametrize("value", [[], {}, {"a": 0}, {"$tuple": []}, 1000], ids=str)
+def test_a_tree_of_small_values_takes_no_more_than_so_many_times_its_json(scene, tmp_path, value):
+    store = tmp_path / "store"
+    scene.copy(store)
+    file = f"dense/{scene.dense[-1].file}"
+    tree = [value] * 200_000
+    OPERATIONS["set_header"](store, file, ["skeleton", "extra", "extra_state"], tree)
+    size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
+    allowed = allowed_bytes(size) + JSON_FACTOR * len(json.dumps(tree, separators=(",", ":")))
+    del tree
+    for read in (verify, inspect, recover):
+        meter = MemoryMeter()
+        read(store)
+        assert meter.grown_bytes() < allowed
+
+
+def recover(store):
+    with opened(store) as run:
+        assert len(run.checkpointer.recover().extra_state) == 200_000

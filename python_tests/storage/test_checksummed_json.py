@@ -6,6 +6,7 @@ import pytest
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.storage import checksummed_json
 from cpr_ext.storage.checksummed_json import read_checksummed, write_checksummed
 from python_tests.helpers import Trained
 
@@ -31,6 +32,15 @@ def test_a_checksum_finds_every_changed_byte(tmp_path):
     with pytest.raises(DamageError):
         read_checksummed(path, "cpr_ext.other")
     assert read_checksummed(tmp_path / "none.json", "cpr_ext.test") is None
+
+
+def test_a_document_that_could_not_be_read_again_is_not_written(tmp_path, monkeypatch):
+    """Such as a manifest of too many segments: the one before stays."""
+    write_checksummed(tmp_path / "file.json", "cpr_ext.test", {"a": 1})
+    monkeypatch.setattr(checksummed_json, "MAX_BYTES", 1000)
+    with pytest.raises(StoreError, match="at most 1000 are read again"):
+        write_checksummed(tmp_path / "file.json", "cpr_ext.test", {"a": "b" * 1000})
+    assert read_checksummed(tmp_path / "file.json", "cpr_ext.test") == {"a": 1}
 
 
 def set_version(path, version):

@@ -5,6 +5,7 @@ import fcntl
 import os
 import random
 import re
+import shutil
 import threading
 from itertools import product
 
@@ -177,14 +178,47 @@ def test_a_lock_that_is_a_link_changes_no_other_file(tmp_path, place):
     outside.write_text("years of work")
     store = tmp_path / "store"
     Store(store, tables=[Table("a", torch.zeros(3, 2))], num_shards=1).close()
-    for link in (os.link, os.symlink):
-        (store / place / "LOCK").unlink()
-        link(outside, store / place / "LOCK")
-        with pytest.raises(DamageError, match="LOCK"):
-            Store(store, tables=[Table("a", torch.zeros(3, 2))], num_shards=1)
-        assert outside.read_text() == "years of work"
-    (store / place / "LOCK").unlink()
+    lock = store / place / "LOCK"
+    lock.unlink()
+    lock.symlink_to(outside)
+    with pytest.raises(DamageError, match="LOCK"):
+        Store(store, tables=[Table("a", torch.zeros(3, 2))], num_shards=1)
+    lock.unlink()
+    lock.hardlink_to(outside)
     Store(store, tables=[Table("a", torch.zeros(3, 2))], num_shards=1).close()
+    assert outside.read_text() == "years of work"
+    assert not lock.samefile(outside)
+
+
+def test_a_hard_linked_copy_and_its_original_are_opened_side_by_side(tmp_path):
+    store, copy = tmp_path / "store", tmp_path / "copy"
+    tables = [Table("a", torch.zeros(3, 2))]
+    Store(store, tables=tables, num_shards=1).close()
+    shutil.copytree(store, copy, copy_function=os.link)
+    first = Store(store, tables=tables, num_shards=1)
+    second = Store(copy, tables=tables, num_shards=1)
+    first.add_dense(dense_record(first))
+    assert second.is_empty
+    second.close()
+    first.close()
+    assert Store(copy, tables=tables, num_shards=1).is_empty
+
+
+def test_nothing_is_committed_to_a_directory_that_became_a_link(tmp_path):
+    """It would be acknowledged, and refused at the next start."""
+    store = Store(tmp_path / "store", tables=[Table("a", torch.zeros(3, 2))], num_shards=1)
+    shard = tmp_path / "store" / "shard-00000"
+    shard.rename(tmp_path / "elsewhere")
+    shard.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="symbolic link"):
+        store.require_in_place()
+    shard.unlink()
+    (tmp_path / "elsewhere").rename(shard)
+    store.require_in_place()
+    (tmp_path / "store").rename(tmp_path / "moved")
+    (tmp_path / "store").symlink_to(tmp_path / "moved")
+    store.require_in_place()  # the store itself may be reached through links
+    store.close()
 
 
 def test_locks_are_given_back_though_closing_them_fails(tmp_path, monkeypatch):

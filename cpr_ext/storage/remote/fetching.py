@@ -12,10 +12,27 @@ from tempfile import TemporaryDirectory
 
 from cpr_ext.errors import CprError, DamageError, StoreError
 from cpr_ext.storage.checksummed_json import write_checksummed
-from cpr_ext.storage.file_names import DENSE_DIRECTORY, MANIFEST_FILE, STORE_FILE, TEMPORARY_SUFFIX
+from cpr_ext.storage.file_names import (
+    DENSE_DIRECTORY,
+    FETCHING_FILE,
+    MANIFEST_FILE,
+    STORE_FILE,
+    TEMPORARY_SUFFIX,
+    is_store_directory,
+    names_in_the_way,
+)
 from cpr_ext.storage.filesystem import make_directory, storage_error, sync_directory
+from cpr_ext.storage.locks import DirectoryLock
 from cpr_ext.storage.manifest import FORMAT_NAME, SegmentRecord
-from cpr_ext.storage.remote.objects import Objects, RemoteOptions, is_address, open_objects
+from cpr_ext.storage.reading import exists, list_directory
+from cpr_ext.storage.remote.objects import (
+    Objects,
+    RemoteError,
+    RemoteOptions,
+    is_address,
+    open_objects,
+)
+from cpr_ext.storage.remote.pins import READERS, newest_pinned
 from cpr_ext.storage.remote.range_reading import WantedFile, read_objects
 from cpr_ext.storage.remote.remote_state import (
     RemoteDirectory,
@@ -36,55 +53,89 @@ def fetch_store(
 ) -> RemoteState:
     """Read the newest state into ``directory``, which must be empty or missing.
 
-    The directory appears as a whole: before, the data is in one next to it.
+    It becomes a store by one rename, once all else is there. What a read has left that was cut off
+    is removed. Nothing is written outside the directory, so it may be a mount point or a link.
 
     Args:
         shards: names of the directories whose segments are read; None: all.
         headers_only: of each segment only the header, enough for ``cpr inspect``.
 
     Raises:
-        StoreError: there is no state.
+        StoreError: there is no state, the directory is not empty, or another process writes there.
         DamageError: an object is not as written, or missing.
-        RemoteError: a request failed.
+        RemoteError: a request failed, or the writer removes objects before they are read.
         StorageError: the directory could not be written.
     """
     directory = directory.absolute()
-    target = directory.with_name(directory.name + ".fetching")
     try:
-        return _fetch_newest(objects, directory, target, shards, headers_only)
+        make_directory(directory)
+        lock = DirectoryLock(directory)
+        try:
+            require_vacant(directory)
+            return _fetch_newest(objects, directory, shards, headers_only)
+        finally:
+            lock.close()
     except OSError as error:
         if isinstance(error, CprError):
             raise
         raise storage_error("read the remote store into", directory, error) from error
-    finally:
-        shutil.rmtree(target, ignore_errors=True)
+
+
+def require_vacant(directory: Path) -> None:
+    """Raise StoreError if a directory holds anything that a new store does not begin with."""
+    if found := names_in_the_way(path.name for path in list_directory(directory)):
+        raise StoreError(
+            f"'{directory}' holds {found[0]!r:.100}; a copy is read into an empty or a new "
+            "directory only"
+        )
 
 
 def _fetch_newest(
-    objects: Objects,
-    directory: Path,
-    target: Path,
-    shards: Collection[str] | None,
-    headers_only: bool,
+    objects: Objects, directory: Path, shards: Collection[str] | None, headers_only: bool
 ) -> RemoteState:
-    tries_left = _TRIES
-    while True:
-        state = newest_state(objects)
-        if state is None:
-            raise StoreError("the remote store holds no state yet")
-        shutil.rmtree(target, ignore_errors=True)
-        try:
-            _fetch(objects, state, target, shards, headers_only=headers_only)
-            break
-        except FileNotFoundError as error:
-            # Its writer has removed an object; then there is a newer state.
-            tries_left -= 1
-            newer = newest_state(objects)
-            if not tries_left or newer is None or newer.number == state.number:
-                raise DamageError(f"the remote store lacks an object: {error}") from error
-    target.replace(directory)
-    sync_directory(directory.parent)
-    return state
+    try:
+        for tries_left in reversed(range(_TRIES)):
+            with newest_pinned(objects) as state:
+                if state is None:
+                    raise StoreError("the remote store holds no state yet")
+                _clear(directory)
+                try:
+                    _fetch(objects, state, directory, shards, headers_only=headers_only)
+                except FileNotFoundError as error:
+                    _require_removed(objects, state, error, tries_left)
+                else:
+                    return state
+    except BaseException:
+        _clear(directory)
+        raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _require_removed(
+    objects: Objects, state: RemoteState, error: FileNotFoundError, tries_left: int
+) -> None:
+    """Raise unless a writer may have removed an object, and there is a newer state to try."""
+    newer = newest_state(objects)
+    if newer is None or newer.number == state.number:
+        raise DamageError(f"the remote store lacks an object: {error}") from error
+    if not tries_left:
+        raise RemoteError(
+            f"objects of each of {_TRIES} states were removed before they were read: the job that "
+            "is copied adds states faster. If this reader may create and delete objects in "
+            f"'{READERS}', the job keeps those of its state"
+        ) from error
+
+
+def _clear(directory: Path) -> None:
+    """Remove what a read has left, last the file that shows that it is of a read."""
+    begun = directory / FETCHING_FILE
+    if not exists(begun):
+        return
+    for path in list_directory(directory):
+        if is_store_directory(path.name):
+            shutil.rmtree(path)
+    sync_directory(directory)
+    begun.unlink()
 
 
 def _fetch(
@@ -95,15 +146,14 @@ def _fetch(
     *,
     headers_only: bool,
 ) -> None:
-    make_directory(target)
+    write_checksummed(target / FETCHING_FILE, "cpr_ext.store", dict(state.view.model))
     wanted = []
+    for name in state.view.directories:
+        (target / name).mkdir()
     for key, (name, record) in state.view.records().items():
         if shards is None or name in shards:
-            (target / name).mkdir(exist_ok=True)
             checksum = None if headers_only else state.checksums[key]
             wanted.append(_wanted(key, record, target / name / record.file, checksum))
-    for name in state.view.directories:
-        (target / name).mkdir(exist_ok=True)
     with ThreadPoolExecutor(1) as pool:  # the disk does this while the network is waited for
         manifests = pool.submit(_write_manifests, target, state)
         read_objects(objects, wanted)
@@ -111,6 +161,9 @@ def _fetch(
     _keep_time(target, state)
     for name in state.view.directories:
         sync_directory(target / name)  # the names of segments that came after its manifest
+    sync_directory(target)
+    (target / FETCHING_FILE).replace(target / STORE_FILE)
+    sync_directory(target)
 
 
 def _keep_time(target: Path, state: RemoteState) -> None:
@@ -124,7 +177,6 @@ def _keep_time(target: Path, state: RemoteState) -> None:
 def _write_manifests(target: Path, state: RemoteState) -> None:
     for name, remote in state.view.directories.items():
         _write_manifest(target / name, name, remote, state)
-    write_checksummed(target / STORE_FILE, "cpr_ext.store", dict(state.view.model))
 
 
 def _write_manifest(

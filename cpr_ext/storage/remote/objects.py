@@ -16,8 +16,10 @@ from cpr_ext.errors import CprError, UsageError
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://", re.ASCII)
 _QUERY = re.compile(r"\?[^\s\"']*")
+_USER = re.compile(r"(?<=://)[^\s\"']*@")  # and its password
 _SAID = re.compile(r"<(?:Code|Message)>([^<]*)<")  # in the XML of S3 and Azure
 PART_BYTES = 16 << 20  # of a multipart upload, the least
+PART_STEP_BYTES = 1 << 20
 MOST_PARTS = 10_000  # of an object, as S3 has it
 PARALLEL_PARTS = 4  # in memory at a time
 
@@ -38,8 +40,8 @@ def part_bytes(size_bytes: int) -> int:
 
     Of one of 5 TiB, the largest of S3, parts have 525 MiB, and four are in memory at a time.
     """
-    whole = 1 << 20
-    return max(PART_BYTES, -(-size_bytes // (MOST_PARTS * whole)) * whole)
+    step = PART_STEP_BYTES
+    return max(PART_BYTES, -(-size_bytes // (MOST_PARTS * step)) * step)
 
 
 class RemoteError(CprError):
@@ -146,15 +148,15 @@ def open_objects(options: RemoteOptions) -> Objects:
     try:
         return StoredObjects(from_url(options.address, **more))
     except Exception as error:
-        raise UsageError(f"'{options.address}' cannot be opened: {brief(error)}") from error
+        raise UsageError(f"'{options.address}' cannot be opened: {brief(error)}") from None
 
 
 def brief(error: BaseException) -> str:
     """Return an error in one line: its first, with what a service answered, without secrets.
 
-    Queries of URLs may hold signatures.
+    Queries of URLs may hold signatures, and what is before their host a password.
     """
-    first = _QUERY.sub("?...", str(error).strip().split("\n\n", 1)[0])
+    first = _USER.sub("...@", _QUERY.sub("?...", str(error).strip().split("\n\n", 1)[0]))
     if isinstance(error, CprError):
         return f"{type(error).__name__}: {first.splitlines()[0] if first else '':.600}"
     said = [match[1].strip() for match in _SAID.finditer(first)]

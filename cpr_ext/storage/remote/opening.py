@@ -15,16 +15,24 @@ from cpr_ext.errors import DamageError
 from cpr_ext.storage.file_names import (
     DENSE_DIRECTORY,
     STORE_FILE,
+    names_in_the_way,
     parse_shard_name,
     shard_name,
 )
 from cpr_ext.storage.lineage import shards_without
+from cpr_ext.storage.locks import DirectoryLock
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.reading import list_directory
 from cpr_ext.storage.remote.fetching import fetch_directory, fetch_store
 from cpr_ext.storage.remote.objects import RemoteOptions, open_objects
+from cpr_ext.storage.remote.pins import newest_pinned
 from cpr_ext.storage.remote.remote_copy import RemoteCopy
-from cpr_ext.storage.remote.remote_state import RemoteDirectory, StoreView, newest_state
+from cpr_ext.storage.remote.remote_state import (
+    RemoteDirectory,
+    RemoteState,
+    StoreView,
+    newest_state,
+)
 from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreIdentity, read_identity
@@ -53,7 +61,8 @@ class RemoteStore:
         self._directory = Path(directory).absolute()
         self._objects = open_objects(options)
         self.was_read = False
-        if not list_directory(self._directory) and newest_state(self._objects) is not None:
+        names = [path.name for path in list_directory(self._directory)]
+        if not names_in_the_way(names) and newest_state(self._objects) is not None:
             self.was_read = True
             fetch_store(self._objects, self._directory)
         else:
@@ -72,17 +81,25 @@ class RemoteStore:
             num_held = sum(parse_shard_name(name) is not None for name in held)
             if num_held >= identity.num_shards and DENSE_DIRECTORY in held:
                 return
-            state = newest_state(self._objects)
-            if state is None or len(state.view.directories) != identity.num_shards + 1:
-                return
-            missing = [name for name in state.view.directories if name not in held]
-            if not self._fits(identity, state.view, missing):
-                return
-            for name in missing:
-                fetch_directory(self._objects, state, name, self._directory)
-                logger.warning(
-                    "'%s' was missing; it was read from the remote store", self._directory / name
-                )
+            lock = DirectoryLock(self._directory)
+            try:
+                with newest_pinned(self._objects) as state:
+                    self._restore_from(state, identity)
+            finally:
+                lock.close()
+
+    def _restore_from(self, state: RemoteState | None, identity: StoreIdentity) -> None:
+        if state is None or len(state.view.directories) != identity.num_shards + 1:
+            return
+        held = {path.name for path in list_directory(self._directory)}
+        missing = [name for name in state.view.directories if name not in held]
+        if not self._fits(identity, state.view, missing):
+            return
+        for name in missing:
+            fetch_directory(self._objects, state, name, self._directory)
+            logger.warning(
+                "'%s' was missing; it was read from the remote store", self._directory / name
+            )
 
     def _fits(self, identity: StoreIdentity, view: StoreView, missing: list[str]) -> bool:
         """Return whether the copy's directories hold the state of this store's newest snapshot."""

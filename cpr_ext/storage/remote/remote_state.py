@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cpr_ext.errors import DamageError
+from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.state.position import is_count
 from cpr_ext.storage.checksummed_json import parse_document, serialize_document
 from cpr_ext.storage.file_names import DENSE_DIRECTORY, parse_shard_name
@@ -189,3 +189,12 @@ def newest_state(objects: Objects) -> RemoteState | None:
     """
     found = newest_document(objects, STATES)
     return None if found is None else RemoteState.from_bytes(found[1], state_key(found[0]))
+
+
+def read_state(objects: Objects, number: int) -> RemoteState | None:
+    """Read the state of a number; None: there is none, or it is not as written."""
+    key = state_key(number)
+    try:
+        return RemoteState.from_bytes(objects.read(key), key)
+    except (FileNotFoundError, StoreError):
+        return None

@@ -21,6 +21,7 @@ from cpr_ext.storage.manifest import ANCESTORS_KEPT, SegmentRecord
 from cpr_ext.storage.remote.fetching import fetch_segment
 from cpr_ext.storage.remote.numbered import require_create_only
 from cpr_ext.storage.remote.objects import Body, Objects, RemoteError
+from cpr_ext.storage.remote.pins import PinsSeen
 from cpr_ext.storage.remote.remote_state import (
     OBJECTS,
     RemoteState,
@@ -74,6 +75,7 @@ class RemoteWriter:
         self.newest: RemoteState | None = None
         self._listed: set[str] = set()  # objects that no later writer can have sent
         self._sent: dict[str, int] = {}  # checksums of objects that no state names yet
+        self._pins = PinsSeen()
         self._tried: Set[bytes] = frozenset()  # states that may be there, whatever was answered
 
     def open(self, view: StoreView) -> None:
@@ -241,16 +243,18 @@ class RemoteWriter:
         )
 
     def _tidy(self, before: RemoteState | None, state: RemoteState) -> None:
-        """Remove old states, then objects that neither of the last two states names.
+        """Remove old states, then objects that neither the last two states nor pinned ones name.
 
         Of objects only those that this writer sent, or that were there when it came: another writer
         may have taken over by now. Each step may fail: what stays costs space, and the next call
         tries again.
         """
         try:
+            pinned, named = self._pins.look(self._objects)
             for number in state_numbers(self._objects)[:-STATES_KEPT]:
-                self._objects.delete(state_key(number))
-            named = {*state.checksums, *(before.checksums if before is not None else ())}
+                if number not in pinned:
+                    self._objects.delete(state_key(number))
+            named |= {*state.checksums, *(before.checksums if before is not None else ())}
             for key in sorted(self._listed - named):
                 self._objects.delete(key)
                 self._listed.remove(key)

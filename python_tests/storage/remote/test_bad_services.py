@@ -2,6 +2,7 @@
 
 import datetime
 import shutil
+import traceback
 from unittest.mock import patch
 
 import pytest
@@ -188,6 +189,26 @@ def test_errors_hide_signatures_and_keep_reasons():
     assert brief(RemoteError(line)) == f"RemoteError: {line}"
 
 
+@pytest.mark.parametrize("password", [SECRET, f"a/{SECRET}", f"a?{SECRET}", f"a@{SECRET}"])
+def test_errors_hide_the_password_of_a_configured_endpoint(password):
+    options = RemoteOptions(
+        "s3://bucket/job",
+        config={
+            "aws_endpoint": f"http://user:{password}@127.0.0.1:1",
+            "aws_access_key_id": "a",
+            "aws_secret_access_key": "b",
+            "aws_region": "c",
+        },
+        client_options={"allow_http": True},
+        retry_config={"max_retries": 0},
+    )
+    with pytest.raises(cpr_ext.CprError) as refusal:
+        open_objects(options).read("states/000000000001.json")
+    text = "".join(traceback.format_exception(refusal.value))
+    assert SECRET not in text
+    assert "user" not in str(refusal.value)
+
+
 def test_a_bug_in_obstore_is_an_error_of_one_request(tmp_path):
     class PanicException(BaseException):
         pass
@@ -221,7 +242,7 @@ def test_what_others_changed_is_damage_and_no_row_is_restored(objects, tmp_path)
     objects.held[key] = objects.held[key][:-1] + bytes([objects.held[key][-1] ^ 1])
     with pytest.raises(cpr_ext.DamageError, match="checksum"):
         begin(tmp_path / "b")
-    assert not (tmp_path / "b").exists()
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["LOCK"]
 
 
 class LaggingObjects(MemoryObjects):

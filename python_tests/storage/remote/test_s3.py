@@ -1,5 +1,6 @@
 """A copy in S3: a real HTTP server that behaves like it, in this process."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 import cpr_ext
 from cpr_ext.publishing import Subscriber, publish
 from cpr_ext.storage.remote import RemoteError, RemoteOptions, fetch_store, open_objects
+from cpr_ext.storage.remote import objects as remote_objects
 from cpr_ext.storage.remote.objects import PART_BYTES
 from cpr_ext.storage.remote.remote_state import newest_state
 from python_tests.helpers import assert_same
@@ -86,3 +88,37 @@ def test_a_bucket_that_does_not_exist_is_named_without_secrets(options, service,
         begin(tmp_path / "a", remote=missing)
     assert SECRET not in str(raised.value)
     begin(tmp_path / "a", remote=options).checkpointer.close()
+
+
+@pytest.mark.long
+def test_a_segment_of_more_than_10000_of_the_least_parts_is_sent_and_recovered(
+    options, tmp_path, monkeypatch
+):
+    """S3 takes no part 10,001, and neither does moto. Parts here are small, as the segment is."""
+    from moto.s3 import models
+
+    monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", 1)
+    monkeypatch.setattr(remote_objects, "PART_BYTES", 256)
+    monkeypatch.setattr(remote_objects, "PART_STEP_BYTES", 256)
+    torch.manual_seed(3)
+    model = nn.Embedding(20_000, 32)  # 2.56 MB
+    with started(model, tmp_path / "a", options) as checkpointer:
+        checkpointer.save("base")
+        checkpointer.wait()
+        assert checkpointer._parts.remote.wait(60)
+    records = newest_state(open_objects(options)).view.records().values()
+    assert max(record.file_bytes for _, record in records) > 10_000 * 256
+    other = nn.Embedding(20_000, 32)
+    with started(other, tmp_path / "b", options):
+        assert torch.equal(other.weight, model.weight)
+
+
+@contextlib.contextmanager
+def started(model, directory, options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    checkpointer = cpr_ext.Checkpointer(
+        model, optimizer, directory, remote=options, schedule=cpr_ext.EverySteps(10**9)
+    )
+    checkpointer.recover()
+    yield checkpointer
+    checkpointer.close()
