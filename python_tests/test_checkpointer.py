@@ -148,18 +148,18 @@ def test_one_step_captures_no_more_than_about_a_slot(tmp_path):
         tmp_path, tables, num_shards=8, staging=cpr_ext.StagingOptions(slot_bytes=slot_bytes)
     )
     captured = []
-    advance = Snapshot._take
+    advance = Snapshot._note_captured
 
     def note(self, part, chunks, step):
         num_bytes = advance(self, part, chunks, step)
         captured.append((step, num_bytes))
         return num_bytes
 
-    Snapshot._take = note
+    Snapshot._note_captured = note
     try:
         run.train(40)
     finally:
-        Snapshot._take = advance
+        Snapshot._note_captured = advance
     for step in range(1, 41):
         assert sum(n for at, n in captured if at == step) <= 2 * slot_bytes
     assert len({step for step, n in captured if n}) > 3
