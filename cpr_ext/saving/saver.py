@@ -36,9 +36,11 @@ logger = logging.getLogger("cpr_ext")
 
 Consistency = Literal["row", "step"]
 WhenBusy = Literal["delay", "wait"]
-# A capture that training waits for comes back after a chunk: well below a millisecond.
-_CHUNK_BYTES = 1 << 20
+# A capture that training waits for comes back after a chunk: in a fraction of a millisecond.
+_CHUNK_BYTES = 512 << 10
 _POLL_SECONDS = 0.0005
+# The step that ends a snapshot copies the dense part, too.
+_TABLES_CHECKED_AT_END = 4
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,7 @@ class Saver:
             snapshot = self.begin("base")
         step, num_samples = self._account.step, self._account.num_samples
         self._watch.check_all()
-        if not snapshot.has_rows_left and self._check_clean_rows():
+        if not snapshot.has_rows_left and self._check_clean_rows(_TABLES_CHECKED_AT_END):
             snapshot.give_up(SnapshotError("rows of it changed unseen; see the warning"))
         if snapshot.mode is CaptureMode.CHOOSE_FIRST:
             if rows:  # captured rows and those still to be captured must be of this step
@@ -338,9 +340,9 @@ class Saver:
             if not self._note_changed(self._scrub.advance()) and self._scrub.num_passes != passes:
                 self._note_pass()
 
-    def _check_clean_rows(self) -> bool:
+    def _check_clean_rows(self, most_tables: int | None = None) -> bool:
         """Return whether a row that counts as clean was found to be changed."""
-        return bool(self._note_changed(self._scrub.check_some()))
+        return bool(self._note_changed(self._scrub.check_some(most_tables=most_tables)))
 
     def _note_changed(self, found: list[ChangedRow]) -> list[ChangedRow]:
         if found:  # what PyTorch has counted is reported as such

@@ -5,14 +5,15 @@ another library, or by an optimizer that moves rows without a gradient. So each 
 a hash (two bytes), and rows that no tracker calls dirty must still have it.
 
 A pass compares all rows once, in slices that training waits for. A slice takes tens of
-microseconds, and all slices take at most :data:`SHARE` of the time. Before and after each
-capture, some rows of every table are compared as well, other ones each time. The next
-snapshot finds a write to large parts of a table, and a pass one to a single row.
+microseconds, and all slices take at most :data:`SHARE` of the time. Before each capture, some
+rows of every table are compared as well, and of some tables after it; other ones each time. The
+next snapshot finds a write to large parts of a table, and a pass one to a single row.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from cpr_ext.state.table import Table
 SHARE = 0.0005
 _SLICE_BYTES = 256 << 10
 _ROWS_OF_A_TABLE = 16
+_CHECKED_OF_A_WINDOW = 4  # tables; training waits for it
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class Scrub:
             for table in tables
             if device_of(table.weight) is None
         }
+        self._turns = deque(self._tables.values())  # the next to check is first
         self._window: list[tuple[Selection, int, int]] = []  # captured rows, by position
         self._fixed: list[tuple[_TableScrub, RowIds, RowIds]] = []
         self.restart()
@@ -215,7 +218,7 @@ class Scrub:
     def check_window(self) -> ChangedRow | None:
         """Return a row that changed since it was captured in this window, if one of some did."""
         window, self._window = self._window, []
-        for selection, first, end in window:
+        for selection, first, end in window[:: 1 + len(window) // _CHECKED_OF_A_WINDOW]:
             scrub = self._tables.get(selection.table.name)
             if scrub is None:
                 continue
@@ -225,14 +228,20 @@ class Scrub:
                     return changed
         return None
 
-    def check_some(self) -> list[ChangedRow]:
-        """Compare some rows of every table; return those found to differ, one of each call."""
+    def check_some(self, *, most_tables: int | None = None) -> list[ChangedRow]:
+        """Compare some rows of every table; return those found to differ, one of each call.
+
+        Args:
+            most_tables: only of so many tables, other ones each time; None: of all.
+        """
         found = []
         for scrub, row_ids, then in self._fixed:
             if (changed := scrub.compare_hashes(row_ids, then)) is not None:
                 found.append(changed)
         self._fixed.clear()
-        for each in self._tables.values():
+        for _ in range(min(len(self._turns), most_tables or len(self._turns))):
+            each = self._turns[0]
+            self._turns.rotate(-1)
             if self._can_compare(each.table):
                 with suppress(UsageError):
                     if (changed := each.compare_spread()) is not None:

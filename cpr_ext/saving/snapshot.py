@@ -188,7 +188,7 @@ class Snapshot:
         selections = [selection for selection in of_shard if selection.num_rows > 0]
         if selections:
             self._parts.append(_Part(shard, selections))
-            if self.mode is not CaptureMode.GATHER:
+            if self.mode not in (CaptureMode.GATHER, CaptureMode.COPY_ON_WRITE):
                 self._begun(self._parts[-1])
 
     def _begun(self, part: _Part) -> SegmentCapture:
@@ -248,6 +248,12 @@ class Snapshot:
             return False
 
     def _capture_rows(self, step: int, max_bytes: int, wait_for_slot: bool, stop: Any) -> bool:
+        if self.is_copied_on_write:  # all at once: an optimizer's step would wait for it
+            for part in self._parts:
+                if part.capture is None:
+                    self._begun(part)
+                    if stop is not None and stop.is_set():
+                        return True
         captured_bytes = 0
         index = 0
         while True:

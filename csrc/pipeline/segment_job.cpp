@@ -105,6 +105,9 @@ void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_s
                                 const std::atomic<bool>* stop, std::vector<Chunk>* captured) {
   const int64_t slot_bytes = pipeline_.slots().slot_bytes();
   const int num_tables = static_cast<int>(plan_.tables.size());
+  // What may be stopped runs beside training, which has the cores: a small chunk would wait for
+  // other threads to get one.
+  ThreadPool* const threads = stop == nullptr ? pipeline_.threads_.get() : nullptr;
   int64_t captured_bytes = 0;
   FilledSlot open;
   int64_t open_bytes = 0;
@@ -131,7 +134,7 @@ void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_s
     Chunk chunk{next_table_, next_row_, count, step, {}, {}, 0};
     open.offsets.push_back(open_bytes + bytes_ahead(table, next_row_, count));
     const bool is_whole = copies_.empty() || !copies_[next_table_]->has_copies(chunk.first);
-    gather_chunk(&chunk, open.slot.data() + open.offsets.back(), &open);
+    gather_chunk(&chunk, threads, open.slot.data() + open.offsets.back(), &open);
     if (!record(chunk, &open)) return;
     if (plan_.observer != nullptr) tell_observer(chunk, is_whole);
     bytes += align_up(chunk.exact.count * table.exact_row_bytes());
@@ -163,9 +166,9 @@ void SegmentJob::tell_observer(const Chunk& chunk, bool is_whole) {
   if (!told_.empty()) plan_.observer->captured_rows(chunk.table, told_);
 }
 
-void SegmentJob::gather_chunk(Chunk* chunk, std::byte* out, FilledSlot* filled) {
+void SegmentJob::gather_chunk(Chunk* chunk, ThreadPool* threads, std::byte* out,
+                              FilledSlot* filled) {
   const SegmentTable& table = plan_.tables[chunk->table];
-  ThreadPool* threads = pipeline_.threads_.get();
   std::byte* const begin = out;
   const auto pad = [&out](int64_t bytes) {
     std::memset(out + bytes, 0, align_up(bytes) - bytes);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/row_id_vector.h"
+#include "core/thread_pool.h"
 #include "pipeline/copy_on_write.h"
 #include "pipeline/segment_plan.h"
 #include "staging/device_stager.h"
@@ -117,7 +118,7 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
                       const std::atomic<bool>* stop, std::vector<Chunk>* captured);
   bool record(const Chunk& chunk, FilledSlot* filled);
   void tell_observer(const Chunk& chunk, bool is_whole);
-  void gather_chunk(Chunk* chunk, std::byte* out, FilledSlot* filled);
+  void gather_chunk(Chunk* chunk, ThreadPool* threads, std::byte* out, FilledSlot* filled);
   void complete_on_host(std::byte* data, Chunk* chunk);
   void submit(FilledSlot filled, bool is_last);
   void check(FilledSlot* filled) noexcept;  // on the checker's thread
