@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -45,6 +46,11 @@ import click
     show_default=True,
     help="Rank of the first worker here.",
 )
+@click.option(
+    "--log-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder that gets a file for each worker, worker-00003.log, with what it writes.",
+)
 @click.option("--job", default="cpr", show_default=True, help="Name of the job at the rendezvous.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -56,6 +62,7 @@ def launch(
     rendezvous: str | None,
     world_size: int | None,
     first_rank: int,
+    log_dir: Path | None,
     job: str,
     script: str,
     arguments: tuple[str, ...],
@@ -63,7 +70,8 @@ def launch(
     """Run a Python SCRIPT in --nproc workers, each supervised on its own.
 
     A worker that dies is started again and rejoins the others, which keep running; see
-    docs/distributed.md. ARGUMENTS are handed to the script. Ends with 0 once all workers are done.
+    docs/distributed.md. Lines that it writes begin with its rank. ARGUMENTS are handed to the
+    script. Ends with 0 once all workers are done.
     """
     from cpr_ext.distributed.launcher import Launcher
 
@@ -76,6 +84,8 @@ def launch(
         max_restarts=max_restarts,
         hang_seconds=hang_seconds,
         spares=spares,
+        prefixes=True,
+        log_dir=log_dir,
         job=job,
         report=lambda text: click.echo(f"cpr launch: {text}", err=True),
     )

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,10 +33,12 @@ from cpr_ext.distributed.identity.worker_identity import (
     SPARE,
     WORLD_SIZE,
 )
+from cpr_ext.distributed.output import Output
 from cpr_ext.distributed.rendezvous_host import LOOPBACK
 from cpr_ext.errors import UsageError
 
 _POLL_SECONDS = 0.05
+_DRAIN_SECONDS = 1.0  # for what a process wrote before it ended
 _INTERRUPT_SECONDS = 3.0  # in which workers end by themselves on Ctrl-C
 _END_SECONDS = 10.0  # between asking a worker to end and killing it
 # A worker that ended so often in the same way, each time so early, cannot start at all.
@@ -45,6 +47,9 @@ _EARLY_SECONDS = 25.0
 _PROGRESS_SECONDS = 2.0  # at least so long from one line of a worker's progress to the next
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # PyTorch's, for large tensors in the processor's memory
 _THREADS = "OMP_NUM_THREADS"
+_UNBUFFERED = "PYTHONUNBUFFERED"
+# A life of so long makes up for the restarts before it.
+_HEALTHY_SECONDS = 600.0
 _RESUME = "the same command resumes from there"
 
 
@@ -60,6 +65,7 @@ class _Child:
     started: float = field(default_factory=time.monotonic)
     shown: str = ""  # of its progress
     shown_at: float = 0.0
+    output: Output | None = None
 
     def new_progress(self, *, at_once: bool = False) -> str:
         """Return what is to be shown of the worker's progress; empty: nothing yet."""
@@ -72,8 +78,11 @@ class _Child:
         return text
 
     def note_end(self, code: int) -> None:
-        is_early = time.monotonic() < self.started + _EARLY_SECONDS
-        if code > 0 and is_early and not self.signs.was_alive():
+        lived_seconds = time.monotonic() - self.started
+        if lived_seconds > _HEALTHY_SECONDS:
+            self.restarts = 0
+        is_early = lived_seconds < _EARLY_SECONDS
+        if code >= 0 and is_early and not self.signs.was_alive():
             self.vain_starts = self.vain_starts + 1 if code == self.vain_code else 1
             self.vain_code = code
         else:
@@ -86,6 +95,7 @@ class _Spare:
 
     process: subprocess.Popen[bytes]
     rank_pipe: int
+    output: Output | None = None
 
     def become(self, rank: int, alive_file: Path) -> bool:
         """Send it the rank; return False if it has ended."""
@@ -114,13 +124,17 @@ class Launcher:
         first_rank: rank of the first worker here; the others follow.
         rendezvous: HOST:PORT where one is hosted already; None: it is hosted here, for this
             machine.
-        max_restarts: restarts of one worker before the launcher ends all of them.
+        max_restarts: restarts of one worker before the launcher ends all of them. Those before a
+            life of 10 minutes do not count.
         hang_seconds: kill a worker that has shown no sign of life for so long; None: never. It
             must be longer than the workers' time-outs of collectives, and than loading takes.
         spares: so many processes more run the program up to where they would learn their rank. One
             of them takes the place of a worker that died, so that nobody waits for its imports.
         spare_delay_seconds: start a spare only after this time without the start of a worker;
             so it takes no processor time from one that starts or recovers.
+        prefixes: lines that workers write begin with their rank, as ``[3]``.
+        log_dir: these lines go to a file for each worker there, too, without prefix; with
+            ``prefixes``.
         job: distinguishes jobs that meet at the same rendezvous.
         report: called with each event, one sentence.
 
@@ -138,6 +152,8 @@ class Launcher:
     hang_seconds: float | None = None
     spares: int = 0
     spare_delay_seconds: float = 5.0
+    prefixes: bool = False
+    log_dir: Path | None = None
     job: str = "cpr"
     report: Callable[[str], None] = print
     _children: dict[int, _Child] = field(default_factory=dict, init=False)
@@ -146,6 +162,7 @@ class Launcher:
     _started: float = field(default=0.0, init=False)
     _host: HostProcess | None = field(default=None, init=False)
     _hosts_lost: int = field(default=0, init=False)
+    _host_started: float = field(default=0.0, init=False)
     _environment: dict[str, str] = field(default_factory=dict, init=False)
     _signal: int | None = field(default=None, init=False)
 
@@ -167,6 +184,8 @@ class Launcher:
             )
         if self.rendezvous is not None:
             require_secret(read_secret(os.environ), self.rendezvous)
+        if self.log_dir is not None:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> int:
         """Run all workers; return 0 if every worker was done, 128 + n after signal n, else 1."""
@@ -201,22 +220,28 @@ class Launcher:
                     self.report(text)
                 if code is None:
                     self._kill_if_hung(child)
-                elif code == 0:
+                elif code == 0 and child.signs.is_done():
                     done.add(child.rank)
-                    del self._children[child.rank]
+                    self._drop(child)
                 elif reason := child.signs.left():
                     self.report(f"{reason}; not started again")
                     left.add(child.rank)
-                    del self._children[child.rank]
+                    self._drop(child)
                 elif not self._start_again(child, code, folder):
                     return 1
             if self._children:
                 _wait_for_an_end([child.process for child in self._children.values()])
         return 1 if left else 0
 
+    def _drop(self, child: _Child) -> None:
+        del self._children[child.rank]
+        if child.output is not None:
+            child.output.finish(_DRAIN_SECONDS)
+
     def _start_again(self, child: _Child, code: int, folder: Path) -> bool:
         """Start a worker that ended with ``code``; False if that would not help."""
         child.note_end(code)
+        self._drop(child)
         if reason := child.signs.reason():
             self.report(f"{reason}; ending all workers. The stores keep what was saved: {_RESUME}")
             return False
@@ -245,22 +270,41 @@ class Launcher:
     def _start(self, rank: int, folder: Path, *, after: _Child | None = None) -> None:
         self._started = time.monotonic()
         signs = SignsOfLife(folder / f"worker-{rank}")
-        child = _Child(rank, self._take_process(rank, signs.path), signs)
+        process, output = self._take_process(rank, signs.path)
+        child = _Child(rank, process, signs, output=output)
         if after is not None:
             child.restarts = after.restarts + 1
             child.vain_starts, child.vain_code = after.vain_starts, after.vain_code
         self._children[rank] = child
 
-    def _take_process(self, rank: int, alive_file: Path) -> subprocess.Popen[bytes]:
+    def _take_process(
+        self, rank: int, alive_file: Path
+    ) -> tuple[subprocess.Popen[bytes], Output | None]:
         while self._waiting:
             spare = self._waiting.pop(0)
+            if spare.output is not None:
+                spare.output.rank = rank
             if spare.become(rank, alive_file):
-                return spare.process
+                return spare.process, spare.output
             spare.process.wait()
-        environment = {**self._environment, RANK: str(rank), ALIVE: str(alive_file)}
-        return subprocess.Popen(
-            list(self.command), env=environment, preexec_fn=partial(end_with, os.getpid())
+        return self._open({RANK: str(rank), ALIVE: str(alive_file)}, rank)
+
+    def _open(
+        self, environment: Mapping[str, str], rank: int | None, pass_fds: Sequence[int] = ()
+    ) -> tuple[subprocess.Popen[bytes], Output | None]:
+        output = Output(rank, self.log_dir) if self.prefixes else None
+        ends = [None, None] if output is None else output.ends
+        process = subprocess.Popen(
+            list(self.command),
+            env={**self._environment, **environment},
+            stdout=ends[0],
+            stderr=ends[1],
+            pass_fds=pass_fds,
+            preexec_fn=partial(end_with, os.getpid()),
         )
+        if output is not None:
+            output.started()
+        return process, output
 
     def _start_spares(self) -> None:
         """Start missing spares; report and drop those that ended by themselves."""
@@ -273,15 +317,9 @@ class Launcher:
             return
         while len(self._waiting) < self.spares and self._spares_lost <= self.max_restarts:
             reading, writing = os.pipe()
-            environment = {**self._environment, SPARE: str(reading)}
-            process = subprocess.Popen(
-                list(self.command),
-                env=environment,
-                pass_fds=[reading],
-                preexec_fn=partial(end_with, os.getpid()),
-            )
+            process, output = self._open({SPARE: str(reading)}, None, [reading])
             os.close(reading)
-            self._waiting.append(_Spare(process, writing))
+            self._waiting.append(_Spare(process, writing, output))
 
     def _make_environment(self, folder: Path) -> dict[str, str]:
         """Return the environment of all workers; host the rendezvous if no other process does."""
@@ -291,6 +329,8 @@ class Launcher:
             _HUGE_PAGES: "1",
             # Threads of more than a machine's cores wait for each other in busy loops.
             _THREADS: str(max(1, len(os.sched_getaffinity(0)) // self.num_workers)),
+            # Lines of a pipe appear when they are written.
+            **({_UNBUFFERED: "1"} if self.prefixes else {}),
             **os.environ,
             WORLD_SIZE: str(self.num_workers if self.world_size is None else self.world_size),
             LOCAL_WORLD_SIZE: str(self.num_workers),
@@ -299,14 +339,16 @@ class Launcher:
         hand_over(environment, folder)
         if self.rendezvous is not None:
             return {**environment, RENDEZVOUS: self.rendezvous}
-        self._host = HostProcess(environment)
+        self._host, self._host_started = HostProcess(environment), time.monotonic()
         return {**environment, RENDEZVOUS: self._host.place, ADDRESS: LOOPBACK}
 
     def _see_to_host(self) -> bool:
         """Start the rendezvous' host again if it died; False if that would not help."""
         if self._host is None or (code := self._host.process.poll()) is None:
             return True
-        self._hosts_lost += 1
+        if time.monotonic() > self._host_started + _HEALTHY_SECONDS:
+            self._hosts_lost = 0
+        self._hosts_lost, self._host_started = self._hosts_lost + 1, time.monotonic()
         if self._hosts_lost > self.max_restarts:
             self.report(
                 f"the rendezvous host {_how(code)} and was started again {self.max_restarts} times "
@@ -320,7 +362,7 @@ class Launcher:
     def _kill_if_hung(self, child: _Child) -> None:
         if self.hang_seconds is None:
             return
-        silent_seconds = child.signs.silent_seconds(time.time())
+        silent_seconds = child.signs.silent_seconds()
         if silent_seconds > self.hang_seconds:
             self.report(
                 f"worker {child.rank} (process {child.process.pid}) has been silent for "
@@ -343,6 +385,10 @@ class Launcher:
         for process in _wait_for(processes, _END_SECONDS):
             process.kill()
             process.wait()
+        outputs = [child.output for child in self._children.values()]
+        for output in [*outputs, *(spare.output for spare in self._waiting)]:
+            if output is not None:
+                output.finish(_DRAIN_SECONDS)
         if self._host is not None:
             self._host.end()
 
@@ -376,4 +422,6 @@ def _wait_for(
 
 
 def _how(code: int) -> str:
+    if code == 0:
+        return "ended before its part of the job was done"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

@@ -51,7 +51,7 @@ from cpr_ext.distributed.defaults import (
 )
 from cpr_ext.distributed.identity.own_address import own_address
 from cpr_ext.distributed.identity.run_note import RunNote, require_world_size
-from cpr_ext.distributed.identity.supervision import report_abort
+from cpr_ext.distributed.identity.supervision import report_abort, report_done
 from cpr_ext.distributed.identity.worker_identity import (
     Identity,
     RankLock,
@@ -224,14 +224,17 @@ class Worker:
             self._last_save.refuse_forgotten(self._store)
             if self._rendezvous.all_noted(self._finish_notes(num_steps)):
                 logger.info("the job is finished: all workers have done %d steps", num_steps)
+                report_done()
                 return None
             group = init_group(self.identity.rank, self.identity.world_size, nccl=self._nccl)
             try:
-                return self._live(
+                job = self._live(
                     lambda: self._make_job(build, self._make, group),
                     train_step,
                     num_steps,
                 )
+                report_done()
+                return job
             finally:
                 try:
                     self._abort(group)

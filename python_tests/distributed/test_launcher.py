@@ -57,6 +57,10 @@ if what == "sleep":
     time.sleep(1.5)
 if what == "hang":
     time.sleep(60)
+print("life", life, "of", rank, what)
+print("and its errors", file=sys.stderr)
+if what != "exit":
+    pathlib.Path(os.environ["CPR_ALIVE_FILE"] + ".done").touch()
 """
 
 
@@ -110,6 +114,39 @@ def test_a_death_is_seen_when_it_happens_not_when_the_launcher_looks_next(launch
     monkeypatch.setattr("cpr_ext.distributed.launcher._POLL_SECONDS", 1e6)
     code, said = launch({0: "die done"})
     assert (code, len(said)) == (0, 1)
+
+
+def test_an_end_before_the_job_is_done_is_a_death_whatever_its_code(launch, tmp_path):
+    code, said = launch({0: "exit done"})
+    assert (code, lives(tmp_path, 0)) == (0, 2)
+    assert "ended before its part of the job was done; started again (1 of 10)" in said[0]
+    code, said = launch({0: "exit"})
+    assert "3 times in a row soon after its start" in said[-1]
+
+
+def test_restarts_before_a_long_life_do_not_count(launch, tmp_path, monkeypatch):
+    monkeypatch.setattr("cpr_ext.distributed.launcher._HEALTHY_SECONDS", 0.0)
+    code, said = launch({0: "die die die die done"}, max_restarts=1)
+    assert (code, lives(tmp_path, 0)) == (0, 5)
+    assert all("started again (1 of 1)" in text for text in said)
+
+
+def test_lines_begin_with_the_rank_and_go_to_a_file_for_each_worker(launch, tmp_path, capfd):
+    logs = tmp_path / "logs"
+    assert launch({0: "done", 1: "fail done"}, prefixes=True, log_dir=logs)[0] == 0
+    written = capfd.readouterr()
+    assert sorted(written.out.splitlines()) == ["[0] life 0 of 0 done", "[1] life 1 of 1 done"]
+    assert sorted(written.err.splitlines()) == ["[0] and its errors", "[1] and its errors"]
+    found = (logs / "worker-00001.log").read_text().splitlines()
+    assert sorted(found) == ["and its errors", "life 1 of 1 done"]
+
+
+def test_a_clock_that_is_set_is_no_hang(tmp_path, monkeypatch):
+    signs = SignsOfLife(tmp_path / "worker-0")
+    assert signs.silent_seconds() < 60
+    for unix_seconds in (10.0, 4e9):  # of 1970, and of 2096
+        os.utime(signs.path, (unix_seconds, unix_seconds))
+        assert signs.silent_seconds() < 60
 
 
 def test_a_worker_whose_rank_another_process_has_is_not_started_again(launch, tmp_path):
@@ -355,6 +392,7 @@ def test_a_spare_that_has_done_its_imports_takes_the_place_of_the_dead(tmp_path)
     script.write_text(
         "import os, pathlib, sys, time\n"
         "from cpr_ext.distributed.identity.worker_identity import Identity, show_alive\n"
+        "from cpr_ext.distributed.identity.supervision import report_done\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "pathlib.Path(folder, f'imported-{os.getpid()}').touch()\n"
         "rank = Identity.from_environment().rank\n"
@@ -367,6 +405,7 @@ def test_a_spare_that_has_done_its_imports_takes_the_place_of_the_dead(tmp_path)
         "    names = [path.name for path in folder.glob('imported-*')]\n"
         "    (folder / 'imported').write_text(' '.join(names))\n"
         "    os.kill(os.getpid(), 9)\n"
+        "report_done()\n"
     )
     said = []
     command = [sys.executable, str(script), str(tmp_path)]
@@ -427,6 +466,8 @@ def test_a_host_of_the_rendezvous_that_dies_is_started_again_on_its_port(tmp_pat
         "        pass\n"
         "host = HostConnection(identity)\n"
         "assert Notes(host).read('a') == ''\n"  # waits in the socket's queue meanwhile
+        "from cpr_ext.distributed.identity.supervision import report_done\n"
+        "report_done()\n"
     )
     said = []
     launcher = Launcher([sys.executable, str(script)], 1, max_restarts=1, report=said.append)
@@ -444,6 +485,7 @@ def test_the_rendezvous_is_hosted_by_a_process_that_ends_with_the_launcher(tmp_p
         "assert os.environ['THP_MEM_ALLOC_ENABLE'] == '1'\n"
         "assert os.environ['OMP_NUM_THREADS'] == sys.argv[2]\n"
         "pathlib.Path(sys.argv[1], os.environ['CPR_RANK']).write_text(port)\n"
+        "pathlib.Path(os.environ['CPR_ALIVE_FILE'] + '.done').touch()\n"
     )
     said = []
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))

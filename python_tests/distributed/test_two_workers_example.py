@@ -29,7 +29,7 @@ def test_a_killed_worker_goes_back_to_its_store_and_the_job_ends_well(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     try:
-        while not (line := job.stdout.readline()).startswith("step  100"):
+        while not (line := job.stdout.readline()).startswith("[0] step  100"):
             assert line, job.stderr.read()
         os.kill(worker(job.pid, 1), signal.SIGKILL)
         printed, said = job.communicate(timeout=240)

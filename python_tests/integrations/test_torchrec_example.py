@@ -47,7 +47,7 @@ def read_until_step(job):
     read = []
     for line in job.stdout:
         read.append(line)
-        if line.startswith("step"):
+        if "step " in line and line.startswith("[0] "):
             return read
     printed, said = job.communicate(timeout=_WAIT_SECONDS)
     pytest.fail(

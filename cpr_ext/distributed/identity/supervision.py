@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def report_left(reason: str) -> None:
         _left_of(path).write_text(reason)
 
 
+def report_done() -> None:
+    """Say that this worker's part of the job is done: without it, an end is a death."""
+    if (path := os.environ.get(ALIVE)) is not None:
+        _done_of(path).write_text("")
+
+
 def show_progress(text: str) -> None:
     """Show one line on a long task of this worker, in place of the one before."""
     if (path := os.environ.get(ALIVE)) is not None:
@@ -46,6 +53,10 @@ def _left_of(path: str | os.PathLike[str]) -> Path:
     return Path(f"{os.fspath(path)}.left")
 
 
+def _done_of(path: str | os.PathLike[str]) -> Path:
+    return Path(f"{os.fspath(path)}.done")
+
+
 class SignsOfLife:
     """The supervisor's side, for one life of one worker."""
 
@@ -54,11 +65,19 @@ class SignsOfLife:
         path.write_text("")
         _progress_of(path).unlink(missing_ok=True)
         _left_of(path).unlink(missing_ok=True)
+        _done_of(path).unlink(missing_ok=True)
         self._started_ns = path.stat().st_mtime_ns
+        self._seen_ns, self._seen_at = self._started_ns, time.monotonic()
 
-    def silent_seconds(self, now: float) -> float:
-        """Return how long ago the last sign was, at ``now`` (Unix seconds)."""
-        return now - self.path.stat().st_mtime
+    def silent_seconds(self) -> float:
+        """Return how long ago a look first found the last sign, by a clock that nobody sets."""
+        if (newest := self.path.stat().st_mtime_ns) != self._seen_ns:
+            self._seen_ns, self._seen_at = newest, time.monotonic()
+        return time.monotonic() - self._seen_at
+
+    def is_done(self) -> bool:
+        """Return whether this worker's part of the job is done."""
+        return _done_of(self.path).exists()
 
     def was_alive(self) -> bool:
         """Return whether there was a sign of life since the start."""
