@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         UntrackedChangeWarning,
         UsageError,
     )
+    from cpr_ext.proving.prove import prove
     from cpr_ext.recovery.report import RecoveryReport
     from cpr_ext.saving.priorities import (
         AllRows,
@@ -74,6 +75,7 @@ __all__ = [
     "TargetPLS",
     "UntrackedChangeWarning",
     "UsageError",
+    "prove",
 ]
 
 __version__ = "0.1.0"
@@ -109,6 +111,7 @@ _MODULES = {
     "TargetPLS": "schedules.target_pls",
     "UntrackedChangeWarning": "errors",
     "UsageError": "errors",
+    "prove": "proving.prove",
 }
 
 

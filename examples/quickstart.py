@@ -2,14 +2,14 @@ import torch
 
 import cpr_ext
 
+torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.EmbeddingBag(100_000, 16, sparse=True), torch.nn.Linear(16, 1))
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-generator = torch.Generator().manual_seed(0)
 
 with cpr_ext.Checkpointer(model, optimizer, "store", num_shards=4) as ckpt:  # 1: track and save
     report = ckpt.recover()  # 2: resume from the newest snapshot; an empty store gives step 0
     for _ in range(report.step, 500):
-        rows = torch.randint(0, 100_000, (128, 4), generator=generator)
+        rows = torch.randint(0, 100_000, (128, 4))  # recover() restores the generators, too
         loss = torch.nn.functional.softplus(-model(rows)).mean()
         optimizer.zero_grad()
         loss.backward()

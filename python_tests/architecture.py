@@ -43,6 +43,7 @@ PYTHON_ROOMS: list[set[str]] = [
     {"recovery", "metrics"},
     {"saving"},
     {"checkpointer"},
+    {"proving"},
     {"__init__"},
     {"dlrm", "distributed", "maintenance"},
     {"emulation", "integrations", "publishing"},

@@ -1,10 +1,8 @@
 """Training loops that people have, each of which a killed process must continue bit for bit.
 
-A loop trains ``num_steps`` optimizer steps on a store, and recovers what is there before.
+loops.py NAME
 """
 
-import os
-import signal
 import sys
 from collections import OrderedDict
 
@@ -15,15 +13,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cpr_ext
 
-NUM_STEPS, KILLED_AFTER = 14, 9  # of which 6 are saved
+NUM_STEPS = 14
 ROWS, IDS = 40, 4000
 
 
-def checkpointer(model, optimizers, store, **options):
+def checkpointer(model, optimizers, **options):
     return cpr_ext.Checkpointer(
         model,
         optimizers,
-        store,
+        "store",
         priority=cpr_ext.AllRows(),
         schedule=cpr_ext.EverySteps(5),
         consistency="step",
@@ -43,32 +41,31 @@ def batch(number, high=ROWS):
     return torch.randint(0, high, (6, 3), generator=generator)
 
 
-def accumulation(store, num_steps):
+def accumulation():
     """Gradients of three batches for each step; a batch is fetched by its number."""
     model = build()
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.3)
-    with checkpointer(model, optimizer, store) as ckpt:
+    with checkpointer(model, optimizer) as ckpt:
         report = ckpt.recover()
         number = 3 * report.step
-        while ckpt.step_count < num_steps:
+        while ckpt.step_count < NUM_STEPS:
             model(batch(number)).square().mean().backward()
             number += 1
             if number % 3 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
                 ckpt.step(num_samples=18)
-        yield report, model, ckpt
 
 
-def two_optimizers(store, num_steps):
+def two_optimizers():
     """SparseAdam for the table, AdamW with a schedule for the rest, clipped gradients."""
     model = build()
     tables = torch.optim.SparseAdam(model[0].parameters(), lr=0.1)
     dense = torch.optim.AdamW(model[1].parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(dense, NUM_STEPS)
-    with checkpointer(model, [tables, dense], store, stateful=[schedule]) as ckpt:
-        report = ckpt.recover()
-        while ckpt.step_count < num_steps:
+    with checkpointer(model, [tables, dense], stateful=[schedule]) as ckpt:
+        ckpt.recover()
+        while ckpt.step_count < NUM_STEPS:
             loss = model(batch(ckpt.step_count)).square().mean()
             tables.zero_grad()
             dense.zero_grad()
@@ -78,10 +75,9 @@ def two_optimizers(store, num_steps):
             dense.step()
             schedule.step()
             ckpt.step(num_samples=6)
-        yield report, model, ckpt
 
 
-def data_parallel(store, num_steps):
+def data_parallel():
     """DistributedDataParallel, here of one process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -89,14 +85,13 @@ def data_parallel(store, num_steps):
         head = DistributedDataParallel(head)
         model = nn.Sequential(table, head)
         optimizer = torch.optim.Adagrad(model.parameters(), lr=0.3)
-        with checkpointer(model, optimizer, store) as ckpt:
-            report = ckpt.recover()
-            while ckpt.step_count < num_steps:
+        with checkpointer(model, optimizer) as ckpt:
+            ckpt.recover()
+            while ckpt.step_count < NUM_STEPS:
                 optimizer.zero_grad()
                 model(batch(ckpt.step_count)).square().mean().backward()
                 optimizer.step()
                 ckpt.step(num_samples=6)
-            yield report, model, ckpt
     finally:
         dist.destroy_process_group()
 
@@ -127,13 +122,13 @@ class IdMap:
         self.rows = OrderedDict(pairs)
 
 
-def id_map(store, num_steps):
+def id_map():
     """A table of a fixed number of rows for unbounded ids, with a map of the user's own."""
     model, ids = build(), IdMap()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    with checkpointer(model, optimizer, store, stateful=[ids]) as ckpt:
-        report = ckpt.recover()
-        while ckpt.step_count < num_steps:
+    with checkpointer(model, optimizer, stateful=[ids]) as ckpt:
+        ckpt.recover()
+        while ckpt.step_count < NUM_STEPS:
             rows, new = ids(batch(ckpt.step_count, IDS))
             with torch.no_grad():
                 model[0].weight[new] = 0.0  # a new id begins from here
@@ -142,7 +137,6 @@ def id_map(store, num_steps):
             model(rows).square().mean().backward()
             optimizer.step()
             ckpt.step(num_samples=6)
-        yield report, model, ckpt
 
 
 LOOPS = {
@@ -150,18 +144,5 @@ LOOPS = {
 }  # fmt: skip
 
 
-def train_all_and_die(directory):
-    """Every loop up to the same step, and then the end of the process, with all stores open."""
-    for name, loop in LOOPS.items():
-        running = loop(f"{directory}/{name}", KILLED_AFTER)
-        _, _, ckpt = next(running)
-        ckpt.wait()
-        OPEN.append(running)
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-OPEN = []
 if __name__ == "__main__":
-    train_all_and_die(sys.argv[1])
+    LOOPS[sys.argv[1]]()

@@ -1,7 +1,5 @@
 """The loops of docs/frameworks.md: killed, recovered, equal bit for bit to one that was not."""
 
-import signal
-
 import pytest
 import torch
 from torch import nn
@@ -9,30 +7,16 @@ from torch.distributed.fsdp import FSDPModule
 
 import cpr_ext
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, UsageError
-from python_tests.helpers import run_python
-from python_tests.loops import KILLED_AFTER, LOOPS, NUM_STEPS
-
-CODE = """
-import sys
-from python_tests.loops import train_all_and_die
-train_all_and_die(sys.argv[1])
-"""
+from cpr_ext.proving import prove
+from python_tests import loops
+from python_tests.proving.conftest import run_preloaded
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("killed")
-    run_python(CODE, directory, returncode=-signal.SIGKILL)
-    return directory
-
-
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_killed_loop_ends_bit_for_bit_as_one_that_was_not(tmp_path, killed, name):
-    (report, resumed, _), *_ = LOOPS[name](killed / name, NUM_STEPS)
-    assert 0 < report.step < KILLED_AFTER
-    (fresh, whole, _), *_ = LOOPS[name](tmp_path, NUM_STEPS)
-    assert fresh.step == 0
-    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
+@pytest.mark.parametrize("name", loops.LOOPS)
+def test_a_killed_loop_goes_on_bit_for_bit_as_one_that_was_not(monkeypatch, name):
+    monkeypatch.setattr(prove, "run_process", run_preloaded)
+    proof = prove.prove_script(loops.__file__, [name], steps=8)
+    assert proof.is_proven, str(proof)
 
 
 def test_fsdp_is_refused_by_name(tmp_path):

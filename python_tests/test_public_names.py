@@ -39,7 +39,7 @@ def code_of_the_guide() -> str:
 
 def test_the_public_names_are_those_of_the_guide():
     named = set(re.findall(r"\b[A-Z]\w+", code_of_the_guide())) & classes_of_the_package()
-    assert named == set(cpr_ext.__all__)
+    assert named == {name for name in cpr_ext.__all__ if name != "prove"}
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

@@ -15,6 +15,7 @@ from cpr_ext.cli.inspect import inspect
 from cpr_ext.cli.launch import launch
 from cpr_ext.cli.output import printable
 from cpr_ext.cli.plan import plan
+from cpr_ext.cli.prove import prove
 from cpr_ext.cli.publish import publish
 from cpr_ext.cli.repair import repair
 from cpr_ext.cli.report import report
@@ -31,7 +32,7 @@ def app() -> None:
 
 
 for command in (
-    *(train, launch, plan, emulate, report, inspect, verify),
+    *(train, prove, launch, plan, emulate, report, inspect, verify),
     *(repair, export, publish, compact, bench),
 ):
     app.add_command(command)

@@ -1,15 +1,18 @@
 """Objects with a state of their own: learning-rate schedulers, gradient scalers, data loaders.
 
-Each has ``state_dict()`` and ``load_state_dict()``, as those of torch have. Their states are part
-of the dense state, in the order in which the user gives the objects.
+Each has ``state_dict()`` and ``load_state_dict()``, as those of torch have. Random number
+generators of a user's own are wrapped. The states are part of the dense state, in the order in
+which the user gives the objects.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,6 +32,37 @@ class Stateful(Protocol):
         """Take back what :meth:`state_dict` returned."""
 
 
+class OwnGenerator:
+    """A random number generator that is not the global one of its library."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generator's state."""
+        generator = self.generator
+        if isinstance(generator, torch.Generator):
+            return {"state": generator.get_state()}
+        if isinstance(generator, random.Random):
+            return {"state": generator.getstate()}
+        if isinstance(generator, np.random.Generator):
+            return {"state": generator.bit_generator.state}
+        return {"state": generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the generator's state."""
+        generator, value = self.generator, state["state"]
+        if isinstance(generator, random.Random):
+            generator.setstate(value)
+        elif isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = value
+        else:
+            generator.set_state(value)
+
+
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
 def as_stateful(given: Any) -> list[Stateful]:
     """Return the objects that a user passes: none, one, or a sequence of them.
 
@@ -38,7 +72,10 @@ def as_stateful(given: Any) -> list[Stateful]:
     """
     if given is None:
         return []
-    objects: list[Any] = list(given) if _is_sequence(given) else [given]
+    items: list[Any] = list(given) if _is_sequence(given) else [given]
+    if (twice := _twice(items)) is not None:
+        raise UsageError(f"stateful[{twice}] (a {type(items[twice]).__name__}) is given twice")
+    objects = [OwnGenerator(item) if isinstance(item, _GENERATORS) else item for item in items]
     for index, item in enumerate(objects):
         name = f"stateful[{index}]"
         if not all(callable(getattr(item, m, None)) for m in ("state_dict", "load_state_dict")):
@@ -51,8 +88,6 @@ def as_stateful(given: Any) -> list[Stateful]:
                 f"{name} is a {type(item).__name__}; the model and the optimizers are saved "
                 f"without it. stateful= is for other objects, such as {_EXAMPLE}"
             )
-        if any(item is other for other in objects[:index]):
-            raise UsageError(f"{name} (a {type(item).__name__}) is given twice")
         pack(item.state_dict(), name)  # raises UsageError for what cannot be saved
     return objects
 
@@ -110,6 +145,14 @@ def _own(saved: Any, live: Any) -> Any:
         # MultiStepLR counts in a Counter, whose methods it calls.
         return type(live)(copy) if type(live) in (Counter, OrderedDict) else copy
     return saved
+
+
+def _twice(items: Sequence[Any]) -> int | None:
+    """Return the index of an item that is there before; None: there is none."""
+    for index, item in enumerate(items):
+        if any(item is other for other in items[:index]):
+            return index
+    return None
 
 
 def _is_sequence(given: Any) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cpr_ext.distributed.proving import prove_workers
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, "-m", "cpr_ext.cli", "launch", "--nproc", "2"]
 
@@ -41,3 +43,11 @@ def test_a_killed_worker_goes_back_to_its_store_and_the_job_ends_well(tmp_path):
     assert re.findall(r"cpr launch: worker (\d) .*started again", said) == ["1"]
     [lost] = re.findall(r"worker 0 resumes after step \d+ .* (\d+) samples lost", said)
     assert int(lost) < 100 * 256  # less than from the start: it was read from its store
+
+
+def test_the_job_goes_on_bit_for_bit_if_all_workers_are_killed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    proof = prove_workers(str(ROOT / "examples/two_workers.py"), (), 2, steps=2)
+    assert proof.is_proven, str(proof)
+    assert "all 2 processes trained 2 steps, and again with kills after step 1" in str(proof)
+    assert list(tmp_path.iterdir()) == []

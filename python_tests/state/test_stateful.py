@@ -1,5 +1,8 @@
 """Schedulers, scalers and other stateful objects: which are taken, and how their states return."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -78,6 +81,23 @@ def test_a_scaler_has_its_scale_and_the_steps_since_it_grew():
     assert other.state_dict() == one.state_dict()
 
 
+@pytest.mark.parametrize(
+    ("make", "draw"),
+    [
+        (torch.Generator, lambda g: torch.rand(3, generator=g).tolist()),
+        (random.Random, lambda g: [g.random(), g.gauss()]),
+        (np.random.default_rng, lambda g: g.random(3).tolist()),
+        (lambda: np.random.Generator(np.random.MT19937()), lambda g: g.random(3).tolist()),
+        (np.random.RandomState, lambda g: g.standard_normal(3).tolist()),
+    ],
+)
+def test_a_random_number_generator_of_ones_own_goes_on(make, draw):
+    one, other = make(), make()
+    draw(one)
+    restored(captured(as_stateful([one])), as_stateful(other))
+    assert draw(other) == draw(one)
+
+
 def test_what_an_object_holds_is_its_own_copy():
     one, other = Counted(), Counted()
     part = captured([one])
@@ -98,6 +118,7 @@ def test_what_an_object_holds_is_its_own_copy():
         ([Counted(), optimizer_of_one()], r"stateful\[1\] is a SGD; the model and the optimizers"),
         ([Counted({"a": {1}})], r"stateful\[0\]\.a is a set; allowed: "),
         ([SAME := Counted(), SAME], r"stateful\[1\] \(a Counted\) is given twice"),
+        ([SEED := torch.Generator(), SEED], r"stateful\[1\] \(a Generator\) is given twice"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_at_once(given, message):
