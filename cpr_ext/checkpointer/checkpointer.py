@@ -406,7 +406,8 @@ class Checkpointer:
         Training does so by itself, in the background of ``step()``, over ten minutes or longer.
         A row that differs was changed past PyTorch. Its table then counts as changed, and no
         snapshot since the last pass is a full-recovery point. Without a difference, all complete
-        snapshots are proven. Waits for the snapshot in flight. Tables on a GPU are not compared.
+        snapshots are proven if every table was compared. Tables on a GPU are not, nor those of an
+        optimizer that moves rows without a gradient. Waits for the snapshot in flight.
 
         Returns:
             For each table in which a row differs: the id of the first.

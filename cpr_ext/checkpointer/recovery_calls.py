@@ -145,12 +145,17 @@ class RecoveryCalls:
         self._watch.check_loss(
             lambda table: [
                 shard_row_range(table.num_embeddings, shard, self._num_shards) for shard in lost
-            ]
+            ],
+            self._saver.are_unchanged,
         )
         self._watch.settle()  # what changed outside is not saved, and counts as lost
         account = self._account
         findings = self._recoverer.recover_shards(
-            lost, step=account.step, num_samples=account.num_samples, on_damage=on_damage
+            lost,
+            step=account.step,
+            num_samples=account.num_samples,
+            on_damage=on_damage,
+            counts_are_exact=self._watch.counts_are_exact,
         )
         self._watch.accept()
         self._saver.note_restored_rows()

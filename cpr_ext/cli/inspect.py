@@ -192,5 +192,10 @@ def _show_table(details: TableDetails) -> None:
     )
     click.echo()
     print_table(("captured at step", "rows"), list(details.rows_by_step.items())[:20])
+    if details.rows_merged:
+        echo(
+            f"{details.rows_merged} rows were merged by compaction, which keeps no step of each: "
+            "they may be older than shown above"
+        )
     if (more := len(details.rows_by_step) - 20) > 0:
         echo(f"... and {more} older steps; --json lists all")

@@ -94,14 +94,16 @@ class TableDetails:
 
     Attributes:
         steps_behind: how many steps before the newest snapshot rows were captured: of the
-            freshest row, at the quartiles, and of the oldest.
+            freshest row, at the quartiles, and of the oldest; at least so many for merged rows.
         rows_by_step: captured step -> rows captured then, newest first.
+        rows_merged: rows of which compaction kept no step of their own.
     """
 
     table: TableSummary
     step: int
     steps_behind: tuple[int, int, int, int, int]
     rows_by_step: dict[int, int]
+    rows_merged: int = 0
 
 
 def inspect(store: str | os.PathLike[str]) -> StoreSummary:
@@ -172,30 +174,39 @@ def inspect_table(store: str | os.PathLike[str], table: str) -> TableDetails:
 def _inspect_table(reader: StoreReader, table: str) -> TableDetails:
     reader.table(table)
     newest = reader.newest()
-    steps = torch.cat(
-        [
-            _row_steps(shard_rows(reader, shard, table, newest.snapshot), begin, end)
-            for shard in range(reader.num_shards)
-            for begin, end in [reader.row_range(table, shard)]
-        ]
+    not_after, is_merged = (
+        torch.cat(parts)
+        for parts in zip(
+            *(
+                _row_steps(shard_rows(reader, shard, table, newest.snapshot), begin, end)
+                for shard in range(reader.num_shards)
+                for begin, end in [reader.row_range(table, shard)]
+            ),
+            strict=True,
+        )
     )
-    captured, counts = torch.unique(steps, return_counts=True)
-    behind = (newest.last_step - steps).sort().values
+    captured, counts = torch.unique(not_after[~is_merged], return_counts=True)
+    behind = (newest.last_step - not_after).sort().values
     quartiles = [int(behind[round(q * (len(behind) - 1))]) for q in (0, 0.25, 0.5, 0.75, 1)]
     return TableDetails(
         _summarise_table(reader, table),
         newest.last_step,
         (quartiles[0], quartiles[1], quartiles[2], quartiles[3], quartiles[4]),
         dict(zip(captured.flip(0).tolist(), counts.flip(0).tolist(), strict=True)),
+        int(is_merged.sum()),
     )
 
 
-def _row_steps(rows: ShardRows, begin: int, end: int) -> torch.Tensor:
-    steps = torch.full((end - begin,), -1, dtype=torch.int64)
+def _row_steps(rows: ShardRows, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a step after which no row was captured, and which rows have none of their own."""
+    not_after = torch.full((end - begin,), -1, dtype=torch.int64)
+    is_merged = torch.zeros(end - begin, dtype=torch.bool)
     for segment in rows.segments:
         for chunk in segment.chunks_of(rows.table):
-            steps[segment.row_ids(chunk) - begin] = segment.segment.chunks[chunk].step
-    return steps
+            held = segment.row_ids(chunk) - begin
+            not_after[held] = segment.segment.chunks[chunk].step
+            is_merged[held] = segment.segment.is_merged
+    return not_after, is_merged
 
 
 def _summarise_shard(shard: int, records: tuple[SegmentRecord, ...]) -> ShardSummary:

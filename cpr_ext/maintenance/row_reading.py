@@ -34,7 +34,7 @@ def read_rows(
 
     Returns:
         The rows in the order asked for: ``weight`` (n, embedding_dim), each per-row optimizer state
-        (n, ...), and the step at which each was captured.
+        (n, ...), and the step at which each was captured; -1 where compaction merged it.
 
     Raises:
         StoreError: not a store, or it holds no snapshot.
@@ -60,13 +60,14 @@ def read_rows(
     if not parts:  # nothing asked for: an answer of the right dtypes and shapes
         shard = next(s for s in range(reader.num_shards) if len(range(*reader.row_range(table, s))))
         parts.append(shard_rows(reader, shard, table, snapshot).chosen(unique))
-    steps = torch.cat([part.steps for part in parts])[order]
-    if bool((steps < 0).any()):
+    not_after = torch.cat([part.not_after for part in parts])[order]
+    if bool((not_after < 0).any()):
         raise DamageError(f"'{reader.directory}': rows of '{table}' are in no segment")
     return Rows(
         wanted,
         {name: torch.cat([p.arrays[name] for p in parts])[order] for name in parts[0].arrays},
-        steps,
+        torch.cat([part.steps for part in parts])[order],
+        not_after,
         torch.cat([part.marks for part in parts])[order],
     )
 

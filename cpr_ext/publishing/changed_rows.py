@@ -303,7 +303,7 @@ def _begins_after(
     since: StorePosition, records: Sequence[SegmentRecord], segments: Sequence[Segment]
 ) -> bool:
     """Return whether a shard's rows begin with a base snapshot that is newer than a position."""
-    if not records or "merged_from" in segments[0].metadata:
+    if not records or segments[0].is_merged:
         return False
     return records[0].snapshot > since.snapshot
 

@@ -152,7 +152,7 @@ def _copy(
     block_rows = max(1, BLOCK_BYTES // max(1, sum(array.row_bytes for array in rows.arrays)))
     for at in range(begin, end, block_rows):
         block = rows.range(at, min(at + block_rows, end))
-        is_held = block.steps >= 0
+        is_held = block.not_after >= 0
         findings.rows_restored += int(is_held.sum())
         tally.add(block.marks[is_held])
         for copy, names in taken:

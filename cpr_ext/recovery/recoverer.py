@@ -7,7 +7,7 @@ restores the dense part, copies and accounts for the rows, and rolls the store b
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal
 
@@ -66,12 +66,20 @@ class Recoverer:
         self.position = Position(0, 0, None)
 
     def recover_shards(
-        self, shards: Sequence[int], *, step: int, num_samples: int, on_damage: OnDamage
+        self,
+        shards: Sequence[int],
+        *,
+        step: int,
+        num_samples: int,
+        on_damage: OnDamage,
+        counts_are_exact: Callable[[Table, int, int], bool],
     ) -> Findings:
         """Restore the rows of shards of a live model, and nothing else.
 
         Args:
             step, num_samples: where training is, and stays.
+            counts_are_exact: whether of rows [begin, end) of a table just those that have changed
+                since they were saved are dirty. Else nobody knows how many are lost.
 
         Raises:
             DamageError: ``on_damage="raise"`` and a file of these shards is damaged.
@@ -80,11 +88,12 @@ class Recoverer:
         if on_damage == "raise":
             source.refuse_damage()
         findings = Findings(step, num_samples, tuple(shards))
-        if not all(table.updates_only_looked_up_rows() for table in self._live.tables.values()):
-            findings.rows_stale = None  # rows that no tracker calls dirty have changed, too
-        for tracker, _, begin, end in self._tracked(shards):
-            findings.add_stale(tracker.num_dirty(begin, end))
-            findings.add_lost_updates(unsaved_updates(tracker, begin, end))
+        for tracker, table, begin, end in self._tracked(shards):
+            if table.updates_only_looked_up_rows() and counts_are_exact(table, begin, end):
+                findings.add_stale(tracker.num_dirty(begin, end))
+                findings.add_lost_updates(unsaved_updates(tracker, begin, end))
+            elif begin < end:
+                findings.rows_stale = findings.row_updates_lost = None
         source.copy_rows(findings)
         if findings.damaged_segments:
             # Rows that changed since they were saved, and are older or missing now, count once.

@@ -30,6 +30,7 @@ from cpr_ext.storage.compactor import Compactor
 from cpr_ext.storage.retention import Retention
 from cpr_ext.storage.store import Store
 from cpr_ext.tracking.inventory import Inventory
+from cpr_ext.tracking.row_ranges import RowRanges
 from cpr_ext.tracking.table_watch import TableWatch
 
 logger = logging.getLogger("cpr_ext")
@@ -323,6 +324,10 @@ class Saver:
             self._note_pass()
         return found
 
+    def are_unchanged(self, table: Table, ranges: RowRanges) -> bool:
+        """Return whether rows that count as clean were all compared, and are as they were saved."""
+        return self._scrub.are_unchanged(table, ranges)
+
     def _note_pass(self) -> None:
         self._account.metrics.scrub_passes += 1
         if not self._scrub.is_known:
@@ -435,6 +440,8 @@ class Saver:
             self._scrub.is_known = True  # all rows were recorded
             self._proofs.forget()
         self._proofs.add(snapshot)
+        if snapshot.kind == "base" or snapshot.is_complete:
+            self._watch.note_all_saved()
         self._base_rule.note_committed(snapshot.kind, snapshot.file_bytes, self._arrays)
         self._account.note_committed(
             snapshot.num_samples, snapshot.file_bytes, is_base=snapshot.kind == "base"

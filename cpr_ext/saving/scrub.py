@@ -27,6 +27,7 @@ from cpr_ext.cuda import device_of
 from cpr_ext.errors import UsageError
 from cpr_ext.saving.selection import RowIds, Selection
 from cpr_ext.state.table import Table
+from cpr_ext.tracking.row_ranges import RowRanges
 
 #: The most of the time that a pass takes.
 SHARE = 0.0005
@@ -105,6 +106,17 @@ class _TableScrub:
         row_ids = (self._spread + self._shift) % self.table.num_embeddings
         self._shift += 1
         return self.compare(row_ids)
+
+    def are_unchanged(self, ranges: RowRanges) -> bool:
+        """Return whether all clean rows of some ranges have their hash, which all have."""
+        if not self._names:
+            return False
+        arrays = self._arrays()
+        for begin, end in ranges:
+            row_id, _, recorded = self._hashes.compare_range(arrays, self._tracker, begin, end)
+            if row_id >= 0 or recorded:
+                return False
+        return True
 
     def compare_slice(self, max_bytes: int) -> tuple[ChangedRow | None, int]:
         """Compare rows from the position on; return what differs, and the rows' bytes."""
@@ -185,6 +197,15 @@ class Scrub:
         self.is_known = True
         self.begin_snapshot()
         self.restart()
+
+    def are_unchanged(self, table: Table, ranges: RowRanges) -> bool:
+        """Return whether all rows of some ranges that count as clean have their saved hash."""
+        scrub = self._tables.get(table.name)
+        if scrub is None or not self.is_known:
+            return False
+        with suppress(UsageError):
+            return scrub.are_unchanged(ranges)
+        return False
 
     def hashes_of(self, table: Table) -> Any:
         """Return what is to record rows of a table when they are captured; None: nothing."""

@@ -172,7 +172,7 @@ def _read_block(rows: ShardRows, spec: TableSpec, row_ids: torch.Tensor) -> Stor
     if spec.exact_row_bytes:
         return newest_stored(spec.name, rows.segments, spec.arrays, row_ids)
     block = rows.chosen(row_ids)
-    return StoredBlock(block.row_ids, block.arrays, block.steps, block.marks)
+    return StoredBlock(block.row_ids, block.arrays, block.not_after, block.marks)
 
 
 def commit_merged(manifest: Manifest, merged: Merged) -> bool:

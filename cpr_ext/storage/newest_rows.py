@@ -20,13 +20,16 @@ class Rows:
     Attributes:
         row_ids: (n,) int64.
         arrays: ``weight`` (n, embedding_dim) and each per-row optimizer state (n, ...).
-        steps: (n,) int64, the step at which each row was captured; -1: no segment holds it.
+        steps: (n,) int64, the step at which each row was captured; -1: not known, as compaction
+            merged the row with those of other steps.
+        not_after: (n,) int64, no row was captured after this step; -1: no segment holds it.
         marks: (n,) uint8, which rows are rounded, see ``rounded_chunks.py``.
     """
 
     row_ids: torch.Tensor
     arrays: dict[str, torch.Tensor]
     steps: torch.Tensor
+    not_after: torch.Tensor
     marks: torch.Tensor
 
 
@@ -99,6 +102,7 @@ class ShardRows:
             for array in self.arrays
         }
         steps = torch.full((count,), -1, dtype=torch.int64)
+        not_after = steps.clone()
         marks = torch.zeros(count, dtype=torch.uint8)
         missing = torch.ones(count, dtype=torch.bool)
         for segment in reversed(self.segments):
@@ -121,7 +125,8 @@ class ShardRows:
                 where, source = where[hit], torch.searchsorted(rows.row_ids, row_ids[where[hit]])
                 for name, values in rows.arrays.items():
                     arrays[name][where] = values[source]
-                steps[where] = rows.step
+                not_after[where] = rows.step
+                steps[where] = -1 if segment.segment.is_merged else rows.step
                 marks[where] = rows.marks[source]
                 missing[where] = False
-        return Rows(row_ids, arrays, steps, marks)
+        return Rows(row_ids, arrays, steps, not_after, marks)

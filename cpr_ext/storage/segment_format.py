@@ -519,6 +519,11 @@ class Segment:
         return self.layout.metadata
 
     @property
+    def is_merged(self) -> bool:
+        """Return whether compaction made it: its chunks note the newest of their rows' steps."""
+        return "merged_from" in self.metadata
+
+    @property
     def rounded(self) -> RoundedRows:
         """Return how many of its rows were rounded, here or before they were merged."""
         noted = RoundedRows.noted(self.metadata)

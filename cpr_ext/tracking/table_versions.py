@@ -92,6 +92,11 @@ class TableVersions:
                 found[index] = "its optimizer's state was written in place"
         return found
 
+    def has_other_state(self, index: int) -> bool:
+        """Return whether a table's optimizer state consists of other tensors than last accepted."""
+        table = self._tables[index]
+        return _are_others(_state_tensors(table), self._tensors[index][1:])
+
     @property
     def _is_exact(self) -> bool:
         return self._trial_steps > 0 or self._are_replaced

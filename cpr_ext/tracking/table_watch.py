@@ -26,7 +26,7 @@ from cpr_ext.tracking.abandoned_hooks import abandoned_hooks
 from cpr_ext.tracking.change_listener import ChangeListener
 from cpr_ext.tracking.changed_rows import changed_rows
 from cpr_ext.tracking.drifting_tables import DriftingTables
-from cpr_ext.tracking.row_ranges import complement
+from cpr_ext.tracking.row_ranges import RowRanges, complement, overlap
 from cpr_ext.tracking.step_hooks import hook_of, identity_of, place_hook, with_closure
 from cpr_ext.tracking.table_versions import TableVersions
 from cpr_ext.tracking.trackers import native_trackers
@@ -98,6 +98,8 @@ class TableWatch:
         self._parameters: dict[int, tuple[Any, list[int]]] = {}  # see _owned
         self._running: list[_Step] = []
         self._changed: dict[int, list[tuple[int, int]]] = {}  # ranges of rows, by table
+        # Those that were made dirty as a whole since all was saved: some may not have changed.
+        self._overcounted: dict[int, list[tuple[int, int]]] = {}
         self._unseen = UnseenSteps(tables)
         self._drifted = DriftingTables(tables)
         self._expected: set[int] = set()  # tables of which the user reports changes
@@ -174,6 +176,7 @@ class TableWatch:
     def forget(self) -> None:
         """Accept the tables as saved: nothing has changed since."""
         self._changed.clear()
+        self._overcounted.clear()
         self._drifted.clear()
         self.begin_step()
         self._versions.read()
@@ -210,18 +213,36 @@ class TableWatch:
             self._expected.add(index)
             self._told.add(index)
 
-    def check_loss(self, lost: Callable[[Table], Sequence[tuple[int, int]]]) -> None:
+    def check_loss(
+        self,
+        lost: Callable[[Table], RowRanges],
+        are_unchanged: Callable[[Table, RowRanges], bool] = lambda table, ranges: False,
+    ) -> None:
         """Do the same as :meth:`check`, but rows that are about to be restored may change freely.
 
         Args:
             lost: the ranges [begin, end) of a table that are restored, ascending.
+            are_unchanged: whether rows that count as clean were found to be as saved.
         """
         for index in self._versions.differences():
             table = self._tables[index]
             kept = complement(lost(table), table.num_embeddings)
-            if kept:
+            if kept and not are_unchanged(table, kept):
                 self._changed.setdefault(index, []).extend(kept)
+            if self._versions.has_other_state(index):  # by the loop, perhaps long ago
+                self._overcounted.setdefault(index, []).extend(lost(table))
         self._versions.read()
+
+    def counts_are_exact(self, table: Table, begin: int, end: int) -> bool:
+        """Return whether of the rows [begin, end) just those that have changed are dirty."""
+        index = self._by_weight[id(table.weight)]
+        return self.is_proven(table) and not overlap(
+            self._overcounted.get(index, []), [(begin, end)]
+        )
+
+    def note_all_saved(self) -> None:
+        """Note that all rows that were dirty at the last :meth:`settle` are saved."""
+        self._overcounted.clear()
 
     def accept_changes(self) -> None:
         """Do the same as :meth:`check_all` for reported changes: rows count, without a warning."""
@@ -239,6 +260,7 @@ class TableWatch:
         for index in self._drifted.take_settled():
             self._changed[index] = [(0, self._tables[index].num_embeddings)]
         for index, ranges in self._changed.items():
+            self._overcounted.setdefault(index, []).extend(ranges)
             device = self._tables[index].weight.device
             for begin, end in ranges:
                 for first in range(begin, end, _SETTLED_ROWS):

@@ -125,7 +125,7 @@ def _export(store: Path, place: Path) -> None:
 def _read_rows(store: Path, _: Path) -> None:
     rows = read_rows(store, "table", range(NUM_ROWS))
     step = _one_value(rows.arrays["weight"])
-    assert rows.steps.unique().tolist() == [step]
+    assert rows.not_after.unique().tolist() == [step]
 
 
 def _move(store: Path, place: Path) -> None:

@@ -3,11 +3,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import cpr_ext
 from cpr_ext.errors import DamageError, RowIndexError, StoreError, UsageError
-from cpr_ext.maintenance import read_rows
+from cpr_ext.maintenance import inspect_table, read_rows
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.store_reader import StoreReader
-from python_tests.helpers import flip, read_chunks, same_bits, shard_records
+from python_tests.helpers import Trained, flip, read_chunks, same_bits, shard_records
 from python_tests.maintenance.stores import TABLES, recovered, trained_store
 
 
@@ -92,3 +93,33 @@ def test_nothing_asked_for_gives_empty_arrays_of_the_right_kind(store):
     found = read_rows(store, "tables.mid", torch.empty(0, dtype=torch.int64))
     assert found.arrays["weight"].shape == (0, 3)
     assert found.arrays["sum"].dtype == torch.float32
+
+
+def test_a_step_is_that_of_the_row_or_not_known_after_compaction(tmp_path):
+    run = Trained(
+        tmp_path / "store",
+        {"a": (60, 2)},
+        num_shards=2,
+        schedule=cpr_ext.EverySteps(2),
+        priority=cpr_ext.MostFrequentlyUsed(0.3),
+        rebase_after=None,
+        compaction=cpr_ext.CompactionOptions(after=0.5),
+    )
+    weights, merged = {}, 0
+    for step in range(1, 31):
+        run.train(1)
+        weights[step] = run.checkpointer.tables[0].weight.detach().clone()
+        run.checkpointer.wait()
+        if step < 2:
+            continue
+        rows = read_rows(tmp_path / "store", "tables.a", range(60))
+        for row in range(60):
+            known, last = int(rows.steps[row]), int(rows.not_after[row])
+            same = [s for s in weights if torch.equal(weights[s][row], rows.arrays["weight"][row])]
+            assert known == -1 or known in same
+            assert min(same) <= last
+        details = inspect_table(tmp_path / "store", "tables.a")
+        merged = max(merged, details.rows_merged)
+        assert sum(details.rows_by_step.values()) + details.rows_merged == 60
+    assert merged > 0
+    run.checkpointer.close()

@@ -203,3 +203,26 @@ def test_it_waits_for_the_end_of_a_step(run):
     run.optimizers[0].step()
     with pytest.raises(UsageError, match=r"scrub\(\) in the middle of step"):
         run.ckpt.scrub()
+
+
+def test_a_pass_that_leaves_a_table_out_proves_nothing(tmp_path):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({f"t{i}": nn.Embedding(N, 8, sparse=False) for i in range(2)})
+    optimizers = [
+        torch.optim.SGD(model["t0"].parameters(), lr=0.1),
+        torch.optim.SGD(model["t1"].parameters(), lr=0.1, momentum=0.9),  # moves every row
+    ]
+    run = Watched(tmp_path / "store", model, optimizers)
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    sum(module(torch.tensor([3])).sum() for module in model.values()).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    run.ckpt.step()
+    saved = run.ckpt.save("base")
+    saved.wait_until_done()
+    assert saved.is_complete
+    assert run.ckpt.scrub() == {}
+    assert not saved.is_proven
+    assert run.ckpt.metrics.scrub_passes == 1
+    run.ckpt.close()

@@ -1,0 +1,117 @@
+"""What the loss of live shards is said to cost: the rows and updates that were lost, or None."""
+
+import pytest
+import torch
+
+import cpr_ext
+from cpr_ext.maintenance import read_rows
+
+ROWS, SHARDS = 400, 4
+
+
+class Delayed(torch.optim.Adagrad):
+    """Nobody knows what a subclass does in its step."""
+
+
+class Loop:
+    def __init__(self, directory, optimizer=torch.optim.Adagrad, **options):
+        torch.manual_seed(0)
+        self.model = torch.nn.EmbeddingBag(ROWS, 4, sparse=True)
+        self.optimizer = optimizer(self.model.parameters(), lr=0.1)
+        self.directory = directory
+        self.ckpt = cpr_ext.Checkpointer(
+            self.model,
+            self.optimizer,
+            directory,
+            num_shards=SHARDS,
+            schedule=cpr_ext.EverySteps(10**6),
+            save_at_close=False,
+            **options,
+        )
+        self.ckpt.recover()
+        self.updates = torch.zeros(
+            ROWS, dtype=torch.int64
+        )  # by lookups, since the last base snapshot
+
+    def train(self, steps):
+        for _ in range(steps):
+            ids = torch.randint(0, ROWS, (8, 2))
+            self.optimizer.zero_grad()
+            self.model(ids).sum().backward()
+            self.optimizer.step()
+            self.updates += torch.bincount(ids.flatten(), minlength=ROWS)
+            self.ckpt.step(8)
+
+    def save(self):
+        self.ckpt.save("base").wait_until_done()
+        self.updates.zero_()
+
+    def rows_that_differ(self, shard):
+        begin, end = shard * ROWS // SHARDS, (shard + 1) * ROWS // SHARDS
+        saved = read_rows(self.directory, "embedding", range(begin, end)).arrays
+        live = {"weight": self.model.weight.detach(), **self._state()}
+        different = torch.zeros(end - begin, dtype=torch.bool)
+        for name, values in saved.items():
+            different |= (values != live[name][begin:end]).any(1)
+        return int(different.sum())
+
+    def _state(self):
+        state = self.optimizer.state[self.model.weight]
+        return {name: value for name, value in state.items() if value.dim() > 0}
+
+    def lose(self, shard):
+        """Overwrite the rows of a shard; return what is true of them, and what is reported."""
+        begin, end = shard * ROWS // SHARDS, (shard + 1) * ROWS // SHARDS
+        true = self.rows_that_differ(shard), int(self.updates[begin:end].sum())
+        with torch.no_grad():
+            self.model.weight[begin:end] = 0
+        report = self.ckpt.recover(shards=[shard])
+        return true, (report.rows_stale, report.row_updates_lost)
+
+
+def test_one_loss_after_another_counts_its_own_rows_only(tmp_path):
+    loop = Loop(tmp_path)
+    loop.train(5)
+    loop.save()
+    loop.train(3)
+    for shard in range(SHARDS):
+        true, said = loop.lose(shard)
+        assert said == true
+    assert loop.ckpt.metrics.row_updates_lost == loop.updates.sum()
+
+
+def clamp(loop):
+    with torch.no_grad():
+        loop.model.weight.clamp_(-0.1, 0.1)
+
+
+def replace_state(loop):
+    state = loop.optimizer.state[loop.model.weight]
+    state["sum"] = state["sum"] + 0.5
+
+
+@pytest.mark.parametrize("change", [clamp, replace_state])
+@pytest.mark.filterwarnings("ignore::cpr_ext.errors.UntrackedChangeWarning")
+def test_counts_are_unknown_after_a_change_outside_until_all_is_saved(tmp_path, change):
+    loop = Loop(tmp_path)
+    loop.train(5)
+    loop.save()
+    loop.train(2)
+    change(loop)
+    loop.train(3)
+    true, said = loop.lose(1)
+    assert said == (None, None)
+    assert true[0] > 0
+    loop.save()
+    loop.train(2)
+    true, said = loop.lose(2)
+    assert said[0] == true[0]
+
+
+def test_counts_of_an_optimizer_that_nobody_knows_are_unknown(tmp_path):
+    loop = Loop(tmp_path, Delayed)
+    loop.train(5)
+    loop.save()
+    loop.train(3)
+    assert loop.lose(0)[1] == (None, None)
+    assert loop.ckpt.metrics.row_updates_lost is None
