@@ -10,12 +10,13 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed crash-test damage-test fuzz lint lint-workflows stub fmt build wheels docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
+.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed test-hosts crash-test damage-test fuzz lint lint-workflows stub fmt build wheels docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, every interleaving, 20 repeats (two hours)"
+	@echo "make test-hosts  jobs on network namespaces, hurt at random, next to a model of each sample's fate; needs root; SECONDS=3600"
 	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (half an hour or more)"
 	@echo "make power-cut-test  real power cuts of an ext4 on a loop device, in its journal modes; needs root (10 minutes)"
 	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
@@ -50,6 +51,10 @@ collect: build
 test-distributed: build
 	$(BIN)/python -m pytest python_tests/distributed -m long
 	for i in $$(seq 20); do $(BIN)/python -m pytest -q python_tests/distributed || exit 1; done
+
+SECONDS ?= 3600
+test-hosts: build
+	$(BIN)/python -m python_tests.distributed.hosts $(SECONDS)
 
 # With the Python and the torch of the machine that has the GPU: GPU_PYTHON, not .venv.
 # PARTS="build test": only these. GPU_OUT: where logs and results go. GPU_OPTIONS: --emulated, --minutes N.

@@ -107,10 +107,12 @@ class Cluster:
         if with_signal == signal.SIGKILL:
             self.wait_for_exit(self._host, 5)
 
+    serve = ("python_tests.distributed.meeting_place", "serve")
+
     def start_host(self, *, is_first=False):
         self._host = self._fork(
             self._nurseries[0],
-            *("call", "python_tests.distributed.meeting_place", "serve"),
+            *("call", *self.serve),
             *(
                 self.settings.host,
                 self.settings.port,

@@ -1,0 +1,57 @@
+"""Random faults by the hour: ``python -m python_tests.distributed.hosts SECONDS [SEED]``."""
+
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from python_tests.distributed.hosts.trial import Finals, Trial, ViolationError
+from python_tests.distributed.namespaces import hosts
+
+FAULTS_EACH = 5
+
+
+def main(seconds, seed):
+    began, counts, modes, found = time.monotonic(), Counter(), Counter(), []
+    longest = 0.0
+    with tempfile.TemporaryDirectory(prefix="cpr-hosts-") as folder:
+        number = 0
+        while time.monotonic() < began + seconds:
+            size = 3 + (seed + number) % 3  # the last one hosts the rendezvous
+            with hosts(size + 1) as around:
+                finals = Finals(around, Path(folder) / f"{size}-{number}")
+                for _ in range(6):
+                    if time.monotonic() >= began + seconds:
+                        break
+                    number += 1
+                    trial = Trial(around, Path(folder) / str(number), seed + number)
+                    try:
+                        wrong = trial.run(num_faults=FAULTS_EACH).wrong(finals.of(trial))
+                    except ViolationError as error:
+                        wrong = [f"after {trial.happened}: {error}"]
+                    counts.update(trial.counts)
+                    modes[trial.mode] += 1
+                    longest = max([longest, *trial.seconds])
+                    what = ", ".join(trial.counts)
+                    print(
+                        f"{number}: {size} workers, {trial.mode}, {trial.key()[1]}, "
+                        f"hands: {bool(trial.hands)}: {what}: {wrong or 'right'}",
+                        flush=True,
+                    )
+                    found += [f"seed {seed + number}: {each}" for each in wrong]
+                    if not wrong:
+                        trial.forget()
+    for name, count in counts.most_common():
+        print(f"{count:5d}  {name}")
+    print(
+        f"{sum(counts.values())} faults in {number} jobs ({dict(modes)}), "
+        f"{len(found)} violations; the longest pause was {longest:.1f} s"
+    )
+    for each in found:
+        print(each[:3000])
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1))

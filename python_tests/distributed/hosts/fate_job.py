@@ -1,0 +1,169 @@
+"""A job whose rows say which steps they had: the fate of every sample, on every worker.
+
+``Settings.options``: ``mode`` (see ``MODES``), ``model`` (``plain`` or ``stateful``), and
+``hands``: [[rank, step, "silent" | "recorded"], ...], when a row is written by hand.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import cpr_ext
+from cpr_ext.distributed import Identity, Parity, TimeOuts, Worker
+from python_tests.distributed.sharded_job import journal_of
+
+ROWS, DIM, BATCH = 400, 8, 16
+MODES = {
+    "partial": ("partial", None),
+    "full": ("full", None),
+    "exact": ("exact", {}),
+    "exact, rebuilt during training": ("exact", {"rebuild_bytes_per_second": 200_000}),
+    "partial with parity": ("partial", {}),
+}
+POINTS = ("begin", "forward", "reduced", "end")
+
+
+class Head(nn.Module):
+    """Dropout, and with ``stateful`` batch norm and a counter that no ``state_dict()`` has."""
+
+    def __init__(self, stateful):
+        super().__init__()
+        norm = nn.BatchNorm1d(DIM) if stateful else nn.Tanh()
+        self.layers = nn.Sequential(nn.Linear(DIM, DIM), norm, nn.Dropout(0.1), nn.Linear(DIM, 1))
+        self.stateful = stateful
+        if stateful:
+            self.register_buffer("calls", torch.zeros(1), persistent=False)
+
+    def forward(self, values):
+        if self.stateful:
+            self.calls += 1
+            values = values * (1 + 0.01 * self.calls)
+        return self.layers(values)
+
+
+class FateJob:
+    def __init__(self, settings, rank, life):
+        self.settings, self.rank = settings, rank
+        self.journal = journal_of(settings, rank)
+        self.command = Path(settings.directory) / f"command-{rank}"
+
+    def build(self, group):
+        torch.manual_seed(100 + self.rank)
+        rows = nn.EmbeddingBag(ROWS, DIM, mode="sum", sparse=True)
+        fates = nn.EmbeddingBag(self.settings.num_steps, 1, mode="sum", sparse=True)
+        nn.init.zeros_(fates.weight)
+        torch.manual_seed(5)
+        head = Head(self.settings.options["model"] == "stateful")
+        self.model = nn.ModuleDict({
+            "rows": rows, "fates": fates,
+            "head": nn.parallel.DistributedDataParallel(head, broadcast_buffers=False),
+        })  # fmt: skip
+        self.optimizers = [
+            torch.optim.Adagrad(rows.parameters(), lr=0.1),
+            torch.optim.SGD(fates.parameters(), lr=1.0),
+            torch.optim.Adam(head.parameters(), lr=0.01),
+        ]
+        return self.model, self.optimizers
+
+    def make_checkpointer(self, model, optimizers, directory):
+        options = {"schedule": cpr_ext.EverySteps(10)}
+        options["retention"] = cpr_ext.Retention(full_recovery_points=2)
+        if self.settings.recovery == "full":
+            options |= {"priority": cpr_ext.AllRows(), "consistency": "step", "when_busy": "wait"}
+        return cpr_ext.Checkpointer(model, optimizers, directory, **options)
+
+    def train_step(self, job, step):
+        time.sleep(self.settings.step_seconds)
+        self.obey("begin")
+        for rank, at, kind in self.settings.options["hands"]:
+            if (rank, at) == (self.rank, step):
+                with torch.no_grad():
+                    job.model["rows"].weight[step % ROWS] = 0.25
+                was_protected = job.checkpointer.metrics.parity
+                was_protected = was_protected is not None and was_protected.protected
+                self.journal.write("hand", step=step, was_protected=was_protected)
+                if kind == "recorded":
+                    job.checkpointer.record_changes()
+        generator = torch.Generator().manual_seed(1000 * step + self.rank)
+        ids = torch.randint(ROWS, (BATCH, 3), generator=generator)
+        scores = job.model["head"](job.model["rows"](ids))
+        loss = nn.functional.softplus(scores).mean()
+        loss = loss - job.model["fates"](torch.tensor([[step]])).sum()
+        for optimizer in job.optimizers:
+            optimizer.zero_grad()
+        self.obey("forward")
+        loss.backward()
+        self.obey("reduced")
+        for optimizer in job.optimizers:
+            optimizer.step()
+        self.obey("end")
+        return BATCH * job.world_size
+
+    def obey(self, point):
+        """Do what the test says, once, at the point that it says."""
+        try:
+            at, what = self.command.read_text().split(" ")
+        except (FileNotFoundError, ValueError):
+            return
+        if at != point:
+            return
+        self.command.unlink()
+        self.journal.write("obeys", what=what, point=point)
+        if what == "_exit":
+            os._exit(3)
+        if what == "exit":
+            sys.exit(0)
+        if what == "raise":
+            raise ValueError("the test says so")
+        if what == "segv":
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            ctypes.string_at(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def observe(self, event):
+        if event.kind == "recovered":
+            epoch, last = self.worker._rendezvous.epoch, self.worker.recoveries[-1]
+            self.journal.write("recovered", step=event.step, epoch=epoch, recovery=vars(last))
+        else:
+            self.journal.write(event.kind, step=event.step)
+
+    def run(self):
+        settings = self.settings
+        torch.set_num_threads(1)
+        address = settings.addresses.get(str(self.rank), "127.0.0.1")
+        place = settings.host, settings.port
+        identity = Identity(
+            self.rank, settings.world_size, *place, address=address, secret=settings.secret
+        )
+        recovery, parity = MODES[settings.options["mode"]]
+        if parity is not None:
+            parity = Parity(group_size=settings.world_size, **parity)
+        self.worker = Worker(
+            identity, Path(settings.directory) / settings.stores, recovery=recovery,
+            parity=parity, time_outs=TimeOuts(**settings.time_outs), observe=self.observe,
+        )  # fmt: skip
+        job = self.worker.run(
+            self.build, self.train_step, num_steps=settings.num_steps,
+            make_checkpointer=self.make_checkpointer,
+        )  # fmt: skip
+        if job is not None:
+            new = Path(settings.directory) / f"final-{self.rank}.new"
+            torch.save(final_state(job), new)
+            new.replace(new.with_suffix(".pt"))
+        self.journal.write("ended", step=job.step if job else None)
+
+
+def final_state(job):
+    """All that must end in the same bits."""
+    return {
+        "model": {name: value.clone() for name, value in job.model.state_dict().items()},
+        "buffers": {name: value.clone() for name, value in job.model.named_buffers()},
+        "optimizers": [optimizer.state_dict()["state"] for optimizer in job.optimizers],
+        "generator": torch.get_rng_state(),
+    }

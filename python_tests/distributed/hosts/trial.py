@@ -1,0 +1,216 @@
+"""One job on hosts of its own, some faults, and what is wrong in the end."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+from python_tests.distributed.cluster import Cluster
+from python_tests.distributed.hosts.fate_job import MODES
+from python_tests.distributed.hosts.faults import FAULTS
+from python_tests.distributed.hosts.oracle import violations
+
+JOB = ("python_tests.distributed.hosts.fate_job", "FateJob")
+TIME_OUTS = {
+    "collective_seconds": 3.0, "join_seconds": 150.0, "heartbeat_seconds": 0.5,
+    "identity_seconds": 10.0,
+}  # fmt: skip
+NUM_STEPS, STEP_SECONDS = 160, 0.03
+PATIENCE_SECONDS = 120.0
+BUGS = ("AssertionError", "ProtocolError", "WorkersDifferError", "DamageError", "KeyError")
+
+
+class ViolationError(Exception):
+    """The job did what it must never do."""
+
+
+class HostsCluster(Cluster):
+    """The rendezvous is on a host without a worker."""
+
+    def __init__(self, nurseries, meeting, directory, *, serve=None, **settings):
+        self._meeting = meeting
+        self.serve = serve or self.serve
+        super().__init__(nurseries, directory, **settings)
+
+    def start_host(self, *, is_first=False):
+        used, self._nurseries = self._nurseries, [self._meeting]
+        super().start_host(is_first=is_first)
+        self._nurseries = used
+
+
+class Trial:
+    """Args:
+    around: a network and a nursery on each of its hosts, as ``namespaces.hosts`` gives them.
+    mode, hands: by chance if they are None.
+    """
+
+    def __init__(self, around, folder, seed, *, mode=None, hands=None):
+        self.network, self.nurseries = around
+        self.folder, self.chance = Path(folder), random.Random(seed)
+        self.world_size = len(self.nurseries) - 1
+        self.mode = mode or self.chance.choice(list(MODES))
+        model = "plain" if self.mode == "full" else self.chance.choice(["plain", "stateful"])
+        if hands is None:
+            hands = self.chance.random() < 0.4
+        self.hands = [[1, 30, "silent"], [0, 70, "recorded"]] if hands else []
+        self.host_of = {rank: rank for rank in range(self.world_size)}
+        self.serve = None  # what the rendezvous' host runs, if not the right one
+        self.stores_of = {}  # of ranks that have another disk by now
+        self.counts = {}
+        self.seconds = []
+        options = {"mode": self.mode, "model": model, "hands": self.hands}
+        self.settings = {
+            "job": JOB, "world_size": self.world_size, "num_steps": NUM_STEPS,
+            "step_seconds": STEP_SECONDS, "recovery": MODES[self.mode][0], "options": options,
+            "host": self.network.address(self.world_size), "time_outs": TIME_OUTS,
+            "addresses": {str(r): self.network.address(r) for r in range(self.world_size)},
+        }  # fmt: skip
+
+    def key(self):
+        """What decides how the job ends without faults."""
+        options = self.settings["options"]
+        return self.world_size, options["model"], str(self.hands)
+
+    def run(self, faults=(), num_faults=0):
+        """Run the job to its end; raises ViolationError if it does not come."""
+        meeting = self.nurseries[-1]
+        self.cluster = HostsCluster(
+            self.nurseries[:-1], meeting, self.folder, serve=self.serve, **self.settings
+        )
+        try:
+            self.cluster.start()
+            self.wait_until_trained()
+            for name in [*faults, *self.chance.choices(list(FAULTS), k=num_faults)]:
+                if self.is_over():
+                    break
+                self.counts[name] = self.counts.get(name, 0) + 1
+                self.happened = name
+                FAULTS[name](self, self.chance.randrange(self.world_size))
+                self.wait_until_trained()
+            self.wait_for(self.has_ended, "the end")
+            return self
+        finally:
+            self.cluster.close()
+
+    def wrong(self, right):
+        return violations(self, right)
+
+    def final(self, rank):
+        return torch.load(self.folder / f"final-{rank}.pt", weights_only=False)
+
+    def finals(self):
+        return [self.final(rank) for rank in range(self.world_size)]
+
+    def another_host(self, rank):
+        others = [host for host in range(self.world_size) if host != self.host_of[rank]]
+        return self.chance.choice(others)
+
+    def replace(self, rank, host, stores=None):
+        """Start a process of this rank on another host; the one before lives."""
+        self.host_of[rank] = host
+        if stores is not None:
+            self.stores_of[rank] = stores
+        self._start_again(rank)
+
+    def start_second(self, rank, host):
+        return self._start_on(rank, host, stores="a second launcher's")
+
+    def _start_on(self, rank, host, **changed):
+        addresses = {**self.settings["addresses"], str(rank): self.network.address(host)}
+        return self.cluster.start_another(
+            rank, self.nurseries[host], addresses=addresses, **changed
+        )
+
+    def end(self, pid):
+        if self.cluster.wait_for_exit(pid, 0) is None:
+            os.kill(pid, signal.SIGKILL)
+            self.cluster.wait_for_exit(pid, 10)
+
+    def supervise(self):
+        """Start again who has died; as `cpr launch` does, unless another has its rank."""
+        for rank, pid in list(self.cluster.pids.items()):
+            code = self.cluster.wait_for_exit(pid, 0)
+            if code is None or (code == 0 and self.is_done(rank)):
+                continue
+            for bug in BUGS:
+                self.require(f"{bug}:" not in self.logs(rank), f"worker {rank}: {bug}")
+            self.require("was replaced while" not in self.last_log(rank), f"worker {rank} is out")
+            self._start_again(rank)
+
+    def _start_again(self, rank):
+        changed = {"stores": self.stores_of[rank]} if rank in self.stores_of else {}
+        self.cluster.pids[rank] = self._start_on(rank, self.host_of[rank], **changed)
+
+    def is_done(self, rank):
+        events = self.cluster.events(rank, "ended")
+        return any(event["pid"] == self.cluster.pids[rank] for event in events)
+
+    def is_over(self):
+        return any(self.cluster.events(rank, "ended") for rank in range(self.world_size))
+
+    def has_ended(self):
+        return all((self.folder / f"final-{r}.pt").exists() for r in range(self.world_size)) or all(
+            self.is_done(rank) for rank in range(self.world_size)
+        )
+
+    def wait_until_trained(self, steps=3):
+        """Until each worker has trained some steps from now on, or the job is over."""
+        before = {rank: self.num_trained(rank) for rank in range(self.world_size)}
+        began = time.monotonic()
+        self.wait_for(
+            lambda: (
+                self.is_over() or all(self.num_trained(r) >= n + steps for r, n in before.items())
+            ),
+            "steps",
+        )
+        self.seconds.append(time.monotonic() - began)
+
+    def num_trained(self, rank):
+        return len(self.cluster.events(rank, "step"))
+
+    def wait_for(self, is_so, what):
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not is_so():
+            self.supervise()
+            self.require(time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:g} s for {what}")
+            time.sleep(0.05)
+
+    def pass_time(self, least, most):
+        time.sleep(self.chance.uniform(least, most))
+
+    def require(self, is_so, what):
+        if not is_so:
+            raise ViolationError(f"{what}\n{self.cluster.diagnosis()}")
+
+    def logs(self, rank):
+        paths = sorted(self.folder.glob(f"log-{rank}-*"), key=lambda path: path.stat().st_mtime)
+        return "\n".join(path.read_text() for path in paths)
+
+    def last_log(self, rank):
+        paths = sorted(self.folder.glob(f"log-{rank}-*"), key=lambda path: path.stat().st_mtime)
+        return paths[-1].read_text() if paths else ""
+
+    def forget(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Finals:
+    """How jobs end without faults, by what decides it."""
+
+    def __init__(self, around, folder):
+        self._around, self._folder = around, Path(folder)
+        self._known = {}
+
+    def of(self, trial):
+        key = trial.key()
+        if key not in self._known:
+            folder = self._folder / f"right-{len(self._known)}"
+            right = Trial(self._around, folder, 0, mode=trial.mode, hands=bool(trial.hands))
+            right.settings["options"] = {**trial.settings["options"]}
+            right.settings["step_seconds"] = 0.0
+            self._known[key] = right.run().finals()
+        return self._known[key]
