@@ -30,7 +30,7 @@ from cpr_ext.storage.compactor import Compactor
 from cpr_ext.storage.retention import Retention
 from cpr_ext.storage.store import Store
 from cpr_ext.tracking.inventory import Inventory
-from cpr_ext.tracking.row_ranges import RowRanges
+from cpr_ext.tracking.row_ranges import RowSpans
 from cpr_ext.tracking.table_watch import TableWatch
 
 logger = logging.getLogger("cpr_ext")
@@ -324,8 +324,8 @@ class Saver:
             self._note_pass()
         return found
 
-    def are_unchanged(self, table: Table, ranges: RowRanges) -> bool:
-        """Return whether rows that count as clean were all compared, and are as they were saved."""
+    def are_unchanged(self, table: Table, ranges: RowSpans) -> bool:
+        """Return whether rows that count as clean were all compared and have not changed."""
         return self._scrub.are_unchanged(table, ranges)
 
     def _note_pass(self) -> None:

@@ -27,7 +27,7 @@ from cpr_ext.cuda import device_of
 from cpr_ext.errors import UsageError
 from cpr_ext.saving.selection import RowIds, Selection
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.row_ranges import RowRanges
+from cpr_ext.tracking.row_ranges import RowSpans
 
 #: The most of the time that a pass takes.
 SHARE = 0.0005
@@ -107,7 +107,7 @@ class _TableScrub:
         self._shift += 1
         return self.compare(row_ids)
 
-    def are_unchanged(self, ranges: RowRanges) -> bool:
+    def are_unchanged(self, ranges: RowSpans) -> bool:
         """Return whether all clean rows of some ranges have their hash, which all have."""
         if not self._names:
             return False
@@ -198,7 +198,7 @@ class Scrub:
         self.begin_snapshot()
         self.restart()
 
-    def are_unchanged(self, table: Table, ranges: RowRanges) -> bool:
+    def are_unchanged(self, table: Table, ranges: RowSpans) -> bool:
         """Return whether all rows of some ranges that count as clean have their saved hash."""
         scrub = self._tables.get(table.name)
         if scrub is None or not self.is_known:

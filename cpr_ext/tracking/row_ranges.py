@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-RowRanges = Sequence[tuple[int, int]]  # of rows [begin, end), ascending
+RowSpans = Sequence[tuple[int, int]]  # of rows [begin, end), ascending
 
 
 def complement(ranges: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:

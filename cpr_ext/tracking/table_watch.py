@@ -26,7 +26,7 @@ from cpr_ext.tracking.abandoned_hooks import abandoned_hooks
 from cpr_ext.tracking.change_listener import ChangeListener
 from cpr_ext.tracking.changed_rows import changed_rows
 from cpr_ext.tracking.drifting_tables import DriftingTables
-from cpr_ext.tracking.row_ranges import RowRanges, complement, overlap
+from cpr_ext.tracking.row_ranges import RowSpans, complement, overlap
 from cpr_ext.tracking.step_hooks import hook_of, identity_of, place_hook, with_closure
 from cpr_ext.tracking.table_versions import TableVersions
 from cpr_ext.tracking.trackers import native_trackers
@@ -215,8 +215,8 @@ class TableWatch:
 
     def check_loss(
         self,
-        lost: Callable[[Table], RowRanges],
-        are_unchanged: Callable[[Table, RowRanges], bool] = lambda table, ranges: False,
+        lost: Callable[[Table], RowSpans],
+        are_unchanged: Callable[[Table, RowSpans], bool] = lambda table, ranges: False,
     ) -> None:
         """Do the same as :meth:`check`, but rows that are about to be restored may change freely.
 

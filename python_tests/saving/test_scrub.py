@@ -220,7 +220,7 @@ def test_a_pass_that_leaves_a_table_out_proves_nothing(tmp_path):
         optimizer.step()
     run.ckpt.step()
     saved = run.ckpt.save("base")
-    saved.wait_until_done()
+    run.ckpt.wait()
     assert saved.is_proven  # all of it was copied at one moment
     snapshot = saved._snapshot
     snapshot.is_proven = False  # as if its rows had been captured over several steps
