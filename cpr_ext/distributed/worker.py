@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ Build = Callable[[ReformableGroup], tuple[nn.Module, Optimizers]]
 TrainStep = Callable[[Job, int], int | None]
 # After so many joins without a step in between, the worker aborts: rejoining does not help.
 _FRUITLESS_JOINS = 20
+_LOSS_SECONDS = 0.5  # in which collectives notice by themselves that a peer has ended
 DEFAULT_CHECK_EVERY_STEPS = 1000
 
 
@@ -356,7 +358,19 @@ class Worker:
         time_out = timedelta(seconds=self._time_outs.collective_seconds)
         self._round = Round(store, time_out, self._address)
         job.group.configure(self._round)
+        self._rendezvous.note_lost = partial(self._end_round, job.group, self._round)
         self._report("joined", job)
+
+    def _end_round(self, group: ReformableGroup, this_round: Round, epoch: int) -> None:
+        """See to it that a round ends of which a member has; from the thread that hears of it.
+
+        Usually that is over long before: it waits, so as not to disturb how gloo ends.
+        """
+        if epoch != self._rendezvous.epoch:
+            return
+        time.sleep(_LOSS_SECONDS)
+        group.interrupt(this_round)
+        self._parity.interrupt(this_round)
 
     def _agree(self, job: Job) -> Agreement:
         checkpointer = job.checkpointer

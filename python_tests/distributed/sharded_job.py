@@ -126,6 +126,16 @@ class RollsBackAndDies(cpr_ext.Checkpointer):
 KINDS = {"recovering": RecoversAndDies, "rolling back": RollsBackAndDies}
 
 
+def leave_a_child(until):
+    """Die, and leave a child that has all connections of this process until a file is there."""
+    if os.fork() == 0:
+        for _ in range(3000):
+            if not until.exists():
+                time.sleep(0.1)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class ShardedJob:
     """The functions that a Worker asks for."""
 
@@ -193,6 +203,8 @@ class ShardedJob:
         for optimizer in job.optimizers:
             optimizer.step()
         time.sleep(self.settings.step_seconds)
+        if self.suicide == ["leaving a child", step]:
+            leave_a_child(Path(self.settings.directory) / "over")
         if self.suicide == ["training", step]:
             os.kill(os.getpid(), signal.SIGKILL)
         return batch.batch_size

@@ -211,3 +211,19 @@ def test_a_worker_started_behind_the_end_finds_that_the_job_is_finished(make_clu
     cluster.start(1)
     assert cluster.exit_code(1) == 0
     assert [event["event"] for event in cluster.events(1)[-2:]] == ["started", "ended"]
+
+
+def test_a_death_that_no_connection_shows_is_heard_of_from_the_rendezvous(make_cluster, tmp_path):
+    """A child, such as a data loader's, has the connections of the dead; nobody times out here."""
+    cluster = make_cluster(
+        suicides={"1": {"1": ["leaving a child", 20]}},
+        num_steps=40, step_seconds=0.01, time_outs={"collective_seconds": 900.0},
+    )  # fmt: skip
+    try:
+        cluster.start()
+        cluster.wait_for_death(1)
+        cluster.start(1)
+        cluster.finish()
+    finally:
+        (tmp_path / "over").touch()
+    assert [e["recovery"]["lost"] for e in cluster.recoveries(0)[1:]] == [[1]]

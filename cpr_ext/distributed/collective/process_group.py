@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -139,6 +140,22 @@ class ReformableGroup(dist.ProcessGroup):
                 "not be closed: %s",
                 *(self._rank, error),
             )
+
+    def interrupt(self, of_round: Round) -> None:
+        """Close the connections of this round, so that what waits for a lost member ends.
+
+        Gloo waits for the whole time-out where a member ends amid a message, or where a child of it
+        has its connections. Called from any thread; another round is left alone.
+        """
+        if self._round is of_round:
+            with suppress(OSError):  # they end with the time-out, then
+                close_connections(list(self._all_addresses()))
+
+    def _all_addresses(self) -> Iterator[AddressStore]:
+        if self._addresses is not None:
+            yield self._addresses
+        for group in self._subgroups:
+            yield from group._all_addresses()
 
     def _leave(self) -> Iterator[tuple[dist.ProcessGroup | None, AddressStore]]:
         """Forget the round, here and in subgroups; yields the inner groups and their addresses."""

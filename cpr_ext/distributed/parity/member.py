@@ -296,6 +296,11 @@ class ParityMember(NoParity):
         self._is_reported = True
         self._release(self._round)
 
+    def interrupt(self, of_round: Round) -> None:
+        """Close the connections of a round; called from any thread."""
+        if self._network is not None:
+            self._network.interrupt(of_round)
+
     def _release(self, of_round: int) -> None:
         """Close the connections, unless they are of a later round."""
         if of_round == self._round and self._network is not None:

@@ -76,3 +76,6 @@ class NoParity:
 
     def stop(self) -> None:
         """End the round."""
+
+    def interrupt(self, of_round: Round) -> None:
+        """Close the connections of a round; called from any thread."""

@@ -45,6 +45,15 @@ class _Job:
         self.meeting = Meeting(knows_all_from)
         self.notes: dict[str, str] = {}
         self.changed = asyncio.Condition()
+        # By visit, how to say something to a process that asks nothing; and those that left.
+        self.listeners: dict[int, Callable[[dict[str, Any]], None]] = {}
+
+    def tell_of_end(self, visit: int) -> None:
+        """Say to the others that the process of this connection has ended, if it is of a round."""
+        if self.listeners.pop(visit, None) is None or not (epoch := self.meeting.lost_of(visit)):
+            return
+        for say in list(self.listeners.values()):
+            say({"lost_of": epoch})
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
@@ -149,6 +158,11 @@ class Host:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handshake: wire.Handshake
     ) -> None:
         visit, asked, said = next(self._numbers), handshake.to_host(), handshake.to_worker()
+
+        def say(news: dict[str, Any]) -> None:
+            with contextlib.suppress(OSError):
+                writer.write(said.seal(news))
+
         try:
             while True:
                 size = wire.body_bytes(await reader.readexactly(wire.LENGTH_BYTES))
@@ -162,8 +176,15 @@ class Host:
                     answer = {"error": f"not understood: {type(error).__name__} {error}"}
                 writer.write(said.seal(answer))
                 await writer.drain()
+                if request.get("ask") == "arrive" and "error" not in answer:
+                    self._jobs[str(request["job"])].listeners[visit] = say
+        except (asyncio.IncompleteReadError, ConnectionResetError):
+            for job in self._jobs.values():
+                job.tell_of_end(visit)  # its kernel has closed it; nobody was cut off
+            raise
         finally:
             for job in self._jobs.values():
+                job.listeners.pop(visit, None)
                 async with job.changing():
                     job.meeting.leave(visit, time.monotonic())
 
@@ -184,6 +205,9 @@ class Host:
             return await self._meet(job, request, visit)
         if what == "arrive":
             return self._arrive(job, request, visit)
+        if what == "bye":
+            job.meeting.say_bye(str(request["member"]))
+            return {}
         if what == "take over":
             rank, member = int(request["rank"]), str(request["member"])
             return {"is_yours": job.meeting.take_over(rank, member, visit=visit)}

@@ -94,13 +94,25 @@ class HostConnection:
             with contextlib.suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
 
-    def wait_until_closed(self) -> None:
-        """Return once the connection is closed, by whatever side; nothing is asked meanwhile."""
+    def wait_for_news(self) -> dict[str, Any]:
+        """Return what the host says by itself; nothing is asked meanwhile.
+
+        Raises:
+            HostError: the connection is closed, by whatever side.
+        """
         while (connected := self._socket) is not None and not self._is_over:
             readable = select.poll()
             readable.register(connected, select.POLLIN)
-            if readable.poll(1000 * _LOOK_SECONDS):
-                return self.close()
+            if not readable.poll(1000 * _LOOK_SECONDS):
+                continue
+            try:
+                deadline = time.monotonic() + ANSWER_SECONDS
+                size = wire.body_bytes(_receive(connected, wire.LENGTH_BYTES, deadline))
+                return dict(self._said.open(_receive(connected, size, deadline)))
+            except (OSError, wire.ForeignMessageError) as error:
+                self.close()
+                raise HostError(f"{place_of(self._identity)} says no more: {error}") from error
+        raise HostError(f"{place_of(self._identity)} says no more")
 
     def _connect(self, deadline: float) -> socket.socket:
         address = (self._identity.host, self._identity.port)

@@ -173,6 +173,15 @@ class Meeting:
             return ""
         return self._known.get(holder) or "a process of the newest round"
 
+    def say_bye(self, member: str) -> None:
+        """Note that a process is about to leave of its own will."""
+        for visit in [v for v, known in self._visits.items() if known == member]:
+            del self._visits[visit]
+
+    def lost_of(self, visit: int) -> int:
+        """Return the epoch of the newest round if this connection is of a member of it, else 0."""
+        return self.epoch if self._visits.get(visit, "") in self.roster else 0
+
     def take_over(self, rank: int, member: str, *, visit: int) -> bool:
         """Give the place of ``member`` to the process of this connection, if that one is gone.
 

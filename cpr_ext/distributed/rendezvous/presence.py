@@ -23,11 +23,18 @@ class Presence:
         host: for this alone.
         claim: returns what the process says of itself, see
             :class:`cpr_ext.distributed.rendezvous.meeting.Claim`.
+        note_lost: called from a thread with the epoch of a round, of which a member has ended.
     """
 
-    def __init__(self, host: HostConnection, claim: Callable[[bool], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        host: HostConnection,
+        claim: Callable[[bool], dict[str, Any]],
+        note_lost: Callable[[int], None],
+    ) -> None:
         self._host = host
         self._claim = claim
+        self._note_lost = note_lost
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -49,7 +56,8 @@ class Presence:
                     self._arrive()
                 except RefusedError:
                     return  # replaced; the training thread finds out when it meets the others
-                self._host.wait_until_closed()
+                while not self._over.is_set():
+                    self._note_lost(int(self._host.wait_for_news()["lost_of"]))
             self._over.wait(_RETRY_SECONDS)
 
     def _arrive(self) -> None:

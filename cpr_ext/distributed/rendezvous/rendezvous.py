@@ -13,6 +13,8 @@ import secrets
 import socket
 import time
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch._C._distributed_c10d import Store
@@ -40,6 +42,7 @@ logger = logging.getLogger("cpr_ext")
 _MISSED_HEARTBEATS = 5
 _REPORT_SECONDS = 10.0  # between two lines about a long wait
 _RETRY_SECONDS = 0.2
+_BYE_SECONDS = 1.0
 # A host that is started again may have another in its place for moments.
 _UNTRUSTED_SECONDS = 10.0
 
@@ -53,6 +56,7 @@ class Rendezvous:
     Attributes:
         member: distinguishes this process from others of its rank.
         run: what the worker's store knows of its run; None: it has no store.
+        note_lost: called from a thread with the epoch of a round, of which a member has ended.
         doubts_peers: the last round came to nothing, so peers are tried before the next.
 
     Raises:
@@ -74,7 +78,10 @@ class Rendezvous:
             0,
             tuple[str, ...](),
         )  # of the newest round that this process was in
-        self._presence = Presence(HostConnection(identity), self._claim)
+        self.note_lost: Callable[[int], None] = lambda epoch: None
+        self._presence = Presence(
+            HostConnection(identity), self._claim, lambda epoch: self.note_lost(epoch)
+        )
         # Kept here, for torch holds only the part of it that is in C++.
         self._store: RoundStore | None = None
 
@@ -133,6 +140,9 @@ class Rendezvous:
         """Close the connections: another process may have this worker's rank."""
         if self._beacon is not None:
             self._beacon.close()
+        if self._epoch:
+            with suppress(HostError, RefusedError):
+                self._host.ask("bye", member=self.member, limit_seconds=_BYE_SECONDS)
         self._presence.end()
         self._host.close()
 
