@@ -1,16 +1,18 @@
-"""Random histories of stores and their copy, next to a model that knows every commit.
+"""Random histories of stores, their copy, publications and jobs, next to a model of every commit.
 
     python -m python_tests.faults.histories --histories 1000
 
-Stores are trained, cloned, mixed, rolled back, repaired, lost and read from the copy. Each save has
-a token, and the model knows the rows of each. A recovery must give the rows of its token, or not
-claim them. A store may continue the copy exactly if the model says that it follows from it.
+Stores are trained, compacted, cloned, mixed, put back, rolled back, repaired, lost, cut off in the
+middle of a save, and read from the copy. Each save has a token, and the model knows the rows of
+each. A recovery must give the rows of its token, or not claim them; and the token must be one that
+the model allows. A store may continue the copy exactly if the model says that it follows from it.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import random
 import shutil
 import sys
@@ -18,7 +20,9 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,49 +30,59 @@ from unittest.mock import patch
 import torch
 
 from cpr_ext.errors import CprError
-from cpr_ext.maintenance import repair, verify
+from cpr_ext.maintenance import compact, repair, verify
+from python_tests.faults.history_jobs import Jobs
+from python_tests.faults.history_model import Clone, Objects, cut_off
+from python_tests.faults.history_publications import Publications
 from python_tests.faults.mixtures import DIRECTORIES, NUM_ROWS, Run
-from python_tests.storage.remote.faulty_objects import MemoryObjects
 
-_OPERATIONS = ("train", "train", "clone", "mix", "twins", "roll back", "lose", "copy", "copy")
-
-
-@dataclass
-class Clone:
-    """What the model knows of a store.
-
-    Attributes:
-        events: each change of it, from its creation on; a clone has those of its origin.
-        is_known: False once it was mixed: nothing is known of its events.
-    """
-
-    directory: Path
-    events: list[int] = field(default_factory=list)
-    is_known: bool = True
+STORES = ("train", "train", "clone", "mix", "twins", "roll back", "compact", "cut off", "put back")
+COPIES = ("copy", "copy", "lose", "lose twice", "lose directory")
+PUBLICATIONS = (
+    *("publish", "publish", "consume", "consume"),
+    *("keep publication", "restore", "fork publication"),
+)
+JOBS = ("start job", "start job", "move worker")
+OPERATIONS = (*STORES, *COPIES, *PUBLICATIONS, *JOBS)
 
 
 class History:
     """One random history; ``faults`` is what was found wrong."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, operations: Sequence[str] = OPERATIONS) -> None:
         self.faults: list[str] = []
         self.done: Counter[str] = Counter()
         self._draw = random.Random(seed)
         self._folder = folder
-        self._objects = MemoryObjects()
+        self._operations = operations
+        self._objects = Objects()
         self._copied: list[int] = []  # events of the newest state of the copy
-        self._rows: dict[int, torch.Tensor] = {}  # by token
+        self._copied_token = 0
+        self._rows: dict[int, torch.Tensor] = {0: torch.zeros(NUM_ROWS, 2)}  # by token
         self._number = 0
         self._token = 0
         self._clones: list[Clone] = []
+        publications = Publications(folder / "publication", self._draw, self.faults)
+        jobs = Jobs(folder / "jobs", self._draw, self.faults)
+        self._others = {
+            "publish": lambda: self._publish(publications),
+            "consume": publications.consume,
+            "keep publication": publications.keep,
+            "restore": publications.restore,
+            "fork publication": lambda: self._fork(publications),
+            "start job": jobs.start,
+            "move worker": jobs.move_worker,
+        }
 
     def run(self, num_operations: int) -> list[str]:
         """Do so many operations."""
         with patch("cpr_ext.storage.remote.opening.open_objects", lambda options: self._objects):
             for _ in range(num_operations):
-                name = self._draw.choice(_OPERATIONS) if self._clones else "train"
+                name = self._draw.choice(self._operations)
+                name = name if self._clones or name in JOBS else "train"
                 self.done[name] += 1
-                getattr(self, "_" + name.replace(" ", "_"))()
+                other = self._others.get(name)
+                other() if other else getattr(self, "_" + name.replace(" ", "_"))()
         return self.faults
 
     def _new(self) -> Clone:
@@ -85,7 +99,8 @@ class History:
         return self._token
 
     def _train(self) -> None:
-        clone = self._any() if self._clones else self._new()
+        is_old = self._clones and self._draw.random() < 0.9
+        clone = self._any() if is_old else self._new()
         if (run := self._opened(clone)) is not None:
             self._save(clone, run)
             run.release()
@@ -99,15 +114,89 @@ class History:
         run.optimizer.step()
         run.checkpointer.step(1)
         run.token = token
-        run.save(kind or self._draw.choice(("base", "partial", "partial")))
         self._rows[token] = run.model.weight.detach().clone()
+        clone.tokens.add(token)  # from here on it may be there
+        run.save(kind or self._draw.choice(("base", "partial", "partial")))
         clone.events.append(token)
+        clone.tokens = {token}
 
     def _clone(self) -> None:
         origin = self._any()
         clone = self._new()
         shutil.copytree(origin.directory, clone.directory)
-        clone.events, clone.is_known = list(origin.events), origin.is_known
+        self._inherit(clone, origin)
+
+    def _inherit(self, clone: Clone, origin: Clone) -> None:
+        clone.events, clone.tokens = list(origin.events), set(origin.tokens)
+        clone.is_known, clone.must_refuse = origin.is_known, origin.must_refuse
+
+    def _compact(self) -> None:
+        clone = self._any()
+        if (run := self._opened(clone)) is not None:
+            run.release()
+            with self._perhaps_cut_off():
+                compact(clone.directory)
+        if run is not None and (run := self._opened(clone)) is not None:
+            run.release()
+
+    def _cut_off(self) -> None:
+        """The process ends at a commit of a save, before or after it is durable."""
+        clone = self._any()
+        if (run := self._opened(clone)) is None:
+            return
+        with self._perhaps_cut_off(1.0):
+            self._save(clone, run)
+        run.release()
+
+    @contextmanager
+    def _perhaps_cut_off(self, chance: float = 0.3) -> Iterator[None]:
+        """End what is done in the block at a commit, as if its process had died."""
+        if self._draw.random() >= chance:
+            yield
+            return
+        with cut_off(self._draw.randrange(4), is_after=self._draw.random() < 0.5):
+            with suppress(CprError):
+                yield
+
+    def _put_back(self) -> None:
+        """Train a store, and put one of its directories back from a backup before that.
+
+        Twice: a store whose dense part lacks the last commit alone is as one that was cut off.
+        """
+        clone = self._any()
+        if not clone.is_known or (run := self._opened(clone)) is None:
+            return
+        name = self._draw.choice(DIRECTORIES)
+        backup = self._folder / "backup"
+        shutil.rmtree(backup, ignore_errors=True)
+        shutil.copytree(clone.directory / name, backup)
+        self._save(clone, run)
+        self._save(clone, run)
+        run.release()
+        place = clone.directory / name
+        newer = (place / "MANIFEST.json").read_bytes()
+        shutil.rmtree(place)
+        shutil.copytree(backup, place)
+        clone.must_refuse = newer != (place / "MANIFEST.json").read_bytes()
+        if (run := self._opened(clone)) is not None:
+            run.release()
+
+    def _publish(self, publications: Publications) -> None:
+        clone = self._any()
+        if (run := self._opened(clone)) is None:
+            return
+        token = run.token
+        run.release()
+        publications.publish(clone.directory, self._rows[token] if clone.is_known else None)
+
+    def _fork(self, publications: Publications) -> None:
+        """Publish, put the publication back, and publish something else under the same number."""
+        publications.keep()
+        for _ in range(2):
+            self._train()
+            self._publish(publications)
+            publications.consume()
+            publications.restore()
 
     def _mix(self) -> None:
         """Put a directory of another store in the place of this one's."""
@@ -126,6 +215,7 @@ class History:
         origin = self._any()
         twin = Clone(origin.directory.with_name(f"twin{self._next()}"))
         shutil.copytree(origin.directory, twin.directory)
+        self._inherit(twin, origin)
         for each in (origin, twin):
             if (run := self._opened(each)) is None:
                 return
@@ -149,15 +239,67 @@ class History:
         if not self._copied:
             return
         clone = self._new()
-        clone.events = list(self._copied)
+        clone.events, clone.tokens = list(self._copied), {self._copied_token}
         if (run := self._opened(clone, remote=True)) is None:
             self.faults.append("the copy could not be read into an empty directory")
             return
         clone.events.append(self._next())  # it has claimed the copy
         self._copy_and_release(clone, run)
 
-    def _copy(self) -> None:
+    def _lose_twice(self) -> None:
+        """Two machines read the copy; the first is cut off before it has added a state.
+
+        It returns after the second has taken over, and may add nothing.
+        """
+        if not self._copied:
+            return
+        first = self._new()
+        first.events, first.tokens = list(self._copied), {self._copied_token}
+        self._objects.states_left = 1  # that with which it takes over
+        run = self._opened(first, remote=True)
+        if run is not None:
+            copy = run.checkpointer._parts.remote
+            assert copy is not None
+            first.events.append(self._next())
+            if self._draw.random() < 0.5:
+                self._save(first, run)
+            copy.close(30)
+            run.release()
+        self._objects.states_left = None
+        self._lose()
+        self._copy_of(first)
+
+    def _lose_directory(self) -> None:
+        """A shard's directory is read from the copy if that has the rows of this state."""
         clone = self._any()
+        if not clone.is_known or clone.must_refuse or not self._copied:
+            return
+        name = self._draw.choice(DIRECTORIES[1:])
+        clone.is_known = False
+        aside = self._folder / "aside"
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.move(clone.directory / name, aside)
+        try:
+            run = self._recovered(clone, "partial", {"remote": "memory:///"})
+        except CprError as error:
+            is_refused_by_copy = "cannot be copied" in str(error)
+            is_put_in = (clone.directory / name / "MANIFEST.json").exists()
+            if is_put_in and not is_refused_by_copy:
+                self.faults.append(f"a directory that does not fit was put in: {error}")
+            shutil.rmtree(clone.directory / name, ignore_errors=True)
+            shutil.move(aside, clone.directory / name)
+            clone.is_known = True
+        else:
+            if run.token not in clone.tokens:
+                self.faults.append("a store went back as a directory was read from the copy")
+            clone.is_known = True
+            clone.tokens = {run.token}
+            self._copy_and_release(clone, run)
+
+    def _copy(self) -> None:
+        self._copy_of(self._any())
+
+    def _copy_of(self, clone: Clone) -> None:
         follows = not self._copied or self._copied[-1] in clone.events
         run = self._opened(clone, remote=True, may_refuse=not (follows and clone.is_known))
         if run is None:
@@ -171,10 +313,12 @@ class History:
     def _copy_and_release(self, clone: Clone, run: Run) -> None:
         copy = run.checkpointer._parts.remote
         assert copy is not None
+        # The state of the newest commit is submitted after whoever waits for it is woken.
+        run.checkpointer._parts.saver._committer.call(lambda: None).result(30)
         if not copy.wait(30):
             self.faults.append(f"the copy ended: {copy.status()}")
         copy.close(30)
-        self._copied = list(clone.events)
+        self._copied, self._copied_token = list(clone.events), run.token
         run.release()
 
     def _opened(
@@ -192,14 +336,17 @@ class History:
             return None
         if "no full-recovery point" in text:
             return None
-        if clone.is_known:
+        if clone.is_known and not clone.must_refuse:
             self.faults.append(f"refused: {text}")
-        if not repair(clone.directory, apply=True).is_applied:
-            self._clones = [each for each in self._clones if each is not clone]
-            return None
+        with self._perhaps_cut_off():
+            repair(clone.directory, apply=True)
+        repaired = repair(clone.directory, apply=True)  # again, if it was cut off
         if not verify(clone.directory).is_sound:
-            self.faults.append("a repaired store does not verify")
-        clone.is_known = False
+            self._clones = [each for each in self._clones if each is not clone]
+            if repaired.is_applied or not repaired.lost:
+                self.faults.append("a repaired store does not verify")
+            return None
+        clone.is_known = clone.must_refuse = False
         try:
             return self._recovered(clone, "partial", options)
         except CprError as error:
@@ -217,6 +364,15 @@ class History:
             run.release()
             raise
         run.token = report.extra_state or 0
+        if clone.must_refuse:
+            self.faults.append("a directory was put back, and nothing says so")
+            clone.is_known = clone.must_refuse = False
+        if clone.is_known:
+            if mode == "partial" and run.token not in clone.tokens:
+                self.faults.append(f"state {run.token} of {clone.tokens} was recovered")
+            if len(clone.tokens) > 1 and run.token not in clone.events:
+                clone.events.append(run.token)  # it was there, though not acknowledged
+        clone.tokens = {run.token}
         if run.token:
             wrong = int((run.model.weight.detach() != self._rows[run.token]).any(1).sum())
             is_claimed = report.rows_stale is not None and report.rows_stale < wrong
@@ -225,23 +381,32 @@ class History:
         return run
 
 
+def try_history(seed: int, num_operations: int) -> tuple[list[str], Counter[str]]:
+    """Return what was wrong in a history, and what was done in it."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as temporary:
+        history = History(Path(temporary), seed)
+        return history.run(num_operations), history.done
+
+
 def main() -> int:
     """Make random histories; 1: something was wrong in one of them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--histories", type=int, default=1000)
-    parser.add_argument("--operations", type=int, default=10)
+    parser.add_argument("--operations", type=int, default=14)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
     started, num_faulty, done = time.monotonic(), 0, Counter[str]()
-    for seed in range(options.seed, options.seed + options.histories):
-        with tempfile.TemporaryDirectory() as temporary:
-            history = History(Path(temporary), seed)
-            for fault in history.run(options.operations):
-                print(f"history {seed}: {fault}")
-            num_faulty += bool(history.faults)
-            done += history.done
+    seeds = range(options.seed, options.seed + options.histories)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        tried = pool.map(try_history, seeds, [options.operations] * len(seeds), chunksize=20)
+        for seed, (faults, counted) in zip(seeds, tried, strict=True):
+            for fault in faults:
+                print(f"history {seed}: {fault}", flush=True)
+            num_faulty += bool(faults)
+            done += counted
     seconds = time.monotonic() - started
     print(f"{options.histories} histories, {num_faulty} wrong, {dict(done)}; {seconds:.0f} s")
     return 1 if num_faulty else 0

@@ -5,45 +5,90 @@ from dataclasses import replace
 
 import pytest
 
+from cpr_ext.distributed.collective import recovery_decision
+from cpr_ext.publishing import publisher
 from cpr_ext.recovery import sources
-from cpr_ext.storage import stale_manifests
+from cpr_ext.storage import manifest, stale_manifests
+from cpr_ext.storage.remote.opening import RemoteStore
 from cpr_ext.storage.remote.remote_state import StoreView
 from cpr_ext.storage.store import Store
-from python_tests.faults.histories import History
+from python_tests.faults.histories import COPIES, JOBS, PUBLICATIONS, History
 
 repair_module = importlib.import_module("cpr_ext.maintenance.repair")
-stale_rows = sources._stale_rows
+changed_rows_module = importlib.import_module("cpr_ext.publishing.changed_rows")
+stale_rows, commit_after, next_state = sources._stale_rows, manifest.commit_after, publisher._Next
+
+# Every comparison of descent: where it is, what is in its place, and operations that show it.
+COMPARISONS = {
+    "a shard holds the rows of each snapshot": (
+        *(stale_manifests, "shards_without", lambda *_: ()),
+        ("train", "twins", "clone", "mix"),
+    ),
+    "no manifest is older than another has seen": (
+        *(stale_manifests, "find_outdated", lambda manifests: []),
+        ("train", "put back"),
+    ),
+    "a repair goes to a state that all shards hold": (
+        *(repair_module, "shards_without", lambda *_: ()),
+        ("train", "twins", "clone", "mix"),
+    ),
+    "rows that a repair mixed count as older": (
+        sources,
+        "_stale_rows",
+        lambda part, record, *more: stale_rows(part, replace(record, is_mixed=False), *more),
+        ("train", "twins", "clone", "mix"),
+    ),
+    "a store that is copied follows from the copy": (
+        *(StoreView, "descends_from", lambda self, other: True),
+        ("train", "clone", "copy", "copy"),
+    ),
+    "a machine that takes over makes a commit of its own": (
+        *(Store, "claim", lambda self: None),
+        ("train", *COPIES),
+    ),
+    "two machines that do the same make two commits": (
+        manifest,
+        "commit_after",
+        lambda commit, directory, segments, nonce: commit_after(commit, directory, segments, ""),
+        ("train", "copy", "lose twice"),
+    ),
+    "a directory that is read from the copy fits": (
+        *(RemoteStore, "_fits", lambda *_: True),
+        ("train", "copy", "lose directory"),
+    ),
+    "a consumer follows by identity, not by number": (
+        publisher,
+        "_Next",
+        lambda number, state, after: next_state(number, f"{number:032x}", after),
+        ("train", "publish", "consume", "fork publication"),
+    ),
+    "what changed is known by chains": (
+        *(changed_rows_module, "_find", lambda chains, wanted: len(chains)),
+        ("train", *PUBLICATIONS),
+    ),
+    "the workers of a job are of one run": (
+        *(recovery_decision, "agree_on_run", lambda runs: runs[0][0] or runs[0][1]),
+        JOBS,
+    ),
+}
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_random_history_is_as_the_model_says(tmp_path, seed):
-    assert History(tmp_path, seed).run(10) == []
+    assert History(tmp_path, seed).run(14) == []
 
 
-@pytest.mark.parametrize(
-    ("place", "name", "without"),
-    [
-        (stale_manifests, "shards_without", lambda *_: ()),
-        (repair_module, "shards_without", lambda *_: ()),
-        (StoreView, "descends_from", lambda self, other: True),
-        (Store, "claim", lambda self: None),
-        (
-            sources,
-            "_stale_rows",
-            lambda part, record, *more: stale_rows(part, replace(record, is_mixed=False), *more),
-        ),
-    ],
-)
-def test_without_a_comparison_of_descent_a_history_is_wrong(
-    tmp_path, monkeypatch, place, name, without
-):
+@pytest.mark.parametrize("comparison", COMPARISONS)
+def test_without_a_comparison_of_descent_a_history_is_wrong(tmp_path, monkeypatch, comparison):
+    place, name, without, operations = COMPARISONS[comparison]
+    assert not _is_wrong(tmp_path / "with", 0, operations)
     monkeypatch.setattr(place, name, without)
-    assert any(_is_wrong(tmp_path / str(seed), seed) for seed in range(30))
+    assert any(_is_wrong(tmp_path / str(seed), seed, operations) for seed in range(30))
 
 
-def _is_wrong(folder, seed):
+def _is_wrong(folder, seed, operations):
     folder.mkdir()
     try:
-        return bool(History(folder, seed).run(10))
+        return bool(History(folder, seed, operations).run(14))
     except AssertionError:
         return True
