@@ -210,7 +210,8 @@ class Host:
             return {}
         if what == "take over":
             rank, member = int(request["rank"]), str(request["member"])
-            return {"is_yours": job.meeting.take_over(rank, member, visit=visit)}
+            now = time.monotonic()
+            return {"is_yours": job.meeting.take_over(rank, member, visit=visit, now=now)}
         raise ValueError(f"what is {what!r}?")
 
     async def _meet(self, job: _Job, request: dict[str, Any], visit: int) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class Meeting:
         """Return the epoch of the newest round if this connection is of a member of it, else 0."""
         return self.epoch if self._visits.get(visit, "") in self.roster else 0
 
-    def take_over(self, rank: int, member: str, *, visit: int) -> bool:
+    def take_over(self, rank: int, member: str, *, visit: int, now: float) -> bool:
         """Give the place of ``member`` to the process of this connection, if that one is gone.
 
         Returns:
@@ -191,7 +191,8 @@ class Meeting:
         """
         is_of_roster = rank < len(self.roster) and self.roster[rank] == member
         taken_by = self._given_away.get(member, visit)
-        if not is_of_roster or self._holds(member) or taken_by not in (visit, _NOBODY):
+        is_gone = self._is_gone(member, now)
+        if not is_of_roster or not is_gone or taken_by not in (visit, _NOBODY):
             return False
         self._given_away[member] = visit
         return True
@@ -285,6 +286,9 @@ class Meeting:
         if self._is_holder(claim):
             return True
         holder = self.roster[claim.rank] if claim.rank < len(self.roster) else ""
+        return self._is_gone(holder, now)
+
+    def _is_gone(self, holder: str, now: float) -> bool:
         if self._holds(holder):
             return False
         return holder in self._known or holder in self._given_away or now >= self._knows_all_from

@@ -56,6 +56,7 @@ class World:
     roster: tuple = ()
     stores: tuple = (0, 0)  # the epoch that each rank's store knows
     left: dict = field(default_factory=dict)  # how often what may happen
+    is_silent: bool = False  # a and b cannot reach each other
 
     def key(self):
         host = self.host
@@ -64,13 +65,16 @@ class World:
         found = self.now >= host._knows_all_from
         visits = tuple(sorted(host._visits.values()))
         limits = tuple(sorted(host._floors.items())), tuple(self.left.values())
-        here = (self.processes, self.epoch, self.roster, self.stores)
+        here = (self.processes, self.epoch, self.roster, self.stores, self.is_silent)
+        known = (*known, tuple(sorted(host._given_away.items())))
+        silent = {w.claim.member: w.claim.unreachable for w in host._waiters.values()}
+        waiting = [(*each, silent[each[0]]) for each in waiting]
         return (*here, tuple(waiting), known, found, visits, limits)
 
     def copy(self):
         other = copy.copy(self)
         other.host = copy.copy(self.host)
-        for name in ("_waiters", "_visits", "_known", "_floors"):
+        for name in ("_waiters", "_visits", "_known", "_floors", "_given_away"):
             setattr(other.host, name, dict(getattr(self.host, name)))
         return other
 
@@ -84,7 +88,9 @@ class World:
     def arrive(self, at, *, waits):
         """A process connects, and waits for the others or trains."""
         process = self.processes[at]
-        for claim in (process.claim, replace(process.claim, roster=process.roster)):
+        silent = {"a": ("b",), "b": ("a",)}.get(process.name, ()) if self.is_silent else ()
+        shown = replace(process.claim, unreachable=silent)
+        for claim in (shown, replace(shown, roster=process.roster)):
             try:
                 if waits:
                     token = f"{process.name}{process.epoch}"
@@ -94,7 +100,8 @@ class World:
             except UnknownRoundError:
                 continue
             except SupersededError:
-                if self.roster and self.roster[process.rank] == process.name:
+                is_holder = self.roster and self.roster[process.rank] == process.name
+                if is_holder and process.name not in self.host._given_away:
                     raise FaultError(f"the holder {process.name} was refused") from None
                 self.change(at, is_alive=False, is_there=False, waits=False)
                 return
@@ -117,6 +124,7 @@ class World:
             if process.epoch and holder != name:
                 raise FaultError(f"{name} was replaced in round {self.epoch}, and is back")
             lives = before and before.is_alive and not before.is_out_of_touch
+            lives = lives and not (self.is_silent and before.name in ("a", "b"))
             if lives and before.name != name:
                 raise FaultError(f"{name} took the rank of {before.name}, which lives")
         self.epoch, self.roster = self.host.epoch, self.host.roster
@@ -149,15 +157,41 @@ class World:
                         w.leave(at, is_cut=True, is_out_of_touch=True),
                     ),
                 )
+            if self.left["overrules"] and not process.is_cut and not process.epoch:
+                yield "overrule", lambda w, at=at: w.overrule(at)
             if process.is_cut:
                 yield "mend", lambda w, at=at: w.change(at, is_cut=False)
         if self.left["more"]:
             for rank in (0, 1):
                 yield "come", lambda w, rank=rank: w.come(rank)
+        if self.left["silences"] or self.is_silent:
+            yield "silence", World.silence
         if self.left["restarts"]:
             yield "restart", World.restart
         if self.now < self.host._knows_all_from:
             yield "time passes", World.wait
+
+    def overrule(self, at):
+        """It finds the lock of its rank held."""
+        self.spend("overrules")
+        process = self.processes[at]
+        if not self.roster or not self.host.take_over(
+            process.rank, self.roster[process.rank], visit=at, now=self.now
+        ):
+            return
+        holder = next(p for p in self.processes if p.name == self.roster[process.rank])
+        is_aside = self.is_silent and holder.name in ("a", "b")
+        if holder.is_alive and not holder.is_out_of_touch and not is_aside:
+            raise FaultError(f"the place of {holder.name} was given away, which lives")
+
+    def silence(self):
+        """Between a and b, or no more; those that wait say so with their next sign of life."""
+        if not self.is_silent:
+            self.spend("silences")
+        self.is_silent = not self.is_silent
+        for at, process in enumerate(self.processes):
+            if process.waits and not process.is_cut:
+                self.arrive(at, waits=True)
 
     def come(self, rank):
         self.spend("more")
@@ -177,8 +211,12 @@ class World:
         self.now += FIND_SECONDS
 
 
+KINDS = ("deaths", "cuts", "more", "restarts", "overrules", "silences")
+
+
 def explore(*limits):
-    first = World(left=dict(zip(("deaths", "cuts", "more", "restarts"), limits, strict=True)))
+    limits = (*limits, *[0] * (len(KINDS) - len(limits)))
+    first = World(left=dict(zip(KINDS, limits, strict=True)))
     seen, queue, rounds = {first.key()}, deque([first]), 0
     while queue:
         world = queue.popleft()
@@ -200,6 +238,10 @@ def explore(*limits):
         ((1, 0, 1, 1), 3125),
         ((0, 1, 1, 1), 6491),
         ((1, 1, 1, 0), 3747),
+        ((0, 1, 1, 0, 1, 0), 2620),
+        ((0, 0, 1, 1, 1, 1), 6610),
+        ((1, 0, 1, 0, 0, 1), 1844),
+        pytest.param((0, 1, 2, 0, 2, 1), 230_199, marks=pytest.mark.long),
         pytest.param((0, 1, 2, 0), 19_111, marks=pytest.mark.long),
         pytest.param((0, 0, 2, 1), 13_215, marks=pytest.mark.long),
         pytest.param((1, 1, 1, 1), 21_835, marks=pytest.mark.long),
@@ -207,7 +249,7 @@ def explore(*limits):
     ],
 )
 def test_no_interleaving_gives_a_rank_away_or_refuses_its_holder(limits, states):
-    """So many deaths, cuts, processes more, and new hosts."""
+    """So many deaths, cuts, processes more, new hosts, locks found held, and silent pairs."""
     found, rounds = explore(*limits)
     print(f"{limits}: {found} states, up to round {rounds}")
     assert found == states
@@ -217,6 +259,8 @@ def test_no_interleaving_gives_a_rank_away_or_refuses_its_holder(limits, states)
 def explore_several():
     for limits in ((1, 0, 1, 1), (1, 1, 1, 0), (0, 1, 1, 1)):
         explore(*limits)
+    explore(0, 1, 1, 0, 1, 0)
+    explore(0, 0, 1, 0, 0, 1)
 
 
 MISTAKES = {
@@ -231,6 +275,10 @@ MISTAKES = {
         ),
     ),
     "a holder is as good as any other": ("_is_holder", lambda self, claim: False),
+    "the place of any holder is given away": (
+        "take_over",
+        lambda self, rank, member, *, visit, now: True,
+    ),
 }
 
 

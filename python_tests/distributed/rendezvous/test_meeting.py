@@ -87,15 +87,15 @@ def test_a_process_elsewhere_takes_the_place_of_one_that_stepped_aside():
 def test_a_place_is_given_away_only_if_its_holder_is_gone():
     meeting = Meeting()
     assert meet_as_three(meeting, prefix="first-")
-    assert not meeting.take_over(2, "2", visit=9)  # it is connected
-    assert not meeting.take_over(2, "1", visit=9)  # the lock is of another process
+    assert not meeting.take_over(2, "2", visit=9, now=0.0)  # it is connected
+    assert not meeting.take_over(2, "1", visit=9, now=0.0)  # the lock is of another process
     meeting.leave(2, 0.0)
-    assert meeting.take_over(2, "2", visit=9)
-    assert not meeting.take_over(2, "2", visit=8)  # one at a time
+    assert meeting.take_over(2, "2", visit=9, now=0.0)
+    assert not meeting.take_over(2, "2", visit=8, now=0.0)  # one at a time
     with pytest.raises(SupersededError):
         come(meeting, 2, "late", member="2", world_size=3, epoch=1)
     meeting.leave(9, 0.0)
-    assert meeting.take_over(2, "2", visit=8)
+    assert meeting.take_over(2, "2", visit=8, now=0.0)
     assert not meet_as_three(meeting, ranks=(0, 1))
     assert come(meeting, 2, "new", member="new", world_size=3, visit=8)
 
