@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -96,11 +97,27 @@ class RecoveryCalls:
                 findings.source = self._own_source()
                 self._note_all(findings, is_own_store=True)
         findings.seconds = time.perf_counter() - started
-        report = findings.report()
+        report = self._report(findings)
         self._account.note_recovery(report.seconds, report.bytes_read, of_shards=lost is not None)
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
+
+    def _report(self, findings: Findings) -> RecoveryReport:
+        """Build the report; what damage took is lost in it, in the metrics and in the log."""
+        report = findings.report()
+        if report.damage is None:
+            return report
+        num_rows = sum(table.num_embeddings for table in self._recoverer.tables)
+        samples_lost = findings.samples_of_damage(num_rows, self._num_shards)
+        self._account.note_damage(report.rows_damaged, samples_lost)
+        logger.warning(
+            "%s: %s. Save a base snapshot soon, and see 'cpr verify'",
+            *(self._store.directory, report.damage),
+        )
+        return replace(
+            report, samples_lost=report.samples_lost + samples_lost, row_updates_lost=None
+        )
 
     def _own_source(self) -> StateSource | None:
         """Return where the state comes from that this store has; None: it has none."""

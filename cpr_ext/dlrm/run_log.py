@@ -47,6 +47,8 @@ class RunLog:
         loss_sum, loss_steps: what the next point is the mean of.
         snapshots: (samples trained, "base" or "partial") of each snapshot begun.
         epoch, batch: the position in the data: the next batch to train.
+        damage: what damage of the store took at resumptions, a sentence each.
+        samples_lost_to_damage: samples whose effect that took, summed over the shards.
         config: what must not change between a run and its continuation.
     """
 
@@ -58,6 +60,8 @@ class RunLog:
     loss_steps: int = 0
     snapshots: list[list[Any]] = field(default_factory=list)
     failures: list[FailureRecord] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    samples_lost_to_damage: int = 0
 
     def add_loss(self, num_samples: int, loss: float) -> None:
         """Note a point of the loss curve; a long run keeps every second of its points."""

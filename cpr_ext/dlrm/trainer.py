@@ -92,7 +92,7 @@ class TrainResult:
         pls: portion of lost samples, over the whole run.
         share_of_row_updates_lost: share of this process's row updates that failures removed; None:
             not counted, or shards were lost without recovery.
-        warnings: what the data source found malformed.
+        warnings: what the data source found malformed, and what damage of the store took.
     """
 
     auc: float
@@ -227,6 +227,7 @@ class Trainer:
         evaluation = evaluate(self._model, self._source)
         metrics = self._metrics()
         lost = sum(failure.samples_lost for failure in self._log.failures)
+        lost += self._log.samples_lost_to_damage
         return TrainResult(
             auc=evaluation.auc,
             logloss=evaluation.logloss,
@@ -249,7 +250,7 @@ class Trainer:
             store=None if self._options.store is None else str(self._options.store),
             losses=self._log.losses,
             snapshot_log=self._log.snapshots,
-            warnings=self._source.warnings(),
+            warnings=[*self._source.warnings(), *self._log.damage],
         )
 
     def _train_epochs(self) -> None:
@@ -345,6 +346,9 @@ class Trainer:
                 f"{'; '.join(differences)}. Use the same ones to continue it, or another --store"
             )
         self._go_on_from(log, report.step, report.num_samples)
+        if report.damage is not None:
+            log.damage.append(f"at step {report.step}: {report.damage}")
+            log.samples_lost_to_damage += report.samples_lost
         # A failure at the very step of the snapshot may have struck after it, unrecorded.
         recorded = {(failure.step, tuple(failure.shards)) for failure in log.failures}
         self._pending_failures = [
@@ -399,7 +403,11 @@ class Trainer:
                 log = RunLog.from_plain(report.extra_state)
             # What went wrong and what was saved stays on record; the position goes back.
             log.failures, log.snapshots = self._log.failures, self._log.snapshots
+            log.damage = self._log.damage
+            log.samples_lost_to_damage = self._log.samples_lost_to_damage
             self._go_on_from(log, report.step, report.num_samples)
+        if report.damage is not None:
+            self._log.damage.append(f"at step {record.step}: {report.damage}")
         record.rows_restored = report.rows_restored
         record.rows_stale = report.rows_stale
         record.samples_lost = report.samples_lost

@@ -30,17 +30,20 @@ class Metrics:
         bytes_written: of committed segments.
         stall_seconds: total time that ``step()`` blocked training.
         max_stall_seconds: the longest such time.
-        samples_lost: samples whose effect failures took from lost shards, summed over the shards.
+        samples_lost: samples whose effect failures took from lost shards, summed over the shards;
+            of damaged rows their share of a shard.
         portion_of_lost_samples: PLS, ``samples_lost`` as a share of all samples of all shards; of
             the whole job if the schedule knows its length (``TargetPLS(total_samples=...)``), else
             of the samples so far. A shard's loss counts from its last snapshot, a partial one too.
         row_updates: rows of gradients, and lookups of fused tables, in training steps since the
             Checkpointer was constructed; each changed a row.
         row_updates_lost: exactly those that recoveries of shards reverted: for each row, all since
-            it was last saved. None: not counted, see ``count_row_updates``.
+            it was last saved. None: not counted, see ``count_row_updates``, or not known.
         compactions, failed_compactions: merged segments that became live; merges that failed.
         scrub_passes: how often all rows that count as unchanged were compared with hashes of what
             was saved.
+        rows_damaged: rows that recoveries found older than saved, or without a state, as the store
+            was damaged.
         rows_changed_unseen: rows that this found to differ, one of each table at a time.
         remote_lag_seconds, remote_lag_bytes: how long the oldest state that is not in the remote
             store has waited, and what is to be sent of the newest.
@@ -61,6 +64,7 @@ class Metrics:
     failed_compactions: int = 0
     scrub_passes: int = 0
     rows_changed_unseen: int = 0
+    rows_damaged: int = 0
     remote_lag_seconds: float = 0.0
     remote_lag_bytes: int = 0
     failures: list[str] = field(default_factory=list)

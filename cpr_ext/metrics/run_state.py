@@ -92,6 +92,12 @@ class RunState:
             self.metrics.row_updates_lost += row_updates_lost
         return samples_lost
 
+    def note_damage(self, num_rows: int, samples_lost: int) -> None:
+        """Record that damage of the store made rows older, or took them."""
+        self.metrics.rows_damaged += num_rows
+        self.metrics.row_updates_lost = None
+        self.note_lost_samples(samples_lost)
+
     def note_all_recovered(self, step: int, num_samples: int, samples_lost: int) -> None:
         """Record that everything was restored: training resumes from this position.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +86,19 @@ class Findings:
         if len(row_ids):
             known = self.missing_rows.get(table, row_ids[:0])
             self.missing_rows[table] = torch.cat([known, row_ids])
+
+    def samples_of_damage(self, num_rows: int, num_shards: int) -> int:
+        """Return samples whose effect damage took, as the share that its rows have of a shard.
+
+        A missing row lost all samples, an older one those of the steps between its two states.
+
+        Args:
+            num_rows: of all tables.
+        """
+        per_step = self.num_samples / max(1, self.step)
+        older = sum(int(rows.steps_older.sum()) for rows in self.older_rows.values()) * per_step
+        lost = (self.rows_missing * self.num_samples + older) * num_shards / max(1, num_rows)
+        return math.ceil(lost)
 
     def not_newest(self, table: str) -> torch.Tensor:
         """Return (n,) int64, the rows of a table that are older or missing."""

@@ -7,7 +7,7 @@ restores the dense part, copies and accounts for the rows, and rolls the store b
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal
 
@@ -64,6 +64,11 @@ class Recoverer:
         self._recorder = recorder
         #: Of the dense part that was restored last.
         self.position = Position(0, 0, None)
+
+    @property
+    def tables(self) -> Collection[Table]:
+        """The live tables."""
+        return self._live.tables.values()
 
     def recover_shards(
         self,

@@ -66,10 +66,11 @@ class RecoveryReport:
             state; damage destroyed their row ids too.
         older_rows, missing_rows: which rows these are, by table; ``missing_rows`` holds row ids
             (n,) int64. Tables without any are left out.
-        samples_lost: samples trained since a lost shard's last snapshot, summed over the shards.
+        samples_lost: samples trained since a lost shard's last snapshot, summed over the shards. Of
+            rows that damage made older or took, their share of a shard.
         row_updates_lost: updates of these shards' rows that were not saved. None: not counted, see
-            ``Checkpointer(count_row_updates=True)``; after a process death it is 0 or None. It does
-            not include updates that damage removed from older rows.
+            ``Checkpointer(count_row_updates=True)``; after a process death, and with rows that
+            damage made older or took, it is 0 or None.
         rows_rounded: so many of ``rows_restored`` have rounded values, see
             :class:`cpr_ext.Precision`. 0: every value is exact. An upper bound after compaction
             and newer snapshots: a compacted segment says how many of its rows were rounded, not
@@ -105,6 +106,25 @@ class RecoveryReport:
     source: StateSource | None = field(default=None, repr=False)
 
     rows_in_doubt = RenamedTo("rows_possibly_stale")
+
+    @property
+    def rows_damaged(self) -> int:
+        """Rows that damage made older than their newest saved state, or took."""
+        return self.rows_missing + sum(len(rows.row_ids) for rows in self.older_rows.values())
+
+    @property
+    def damage(self) -> str | None:
+        """What damage of the store took, in a sentence; None: nothing."""
+        if not (self.rows_damaged or self.rows_possibly_stale):
+            return None
+        tables = ", ".join(sorted({*self.missing_rows, *self.older_rows})) or "unknown tables"
+        text = (
+            f"damage of the store took the state of {self.rows_missing} rows, and "
+            f"{self.rows_damaged - self.rows_missing} are older than saved ({tables})"
+        )
+        if self.rows_possibly_stale:
+            text += f"; up to {self.rows_possibly_stale} further rows may be older"
+        return text
 
     @property
     def unreadable_paths(self) -> set[Path]:

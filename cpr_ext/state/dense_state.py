@@ -105,7 +105,15 @@ def _is_permuted(tensor: torch.Tensor) -> bool:
 def require_savable(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Table]
 ) -> None:
-    """Raise UsageError for what a dense part cannot hold, before training begins."""
+    """Raise UsageError for what a snapshot cannot hold, before training begins."""
+    for name, module in model.named_modules():
+        if _gives_rows_to_other_ids(module):
+            raise UsageError(
+                f"'{name}' is a {type(module).__name__}: while training runs, it gives rows to "
+                "other ids (managed collisions, ZCH). Rows of a partial snapshot are of several "
+                "steps, and could return under another id, so such models are not saved yet. "
+                "Save them with torch.distributed.checkpoint, or hash ids into a fixed number"
+            )
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise UsageError(
@@ -116,6 +124,11 @@ def require_savable(
     weights = {id(table.weight) for table in tables}
     pack({name: value for name, value in values.items() if id(value) not in weights}, "dense.model")
     pack([_optimizer_tree(optimizer, tables) for optimizer in optimizers], "dense.optimizers")
+
+
+def _gives_rows_to_other_ids(module: nn.Module) -> bool:
+    kinds = [kind for kind in type(module).__mro__ if kind.__module__.startswith("torchrec.")]
+    return any("ManagedCollision" in kind.__name__ for kind in kinds)
 
 
 def own_part(

@@ -118,6 +118,7 @@ def test_samples_that_a_rank_lacks_are_told(nursery, tmp_path):
     assert [told[:2] for told in job.told()] == [[2, 0], [2, 0]]
     assert job.live((0, False), (0, False)) == [0, 0]
     assert [told[:2] for told in job.told()] == [[6, 3], [6, 0]]
+    assert job.told()[0][3] is None  # rows that changed in the three steps are older now
 
 
 def test_extra_state_is_what_the_furthest_rank_saved(nursery, tmp_path):

@@ -13,6 +13,14 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+from torchrec.modules.mc_modules import (
+    LRU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer
 
@@ -354,3 +362,24 @@ def test_where_torchrec_is_missing_the_install_line_is_told():
     message = run_python(code, is_new=True)
     assert message.startswith("UsageError TorchRec cannot be imported")
     assert "pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0" in message
+
+
+def test_managed_collisions_are_refused_by_name(tmp_path):
+    config = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=20, feature_names=["f"])
+    tables = EmbeddingBagCollection(device=torch.device("cpu"), tables=[config])
+    collisions = MCHManagedCollisionModule(
+        zch_size=20,
+        device=torch.device("cpu"),
+        eviction_interval=1,
+        eviction_policy=LRU_EvictionPolicy(),
+        input_hash_size=2**40,
+    )
+    model = ManagedCollisionEmbeddingBagCollection(
+        tables, ManagedCollisionCollection({"t": collisions}, tables.embedding_bag_configs())
+    )
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    with pytest.raises(
+        UsageError, match=r"ManagedCollisionEmbeddingBagCollection: while .* other ids"
+    ):
+        cpr_ext.Checkpointer(model, optimizer, tmp_path / "store")
+    assert not (tmp_path / "store").exists()

@@ -91,7 +91,7 @@ def run_plain(directory, rank, world_size, life, steps, refuses):
     ) as checkpointer:
         report = recover_together(checkpointer)
         (Path(directory) / f"{rank}-{life}.json").write_text(
-            json.dumps([report.step, report.samples_lost, report.extra_state])
+            json.dumps([report.step, report.samples_lost, report.extra_state, report.rows_stale])
         )
         for step in range(report.step, report.step + steps):
             model(torch.tensor([[1, 2]])).sum().backward()

@@ -258,3 +258,24 @@ def test_bytes_of_a_small_store_are_checked_on_the_way_in(tmp_path, step):
         assert [damaged.path for damaged in findings.damaged_segments] == [path]
     assert recovering.recover().damaged_segments == []
     recovering._release()
+
+
+def test_rows_lost_to_damage_count_in_report_metrics_and_log(trained, caplog):
+    run, _ = trained
+    base = next(path for _, record, path in shard_records(run.store) if record.kind == "base")
+    flip(base, base.stat().st_size - 4096)
+    fresh, report = recover(run)
+    metrics = fresh.checkpointer.metrics
+    assert report.rows_missing > 0
+    # Each missing row lost all samples: the share that it has of its shard.
+    share = report.rows_missing * NUM_SHARDS / TABLES["a"][0]
+    older = sum(int(rows.steps_older.sum()) for rows in report.older_rows.values())
+    assert older == 0
+    assert report.samples_lost == pytest.approx(share * report.num_samples, abs=1)
+    assert metrics.samples_lost == report.samples_lost
+    assert metrics.portion_of_lost_samples > 0
+    assert metrics.rows_damaged == report.rows_damaged == report.rows_missing
+    assert report.row_updates_lost is None
+    assert metrics.row_updates_lost is None
+    assert report.damage in caplog.text
+    fresh.checkpointer.close()
