@@ -13,8 +13,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cpr_ext.runtime.old_names import find_old_names
-
 if TYPE_CHECKING:
     from cpr_ext.checkpointer.checkpointer import Checkpointer
     from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
@@ -125,6 +123,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-find_old_names()

@@ -2,15 +2,9 @@
 
 A bug is an ``AssertionError``. A fault of the user or the system is one of the exceptions below,
 with the values and the remedy. Damage that recovery expects is reported, not raised.
-
-Below them are the warnings of names that are old: these work for one version.
 """
 
 from __future__ import annotations
-
-import warnings
-from collections.abc import Callable
-from typing import Any
 
 
 class CprError(Exception):
@@ -81,42 +75,3 @@ class RendezvousError(CprError):
 
 class WorkersDifferError(CprError):
     """Workers of a job hold different values of state that they must share; no step follows."""
-
-
-def warn_of_old_name(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Warn that cpr_ext.``old`` will be removed, and name its replacement.
-
-    Args:
-        stacklevel: the frame that the warning names: 2 is the caller of this, 3 the one before.
-    """
-    text = f"cpr_ext.{old} will be removed; use {new}"
-    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
-
-
-def old_method(old: str, new: str) -> Callable[..., Any]:
-    """Make a method that warns of its old name and calls the one with the new name."""
-
-    def call(self: object, *args: Any, **kwargs: Any) -> Any:
-        warn_of_old_name(f"{type(self).__name__}.{old}()", f"{new}()")
-        return getattr(self, new)(*args, **kwargs)
-
-    call.__name__ = old
-    call.__doc__ = f"Call :meth:`{new}`; an old name that will be removed."
-    return call
-
-
-class RenamedTo:
-    """An attribute that has another name now: ``old = RenamedTo("new")`` in a class body."""
-
-    def __init__(self, new_name: str) -> None:
-        self._new_name = new_name
-        self.__doc__ = f"Deprecated; use ``{new_name}``."
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._old_name = f"{owner.__name__}.{name}"
-
-    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
-        if instance is None:
-            return self
-        warn_of_old_name(self._old_name, self._new_name)
-        return getattr(instance, self._new_name)

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from cpr_ext.checkpointer.call_guard import CallGuard
-from cpr_ext.checkpointer.old_keywords import OldKeywords, replace_old_keywords
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
 from cpr_ext.checkpointer.parts import build_parts, choose_tables
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
@@ -23,7 +22,6 @@ from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
 from cpr_ext.checkpointer.settings import OnNan, Settings
 from cpr_ext.cuda import release_kept
-from cpr_ext.errors import old_method
 from cpr_ext.metrics.counters import Metrics, ScalarWriter
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
@@ -52,7 +50,7 @@ from cpr_ext.validation import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # typing has it from Python 3.11 on
+    pass  # typing has it from Python 3.11 on
 
 logging.getLogger("cpr_ext").addFilter(EncodableMessages())
 
@@ -139,10 +137,8 @@ class Checkpointer:
         scalar_writer: ScalarWriter | None = None,
         remote: str | RemoteOptions | None = None,
         precision: Precision | None = None,
-        **old: Unpack[OldKeywords],
     ) -> None:
         require_callable_or_none("extra_state", extra_state)
-        staging, compaction = replace_old_keywords(staging, compaction, old)
         settings = Settings(
             priority=MostFrequentlyUsed() if priority is None else priority,
             schedule=EverySeconds(60) if schedule is None else schedule,
@@ -153,8 +149,8 @@ class Checkpointer:
             when_busy=when_busy,
             on_nan=on_nan,
             overlap=overlap,
-            staging=staging,
-            compaction=compaction,
+            staging=StagingOptions() if staging is None else staging,
+            compaction=CompactionOptions(after=None) if compaction is None else compaction,
             count_row_updates=count_row_updates,
             scalar_writer=scalar_writer,
             remote=RemoteOptions(remote) if isinstance(remote, str) else remote,
@@ -375,9 +371,6 @@ class Checkpointer:
         return self._recovery.load_replicated_state(
             part, generators=generators, samples_lost=samples_lost
         )
-
-    shared_part = old_method("shared_part", "replicated_state")
-    take_over = old_method("take_over", "load_replicated_state")
 
     def record_lookups(self, table: str, indices: torch.Tensor) -> None:
         """Report rows of a table that no torch optimizer updates; they have changed, or will.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from cpr_ext.dlrm.batch import Batch, DataSource
 from cpr_ext.dlrm.evaluation import Evaluation, evaluate
 from cpr_ext.dlrm.hyperparameters import Hyperparameters
@@ -27,13 +25,3 @@ __all__ = [
     "initial_rows",
     "open_source",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Preset":  # works for one version
-        import warnings
-
-        text = "cpr_ext.dlrm.Preset will be removed; use cpr_ext.dlrm.ModelPreset"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return ModelPreset
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,6 @@ Hours are hours, bytes are bytes; every name says which. Nothing here needs torc
 
 from __future__ import annotations
 
-from typing import Any
-
 from cpr_ext.policy.costs import JobCosts, JobSize, SavePattern, StateBytes
 from cpr_ext.policy.failure_log import FailureLog, read_failure_log, times_to_failure
 from cpr_ext.policy.failure_models import (
@@ -78,13 +76,3 @@ __all__ = [
     "times_to_failure",
     "young_interval_hours",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Job":  # works for one version
-        import warnings
-
-        text = "cpr_ext.policy.Job will be removed; use cpr_ext.policy.JobSize"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return JobSize
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

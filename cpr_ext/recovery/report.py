@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from cpr_ext.errors import RenamedTo
 from cpr_ext.recovery.state_source import StateSource
 
 
@@ -104,8 +103,6 @@ class RecoveryReport:
     extra_state: Any = None
     differences: list[str] = field(default_factory=list)
     source: StateSource | None = field(default=None, repr=False)
-
-    rows_in_doubt = RenamedTo("rows_possibly_stale")
 
     @property
     def rows_damaged(self) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from cpr_ext.errors import UsageError, warn_of_old_name
+from cpr_ext.errors import UsageError
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot import Snapshot
 
 SnapshotState = Literal["requested", "capturing", "captured", "committed", "failed"]
-
-_OLD = ("first_step", "last_step", "num_samples", "bytes_captured", "is_captured", "snapshot")
 
 
 class SnapshotHandle:
@@ -118,15 +116,3 @@ class SnapshotHandle:
             f"step={self.step}, is_complete={self.is_complete}, file_bytes={self.file_bytes}, "
             f"error={self.error!r})"
         )
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _OLD:
-            raise AttributeError(f"'SnapshotHandle' object has no attribute {name!r}")
-        new = {"last_step": "step", "is_captured": "state"}.get(name, "the handle's attributes")
-        warn_of_old_name(f"SnapshotHandle.{name}", new)
-        snapshot = self._snapshot
-        if name == "snapshot":
-            return snapshot
-        if snapshot is None:
-            raise AttributeError(f"{name}: step() has not taken this snapshot yet")
-        return getattr(snapshot, name)

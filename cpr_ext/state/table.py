@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from cpr_ext.errors import UsageError, old_method
+from cpr_ext.errors import UsageError
 from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.state.table_part import TablePart
 
@@ -159,10 +159,6 @@ class Table:
         self.optimizer.state[self.weight][name] = torch.zeros(
             shape, dtype=dtype, device=self.weight.device
         )
-
-    untouched_rows_keep_still = old_method(
-        "untouched_rows_keep_still", "updates_only_looked_up_rows"
-    )
 
     def _group(self) -> dict[str, Any] | None:
         if self.optimizer is None:

@@ -52,15 +52,3 @@ def test_a_handle_prints_what_it_knows(run):
     assert handle.wait_until_done(60)
     text = f"kind='base', state='committed', number={handle.number}, step=0, is_complete=True"
     assert text in repr(handle)
-
-
-def test_old_names_still_work_and_name_the_new_ones(run):
-    run.train(1)
-    run.checkpointer.wait()
-    handle = run.checkpointer.save("base")
-    with pytest.warns(DeprecationWarning, match="SnapshotHandle.last_step .* use step"):
-        assert handle.last_step == 1
-    with pytest.warns(DeprecationWarning, match="SnapshotHandle.first_step will be removed"):
-        assert handle.first_step == 1
-    with pytest.raises(AttributeError, match="no attribute 'steps'"):
-        _ = handle.steps

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from cpr_ext.distributed.collective import torch_private
 from cpr_ext.distributed.collective.connections import AddressStore, close_connections
 from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
-from cpr_ext.errors import PeerLostError, UsageError, old_method
+from cpr_ext.errors import PeerLostError, UsageError
 
 logger = logging.getLogger("cpr_ext")
 
@@ -169,9 +169,6 @@ class ReformableGroup(dist.ProcessGroup):
             yield inner, addresses
         for group in self._subgroups:
             yield from group._leave()
-
-    reform = old_method("reform", "configure")
-    dissolve = old_method("dissolve", "abort")
 
     def has_lost_peer(self) -> bool:
         """Return whether a collective of this round failed, here or in a subgroup."""

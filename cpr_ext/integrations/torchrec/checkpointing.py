@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cpr_ext import Checkpointer, RecoveryReport
-from cpr_ext.checkpointer.old_keywords import OldKeywords, replace_old_keywords
+from cpr_ext import Checkpointer, RecoveryReport, StagingOptions
 from cpr_ext.distributed.together import must_agree, recover_together
 from cpr_ext.integrations.torchrec.dense_part import DenseModule, dense_optimizers
 from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
@@ -75,12 +74,7 @@ def make_checkpointer(
     kernels = find_kernels(model)
     tables = sharded_tables(kernels)
     # Several ranks share a machine: as many threads as torch is allowed here, not one per core.
-    names = OldKeywords.__annotations__.keys() & options.keys()
-    staging, compaction = replace_old_keywords(
-        options.pop("staging", None),
-        options.pop("compaction", None),
-        {name: options.pop(name) for name in names},
-    )
+    staging = options.pop("staging", None) or StagingOptions()
     if staging.num_threads is None:
         num_threads = min(_MOST_THREADS, torch.get_num_threads())
         staging = replace(staging, num_threads=num_threads)
@@ -91,6 +85,5 @@ def make_checkpointer(
         directory,
         tables=tables,
         staging=staging,
-        compaction=compaction,
         **options,
     )
