@@ -85,6 +85,7 @@ power-cut-test: build
 	$(BIN)/python -m python_tests.faults power_cut_test --teeth 10
 
 lint: build
+	$(BIN)/python tools/prose.py
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX)

@@ -1,58 +1,44 @@
-"""Pages, docstrings and messages keep to the style guide of CONTRIBUTING.md."""
+"""The checker of prose that ``make lint`` runs, and the list of decisions."""
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from python_tests import prose
-
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("csrc/*.md")}
-MODULES = sorted((ROOT / "cpr_ext").rglob("*.py"))
 DECISIONS = sorted((ROOT / "docs/decisions").glob("0*.md"))
-
-every_page = pytest.mark.parametrize(
-    "page", sorted(PAGES), ids=lambda page: str(page.relative_to(ROOT))
-)
+LONG = " ".join(["word"] * 26)
 
 
-@every_page
-def test_a_page_uses_plain_words(page: Path) -> None:
-    assert list(prose.unplain_words(page.read_text())) == []
+def _load_prose():
+    spec = importlib.util.spec_from_file_location("prose", ROOT / "tools/prose.py")
+    module = sys.modules["prose"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-@every_page
-def test_a_page_has_short_sentences(page: Path) -> None:
-    assert list(prose.long_sentences(page.read_text())) == []
+prose = _load_prose()
 
 
-@every_page
-def test_a_page_wraps(page: Path) -> None:
-    assert list(prose.long_lines(page.read_text())) == []
+def test_every_finding_is_printed_with_its_file(tmp_path, capsys):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "cpr_ext").mkdir()
+    (tmp_path / "README.md").write_text(f"It tells all.\n\n{LONG}\n")
+    (tmp_path / "docs/page.md").write_text("It is plain.\n")
+    (tmp_path / "cpr_ext/module.py").write_text('def f():\n    """The value."""\n')
+    assert prose.main(tmp_path) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed[:-1]] == ["README.md"] * 3 + [
+        "cpr_ext/module.py"
+    ]
+    (tmp_path / "README.md").write_text("It is plain.\n")
+    (tmp_path / "cpr_ext/module.py").write_text("")
+    assert prose.main(tmp_path) == 0
 
 
-every_module = pytest.mark.parametrize(
-    "module", MODULES, ids=lambda module: str(module.relative_to(ROOT))
-)
-
-
-@every_module
-def test_docstrings_and_messages_use_plain_words(module: Path) -> None:
-    assert list(prose.unplain_words_of_code(module.read_text())) == []
-
-
-@every_module
-def test_docstrings_have_short_sentences(module: Path) -> None:
-    assert list(prose.long_sentences_of_code(module.read_text())) == []
-
-
-@every_module
-def test_docstrings_of_functions_begin_with_a_verb(module: Path) -> None:
-    assert list(prose.docstrings_without_verb(module.read_text())) == []
-
-
-def test_each_decision_is_listed_by_its_title() -> None:
+def test_each_decision_is_listed_by_its_title():
     listed = (ROOT / "docs/decisions/README.md").read_text()
     entries = dict(re.findall(r"^- \[\d+\]\((\S+)\)\s+(.*(?:\n  .*)*)", listed, re.MULTILINE))
     assert sorted(entries) == [path.name for path in DECISIONS]
@@ -61,7 +47,7 @@ def test_each_decision_is_listed_by_its_title() -> None:
         assert " ".join(entries[path.name].split()).startswith(title)
 
 
-def test_words_of_the_guide_are_the_words_of_the_test() -> None:
+def test_words_of_the_guide_are_the_words_of_the_test():
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     rows = re.findall(r"^\| (`.*?) \|", guide, re.MULTILINE)
     words = [word for row in rows for word in re.findall(r"`([^`]+)`", row)]
@@ -80,11 +66,8 @@ def test_words_of_the_guide_are_the_words_of_the_test() -> None:
         ('told = "told"', 0),
     ],
 )
-def test_dialect_is_found_in_docstrings_and_messages(source: str, expected: int) -> None:
+def test_dialect_is_found_in_docstrings_and_messages(source, expected):
     assert len(list(prose.unplain_words_of_code(source))) == expected
-
-
-LONG = " ".join(["word"] * 26)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +82,7 @@ LONG = " ".join(["word"] * 26)
         ("Retells and foretold.", 0),
     ],
 )
-def test_dialect_is_found_in_prose_only(page: str, expected: int) -> None:
+def test_dialect_is_found_in_prose_only(page, expected):
     assert len(list(prose.unplain_words(page))) == expected
 
 
@@ -117,7 +100,7 @@ def test_dialect_is_found_in_prose_only(page: str, expected: int) -> None:
         (LONG.replace("word word", "`word word`"), 0),
     ],
 )
-def test_long_sentences_are_found_in_prose_only(page: str, expected: int) -> None:
+def test_long_sentences_are_found_in_prose_only(page, expected):
     assert len(list(prose.long_sentences(page))) == expected
 
 
@@ -125,7 +108,7 @@ def test_long_sentences_are_found_in_prose_only(page: str, expected: int) -> Non
     ("page", "expected"),
     [(LONG, 1), (f"| {LONG} |", 0), (f"```\n{LONG}\n```", 0), ("x" * 120, 0), (LONG[:99], 0)],
 )
-def test_wide_lines_are_found_in_prose_only(page: str, expected: int) -> None:
+def test_wide_lines_are_found_in_prose_only(page, expected):
     assert len(list(prose.long_lines(page))) == expected
 
 
@@ -142,7 +125,7 @@ def test_wide_lines_are_found_in_prose_only(page: str, expected: int) -> None:
         (f"Do it::\n\n    {LONG}\n\n{LONG}", 1),
     ],
 )
-def test_long_sentences_of_docstrings_are_found(docstring: str, expected: int) -> None:
+def test_long_sentences_of_docstrings_are_found(docstring, expected):
     indented = docstring.replace("\n", "\n    ")
     source = f'def f():\n    """{indented}\n    """'
     assert len(list(prose.long_sentences_of_code(source))) == expected
@@ -162,5 +145,5 @@ def test_long_sentences_of_docstrings_are_found(docstring: str, expected: int) -
         ('class A:\n    """The value."""', 0),
     ],
 )
-def test_docstrings_without_a_verb_are_found(source: str, expected: int) -> None:
+def test_docstrings_without_a_verb_are_found(source, expected):
     assert len(list(prose.docstrings_without_verb(source))) == expected

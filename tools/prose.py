@@ -1,11 +1,20 @@
-"""Reads pages, docstrings and messages as prose, for the style guide of CONTRIBUTING.md."""
+"""Reads pages, docstrings and messages as prose, for the style guide of CONTRIBUTING.md.
+
+    python tools/prose.py
+
+Prints every finding with its file and line; `make lint` begins with it.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # Pattern -> what to write instead. The table of CONTRIBUTING.md shows the most frequent ones.
 PLAIN_WORDS = {
@@ -181,3 +190,27 @@ def _unplain(passage: Passage) -> Iterator[str]:
         for match in re.finditer(rf"\b(?:{pattern})\b", passage.text, re.IGNORECASE):
             near = passage.text[max(0, match.start() - 40) : match.end() + 40]
             yield f"line {passage.line}: '{match[0]}': write {instead}: ...{near}..."
+
+
+def findings(root: Path) -> Iterator[str]:
+    """Everything in the pages and modules below ``root`` that the guide does not want."""
+    pages = {*root.glob("*.md"), *(root / "docs").rglob("*.md"), *root.glob("csrc/*.md")}
+    of_pages = (unplain_words, long_sentences, long_lines)
+    of_code = (unplain_words_of_code, long_sentences_of_code, docstrings_without_verb)
+    for paths, checks in [(pages, of_pages), ((root / "cpr_ext").rglob("*.py"), of_code)]:
+        for path in sorted(paths):
+            text = path.read_text()
+            for check in checks:
+                for found in check(text):
+                    yield f"{path.relative_to(root)}: {found}"
+
+
+def main(root: Path = ROOT) -> int:
+    """Print all findings; 1 if there are any."""
+    found = list(findings(root))
+    print(*found, f"{len(found)} findings", sep="\n")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
