@@ -118,7 +118,6 @@ def compare(run: Run, precision: str, folder: Path, rounds: int) -> dict[str, An
         for name in list(savers)[:: 1 if number % 2 else -1]:
             protected, metrics = savers[name], savers[name].metrics
             protected.watch()
-            protected.checkpointer._saving._saver.forget_saved_rows()  # others changed them
             fill_budget(protected)
             metrics.max_stall_seconds = 0.0
             held, written = metrics.stall_seconds, metrics.bytes_written

@@ -141,7 +141,9 @@ class Protected:
         self.checkpointer._watch.detach()
 
     def watch(self) -> None:
+        """Watch again; rows that changed meanwhile are no finding of the scrub."""
         self.checkpointer._watch.attach()
+        self.checkpointer._saving._saver.forget_saved_rows()
 
     def close(self) -> None:
         self.checkpointer.close()
