@@ -86,6 +86,7 @@ power-cut-test: build
 
 lint: build
 	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/budget.py
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX)

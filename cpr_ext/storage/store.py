@@ -1,9 +1,14 @@
 """The store directory of one training job, opened for writing.
 
-    LOCK whose holder writes here; taken before anything else STORE.json which model this is
-    STORE.copy.json a copy of it, for ``cpr repair`` dense/MANIFEST.json snapshots of all that is
-    not a table row dense/00000012-dense.safetensors shard-00003/MANIFEST.json live segments of one
-    shard, oldest first shard-00003/00000012-partial.safetensors
+::
+
+    LOCK                                      whose holder writes here; taken first
+    STORE.json                                which model this is
+    STORE.copy.json                           a copy of it, for ``cpr repair``
+    dense/MANIFEST.json                       snapshots of all that is not a table row
+    dense/00000012-dense.safetensors
+    shard-00003/MANIFEST.json                 live segments of one shard, oldest first
+    shard-00003/00000012-partial.safetensors
 
 A shard commits on its own. The dense part of a snapshot commits after the shards of its process, so
 a snapshot that ``dense/MANIFEST.json`` names is committed as a whole.
