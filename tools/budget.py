@@ -35,13 +35,20 @@ def parts_of(budget: dict[str, dict[str, object]]) -> dict[str, str]:
     return parts
 
 
+def sources(root: Path, parts: dict[str, str]) -> list[str]:
+    """Paths of the checkout; of a copy without git, those in the folders of the parts."""
+    if (root / ".git").exists():
+        command = ["git", "-c", f"safe.directory={root}", "ls-files"]
+        listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+        return listed.stdout.split("\n")
+    found = {path for folder in parts for path in (root / folder).rglob("*") if path.is_file()}
+    return sorted(str(path.relative_to(root)) for path in found)
+
+
 def count(root: Path, parts: dict[str, str]) -> Counter[str]:
     """Lines of each part; a source file of none is an error."""
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
     lines: Counter[str] = Counter()
-    for path in listed:
+    for path in sources(root, parts):
         if not path.endswith(SOURCES) or not (root / path).exists():
             continue
         prefixes = [folder for folder in parts if path.startswith(folder)]
