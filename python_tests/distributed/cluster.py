@@ -95,6 +95,10 @@ class Cluster:
         self._nursery_of[pid] = nursery
         return pid
 
+    def life(self, rank):
+        """The number of the newest process of this rank."""
+        return self._lives[rank]
+
     def wait_for_exit(self, pid, seconds):
         return self._nursery_of[pid].ask("wait", pid, seconds)
 

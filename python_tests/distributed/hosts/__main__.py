@@ -27,7 +27,8 @@ def main(seconds, seed):
                     number += 1
                     trial = Trial(around, Path(folder) / str(number), seed + number)
                     try:
-                        wrong = trial.run(num_faults=FAULTS_EACH).wrong(finals.of(trial))
+                        trial.run(num_faults=FAULTS_EACH)
+                        wrong = trial.wrong(finals.of(trial))
                     except ViolationError as error:
                         wrong = [f"after {trial.happened}: {error}"]
                     counts.update(trial.counts)

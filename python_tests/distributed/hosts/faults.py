@@ -80,19 +80,24 @@ def slow(trial, rank):
 
 
 def zombie(trial, rank):
-    """Cut off, replaced on another host, with the same disk or another; then it returns."""
-    host, old = trial.host_of[rank], trial.cluster.pids[rank]
+    """A host is cut off, and its workers are replaced on another, with the same disk or another.
+
+    Then it returns.
+    """
+    host = trial.host_of[rank]
+    cut_off = {r: trial.cluster.pids[r] for r in trial.host_of if trial.host_of[r] == host}
+    elsewhere = trial.another_host(rank)
     trial.network.cut(host)
     # With full recovery an empty store is an error.
     is_common = trial.mode == "full" or trial.chance.random() < 0.5
     stores = None if is_common else f"disk {len(trial.seconds)}"
-    trial.replace(rank, trial.another_host(rank), stores=stores)
+    for each in cut_off:
+        trial.replace(each, elsewhere, stores=stores)
     trial.wait_until_trained()
     trial.network.mend(host)
-    if trial.is_over():
-        return
-    code = trial.cluster.wait_for_exit(old, 60)
-    trial.require(code not in (None, 0), f"the zombie of worker {rank} ended with {code}")
+    for each, old in cut_off.items():
+        code = None if trial.is_over() else trial.cluster.wait_for_exit(old, 60)
+        trial.require(code not in (None, 0) or trial.is_over(), f"zombie {each} ended with {code}")
 
 
 def second_launcher(trial, rank):

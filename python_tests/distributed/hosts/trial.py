@@ -60,6 +60,8 @@ class Trial:
         self.host_of = {rank: rank for rank in range(self.world_size)}
         self.serve = None  # what the rendezvous' host runs, if not the right one
         self.stores_of = {}  # of ranks that have another disk by now
+        self.life_of = dict.fromkeys(range(self.world_size), 1)
+        self.happened = "the start"
         self.counts = {}
         self.seconds = []
         options = {"mode": self.mode, "model": model, "hands": self.hands}
@@ -138,12 +140,14 @@ class Trial:
                 continue
             for bug in BUGS:
                 self.require(f"{bug}:" not in self.logs(rank), f"worker {rank}: {bug}")
-            self.require("was replaced while" not in self.last_log(rank), f"worker {rank} is out")
+            is_out = "was replaced while" in self.last_log(rank)
+            self.require(not is_out, f"worker {rank} was refused, and nobody has its place")
             self._start_again(rank)
 
     def _start_again(self, rank):
         changed = {"stores": self.stores_of[rank]} if rank in self.stores_of else {}
         self.cluster.pids[rank] = self._start_on(rank, self.host_of[rank], **changed)
+        self.life_of[rank] = self.cluster.life(rank)
 
     def is_done(self, rank):
         events = self.cluster.events(rank, "ended")
@@ -191,8 +195,8 @@ class Trial:
         return "\n".join(path.read_text() for path in paths)
 
     def last_log(self, rank):
-        paths = sorted(self.folder.glob(f"log-{rank}-*"), key=lambda path: path.stat().st_mtime)
-        return paths[-1].read_text() if paths else ""
+        """Of the process that has this rank."""
+        return (self.folder / f"log-{rank}-{self.life_of[rank]}").read_text()
 
     def forget(self):
         shutil.rmtree(self.folder, ignore_errors=True)
