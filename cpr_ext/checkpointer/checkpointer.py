@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +25,6 @@ from cpr_ext.metrics.counters import Metrics, ScalarWriter
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.forks import leave_to_parent_when_forked
-from cpr_ext.runtime.log_text import EncodableMessages
 from cpr_ext.saving.background_capture import OverlapChoice
 from cpr_ext.saving.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.saving.saver import Consistency, WhenBusy
@@ -48,11 +46,6 @@ from cpr_ext.validation import (
     require_callable_or_none,
     require_one_of,
 )
-
-if TYPE_CHECKING:
-    pass  # typing has it from Python 3.11 on
-
-logging.getLogger("cpr_ext").addFilter(EncodableMessages())
 
 
 class Checkpointer:

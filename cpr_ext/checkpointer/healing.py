@@ -6,7 +6,6 @@ own. So a file that is read from the copy is the one that was committed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,12 +13,13 @@ from cpr_ext.errors import CprError, DamageError
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.restore import read_dense
 from cpr_ext.recovery.verify import Expected, check_dense, check_rows
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.remote.remote_copy import RemoteCopy
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import open_segment
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("recovery")
 
 _CHECKSUMS_ONLY = Expected(None, {})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,12 +17,13 @@ from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.recovery.state_source import StateSource, age_of
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.storage.store_reader import StoreReader, read_committed_all
 from cpr_ext.validation import as_shards, require_one_of
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("recovery")
 
 StorePaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -99,6 +99,16 @@ class RecoveryCalls:
         findings.seconds = time.perf_counter() - started
         report = self._report(findings)
         self._account.note_recovery(report.seconds, report.bytes_read, of_shards=lost is not None)
+        what = "everything" if lost is None else f"shards {', '.join(map(str, lost))}"
+        logger.info(
+            "recovered %s at step %d: %d rows in %.2f s, %s of them stale; from %s",
+            what,
+            report.step,
+            report.rows_restored,
+            report.seconds,
+            "an unknown number" if report.rows_stale is None else report.rows_stale,
+            report.source or "nothing: the store is empty",
+        )
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report

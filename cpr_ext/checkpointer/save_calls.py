@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from torch import nn
 from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.errors import SnapshotError, UsageError
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.state.table import Table
@@ -21,7 +21,7 @@ from cpr_ext.tracking.unwatched import (
     warn_of_sparse_gradients,
 )
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("saving")
 
 _MID_STEP = (
     "{call} in the middle of step {step}: an optimizer has stepped since step(), so the state to "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +14,11 @@ from cpr_ext.distributed.collective import data_parallel
 from cpr_ext.distributed.collective.recovery_decision import Choice
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import UsageError
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.table import find_tables
 from cpr_ext.validation import require_one_of
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("jobs")
 
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
 Recoveries = Literal["partial", "full", "exact", "auto"]

@@ -12,8 +12,9 @@ from cpr_ext import Checkpointer
 from cpr_ext.distributed.collective.process_group import ReformableGroup
 from cpr_ext.distributed.collective.recovery_decision import Choice
 from cpr_ext.errors import CprError
+from cpr_ext.runtime.log_text import logger_of
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("jobs")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ if one was named. Its peers wait meanwhile; what they saved stays.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from cpr_ext import Checkpointer
 from cpr_ext.distributed.identity.worker_identity import Identity, show_alive, worker_directory
 from cpr_ext.distributed.job import Job
 from cpr_ext.errors import SnapshotError, StorageError, StoreError
+from cpr_ext.runtime.log_text import logger_of
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("jobs")
 
 _PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 5.0)  # between attempts; the last one repeats
 

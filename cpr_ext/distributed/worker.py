@@ -7,7 +7,6 @@ table rows in memory; only the replacement reads rows from its store.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import uuid
@@ -68,12 +67,13 @@ from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.recovery import rebuild_lost_rows, return_to_one_state
 from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
 from cpr_ext.errors import CprError, PeerLostError, SnapshotError, UsageError
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import generator_states, restore_generators
 from cpr_ext.storage.job_stores import find_stores
 from cpr_ext.validation import require_at_least_one
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("jobs")
 
 Build = Callable[[ReformableGroup], tuple[nn.Module, Optimizers]]
 TrainStep = Callable[[Job, int], int | None]
@@ -420,8 +420,6 @@ class Worker:
                 report = checkpointer.recover(mode="full", up_to_step=agreement.step)
             if agreement.step == 0 and self._from_stores is not None:
                 report = checkpointer.recover(from_store=self._from_stores)
-            account = account.going_back_to(report.num_samples)
-            self._account = self._account.going_back_to(report.num_samples)
         elif not self._is_live:
             report = checkpointer.recover(from_store=self._from_stores)
         # Reading may take longer than a step: a worker that does it does not hang.
@@ -436,8 +434,10 @@ class Worker:
         if rebuilt_rows:
             own = (report.num_samples, 0, rebuilt_rows, time.perf_counter() - begun)
         held, *loads = zip(*all_gather_json(job.group, own), strict=True)
-        account = account.add(held, read_position(part.tree()).num_samples)
-        lost_samples = account.beyond(self._account)
+        # Also partial recovery goes back if the workers that were furthest are lost.
+        samples = read_position(part.tree()).num_samples
+        account = account.going_back_to(samples).add(held, samples)
+        lost_samples = account.beyond(self._account.going_back_to(samples))
         # Of survivors each keeps its own generators. So do all if there are none, or all went back.
         has_gone_back = agreement.recovery == "full" or agreement.source in agreement.lost
         # Until here a loss leaves this worker as it was; from here on it has recovered.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,10 +23,11 @@ from cpr_ext.publishing.publication import (
     PublishedUpdate,
 )
 from cpr_ext.publishing.store_position import PositionError, StorePosition
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.storage.filesystem import read_whole
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("publishing")
 
 _TRIES = 5
 _SIGNED = {

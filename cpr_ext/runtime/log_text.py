@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
 
 def encodable(text: object) -> str:
@@ -17,3 +18,14 @@ class EncodableMessages(logging.Filter):
         """Let every record pass, with its final text."""
         record.msg, record.args = encodable(record.getMessage()), None
         return True
+
+
+Part = Literal["jobs", "parity", "publishing", "recovery", "remote", "saving", "schedules"]
+
+
+def logger_of(part: Part) -> logging.Logger:
+    """Return the logger ``cpr_ext.PART``, whose messages any handler can write."""
+    logger = logging.getLogger(f"cpr_ext.{part}")
+    if not logger.filters:
+        logger.addFilter(EncodableMessages())
+    return logger

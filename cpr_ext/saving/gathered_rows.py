@@ -6,16 +6,16 @@ snapshot are copied there in one step, and go to the host while training continu
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from cpr_ext._native import native
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.saving.segment_capture import Source, selection_source
 from cpr_ext.saving.selection import Selection
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("saving")
 
 
 def bytes_of(selections: Sequence[Selection]) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+from cpr_ext.runtime.log_text import logger_of
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("saving")
 #: So many snapshots in a row begin late before it is said: one base takes longer than others.
 LATE_IN_A_ROW = 3
 

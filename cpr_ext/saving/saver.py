@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Literal
 from cpr_ext.cuda import trim_memory
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, StorageError
 from cpr_ext.metrics.run_state import RunState
-from cpr_ext.runtime.log_text import encodable
+from cpr_ext.runtime.log_text import encodable, logger_of
 from cpr_ext.saving.background_capture import Overlap
 from cpr_ext.saving.capture_mode import CaptureMode
 from cpr_ext.saving.lateness import Lateness
@@ -33,7 +32,7 @@ from cpr_ext.tracking.inventory import Inventory
 from cpr_ext.tracking.row_ranges import RowSpans
 from cpr_ext.tracking.table_watch import TableWatch
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("saving")
 
 Consistency = Literal["row", "step"]
 WhenBusy = Literal["delay", "wait"]
@@ -442,6 +441,14 @@ class Saver:
         self._proofs.add(snapshot)
         if snapshot.kind == "base" or snapshot.is_complete:
             self._watch.note_all_saved()
+        logger.info(
+            "snapshot %d is durable: %s, of step %d, %.1f MB%s",
+            snapshot.number,
+            snapshot.kind,
+            snapshot.last_step,
+            snapshot.file_bytes / 1e6,
+            ", a full-recovery point" if snapshot.is_complete else "",
+        )
         self._base_rule.note_committed(snapshot.kind, snapshot.file_bytes, self._arrays)
         self._account.note_committed(
             snapshot.num_samples, snapshot.file_bytes, is_base=snapshot.kind == "base"

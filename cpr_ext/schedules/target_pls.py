@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
 from cpr_ext.errors import UsageError
@@ -17,9 +16,10 @@ from cpr_ext.policy import (
     StateBytes,
     Strategy,
 )
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.schedules.intervals import Progress, RunCosts, Schedule
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("schedules")
 
 # A job of unknown length is planned as one of so many failures.
 _MANY_FAILURES = 100

@@ -7,7 +7,6 @@ state.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from cpr_ext._native import native
 from cpr_ext.errors import NanError, StoreError, UsageError
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_schema import is_extra_state, unpack_dense
 from cpr_ext.state.flatten import pack, tensor_names
 from cpr_ext.state.stateful import (
@@ -31,7 +31,7 @@ from cpr_ext.state.stateful import (
 from cpr_ext.state.table import Table, is_row_state
 from cpr_ext.state.wrapper_names import match_names, wrapped_modules
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("saving")
 
 
 @dataclass(frozen=True)

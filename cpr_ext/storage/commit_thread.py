@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import weakref
@@ -10,9 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.threads import close_at_exit
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("saving")
 
 T = TypeVar("T")
 

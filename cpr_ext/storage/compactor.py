@@ -6,7 +6,6 @@ manifest runs on the committer's thread, which checks that the merged segments a
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import weakref
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from cpr_ext.errors import SnapshotError
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.threads import close_at_exit
 from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.commit_thread import Committer
@@ -23,7 +23,7 @@ from cpr_ext.storage.merge_plan import Merge, plan_merges, recovery_points
 from cpr_ext.storage.segment_writer import Pace
 from cpr_ext.storage.store import Store
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("saving")
 
 
 class Compactor:

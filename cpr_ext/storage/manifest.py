@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cpr_ext.errors import DamageError
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.position import is_count
 from cpr_ext.storage import leases
 from cpr_ext.storage.checksummed_json import REPAIR_HINT, read_checksummed, write_checksummed
@@ -29,7 +29,7 @@ from cpr_ext.storage.lineage import NO_ID, commit_after, is_id, split_ids
 from cpr_ext.storage.locks import DirectoryLock
 from cpr_ext.storage.reading import list_directory, retrying
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("saving")
 
 FORMAT_NAME = "cpr_ext.manifest"
 # So many commits before the newest are listed: which a copy may be of, and still be continued.

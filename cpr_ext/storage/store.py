@@ -17,7 +17,6 @@ a snapshot that ``dense/MANIFEST.json`` names is committed as a whole.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cpr_ext.errors import DamageError, StorageError, StoreError
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.state.position import MAX_WRITABLE
 from cpr_ext.state.table import Table
@@ -56,7 +56,7 @@ from cpr_ext.storage.reading import exists, list_directory
 from cpr_ext.storage.retention import Retention, keep_points, plan_retention
 from cpr_ext.storage.stale_manifests import refuse_other_states, refuse_outdated
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("saving")
 
 
 class Store:

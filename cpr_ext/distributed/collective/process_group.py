@@ -7,7 +7,6 @@ goes to an inner group (gloo) that lasts for one round, until the next loss of a
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,8 +22,9 @@ from cpr_ext.distributed.collective import torch_private
 from cpr_ext.distributed.collective.connections import AddressStore, close_connections
 from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
 from cpr_ext.errors import PeerLostError, UsageError
+from cpr_ext.runtime.log_text import logger_of
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("jobs")
 
 BACKEND = "cpr_ext"
 # What torch.distributed, DistributedDataParallel, functional collectives and TorchRec call.

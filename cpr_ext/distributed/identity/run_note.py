@@ -7,16 +7,16 @@ they first meet. So what one run left at the rendezvous is not taken for another
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 
 from cpr_ext.distributed.identity.worker_identity import Identity, worker_directory
 from cpr_ext.errors import StoreError, UsageError
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.storage.file_names import parse_worker_name
 from cpr_ext.storage.reading import exists, list_directory
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("jobs")
 
 _MOST_BYTES = 4096
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,9 +40,10 @@ from cpr_ext.distributed.parity.trade import (
 )
 from cpr_ext.errors import PeerLostError, WorkersDifferError
 from cpr_ext.metrics.parity_metrics import ParityMetrics
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_state import DensePart
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("parity")
 
 # Of parity that is encoded again because rows changed, unless the options say another rate.
 _BYTES_PER_SECOND_AGAIN = 100_000_000

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from cpr_ext.distributed.identity.supervision import show_progress
 from cpr_ext.metrics.parity_metrics import ParityMetrics
+from cpr_ext.runtime.log_text import logger_of
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("parity")
 
 
 class RebuildProgress:

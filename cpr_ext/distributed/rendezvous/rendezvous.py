@@ -7,7 +7,6 @@ secret (:mod:`cpr_ext.distributed.rendezvous.wire`); training itself does not ne
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import socket
@@ -36,8 +35,9 @@ from cpr_ext.distributed.rendezvous.presence import Presence
 from cpr_ext.distributed.rendezvous.reach import Beacon, Probing
 from cpr_ext.distributed.rendezvous.round_store import RoundStore
 from cpr_ext.errors import RendezvousError
+from cpr_ext.runtime.log_text import logger_of
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("jobs")
 
 _MISSED_HEARTBEATS = 5
 _REPORT_SECONDS = 10.0  # between two lines about a long wait

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import uuid
 import weakref
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cpr_ext.errors import DamageError
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.storage.file_names import (
     DENSE_DIRECTORY,
     STORE_FILE,
@@ -37,7 +37,7 @@ from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreIdentity, read_identity
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("remote")
 
 
 class RemoteStore:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -11,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpr_ext.errors import SnapshotError
+from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.threads import close_at_exit
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.remote.objects import brief
 from cpr_ext.storage.remote.remote_state import StoreView
 from cpr_ext.storage.remote.remote_writer import FencedError, RemoteWriter
 
-logger = logging.getLogger("cpr_ext")
+logger = logger_of("remote")
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0

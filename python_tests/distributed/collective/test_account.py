@@ -1,6 +1,6 @@
 """The account of lost samples, beside a model that knows the fate of every sample."""
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cpr_ext.distributed.collective.account import LossAccount
@@ -27,6 +27,7 @@ class World:
         self.size = world_size
         self.processes = [Process(world_size) for _ in range(world_size)]
         self.stores = [(0, frozenset())] * world_size
+        self.agreed = 0  # where all have met
         self.recover()
 
     def train(self, behind=()):
@@ -55,6 +56,9 @@ class World:
             ]
         )  # fmt: skip
         samples, held = agreement.step, []
+        # Else all go back, and train other samples of the same numbers: see the last test.
+        assume(samples >= self.agreed)
+        self.agreed = samples
         for rank, process in enumerate(self.processes):
             if not process.is_live:
                 process.samples, process.rows = self.stores[rank]
@@ -65,8 +69,8 @@ class World:
                 process.known = self.known_to(agreement)
         for rank, process in enumerate(self.processes):
             if rank not in incomplete:
-                account = agreement.account.add(held, samples)
-                lost = account.beyond(process.account)
+                account = agreement.account.going_back_to(samples).add(held, samples)
+                lost = account.beyond(process.account.going_back_to(samples))
                 process.account = account
                 process.told = [a + b for a, b in zip(process.told, lost, strict=True)]
                 process.is_live, process.samples = True, samples
@@ -176,3 +180,11 @@ def test_a_job_tells_what_a_survivor_lost_later_had_lost_since_its_own_snapshot(
     assert (first["lost"], second["lost"]) == ([1], [0])
     assert first["samples_lost"] == [0, (first["step"] - 1) * batch]
     assert second["samples_lost"] == [(second["step"] - 1) * batch, 0]
+
+
+def test_a_job_that_goes_back_tells_nothing_of_samples_that_it_trains_again():
+    """Workers 0 and 2 trained and told of the rows that the others lack; then both were lost."""
+    told = LossAccount.empty(3).add([2, 0, 2], 2)
+    waiting = LossAccount.empty(3)  # worker 1 was not there when they told
+    again = told.united(waiting).going_back_to(0).add([0, 0, 0], 0)
+    assert again.beyond(waiting.going_back_to(0)) == (0, 0, 0)
