@@ -410,9 +410,11 @@ class Snapshot:
         except Exception as error:
             self._fail(error)
         else:
-            self._free_host_memory()
-            self._state = "committed"
-            self._done.set()
+            try:
+                self._free_host_memory()
+            finally:  # threads that wait must see the end
+                self._state = "committed"
+                self._done.set()
 
     def _free_host_memory(self) -> None:
         """Free what was kept for a failure, here: training would wait for the system."""

@@ -45,7 +45,7 @@ void* allocate_huge(size_t bytes, size_t alignment) {
 
 void* allocate_huge_zeros(size_t bytes, size_t alignment) {
   void* data = allocate_huge(bytes, alignment);
-  std::memset(data, 0, bytes);
+  if (bytes < kFewestBytes) std::memset(data, 0, bytes);
   return data;
 }
 

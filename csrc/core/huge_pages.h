@@ -11,8 +11,7 @@ namespace cpr_ext {
 // Aligned to `alignment`, a power of two of at most 4096. Large ones are mapped by themselves, so
 // that nothing else comes to lie in their pages. Throws std::bad_alloc.
 void* allocate_huge(size_t bytes, size_t alignment);
-// As allocate_huge(), of zeros, and the system has no page of it left to make: training would wait
-// for each (0.2 ms, in virtual machines up to 8 ms).
+// As allocate_huge(), of zeros. The pages of a large one are taken when they are first written.
 void* allocate_huge_zeros(size_t bytes, size_t alignment);
 void free_huge(void* data, size_t bytes) noexcept;  // `bytes` as they were allocated
 

@@ -1,6 +1,7 @@
 #include "staging/slot_pool.h"
 
 #include <cassert>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -44,9 +45,11 @@ SlotPool::SlotPool(int num_slots, int64_t slot_bytes) : slot_bytes_(slot_bytes) 
                      "; it must be a positive multiple of " + std::to_string(kPageBytes));
   }
   for (int i = 0; i < num_slots; ++i) {
-    auto* data = static_cast<std::byte*>(allocate_huge_zeros(slot_bytes, kPageBytes));
+    auto* data = static_cast<std::byte*>(allocate_huge(slot_bytes, kPageBytes));
     slots_.emplace_back(data, FreeSlot{slot_bytes});
     free_.push_back(data);
+    // The system makes its pages now: training would wait for them in the first capture.
+    std::memset(data, 0, static_cast<size_t>(slot_bytes));
   }
 }
 

@@ -97,6 +97,7 @@ TakenRows AccessCounter::clear_range(RowRange range, const WeightView*, ThreadPo
   TakenRows taken = nothing_taken();
   taken.row_ids = select_best(range, range.size(), nullptr, pool);
   taken.counts.reserve(taken.row_ids.size());
+  // Pages that no count was ever written to stay untouched: the system would have to make them.
   for (const int64_t row_id : taken.row_ids) {
     taken.counts.push_back(counts_[row_id]);
     counts_[row_id] = 0;
