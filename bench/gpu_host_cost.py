@@ -128,7 +128,6 @@ def watch_all(stages: Stages) -> None:
     stages.watch(segment_capture.SegmentCapture, "__init__", "start segments")
     stages.watch(segment_capture, "native_table", "describe tables (SegmentTable)")
     stages.watch(segment_capture.SegmentCapture, "capture", "submit gathers")
-    stages.watch(selection.Selection, "take", "submit taking")
     stages.watch(snapshot.Snapshot, "_finish_capture", "copy the dense part")
     stages.watch(snapshot, "gather", _GATHER)
     stages.count(segment_capture, "native_table", "SegmentTable made")
