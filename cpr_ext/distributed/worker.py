@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -400,8 +401,7 @@ class Worker:
             return self._recover_exactly(job, agreement)
         checkpointer = job.checkpointer
         account = agreement.account
-        if self._is_live:
-            self._parity.abandon_step()
+        has_returned = self._is_live and self._parity.abandon_step()
         self._account = self._account or account
         time_out = timedelta(seconds=self._time_outs.join_seconds)
         rebuilt_rows, begun = 0, time.perf_counter()
@@ -414,6 +414,9 @@ class Worker:
             self._initialize(job.model)
             self._is_initialized = True  # once, as it may draw random numbers
         report = RecoveryReport(job.step, checkpointer.num_samples)
+        unseen = None
+        if has_returned:  # the caller's own extra state may be of a step that was undone
+            unseen = replace(report, extra_state=self._parity.extra_state)
         if agreement.recovery == "full":
             self._is_live, self._saved_step = False, -1  # until all are back at the same step
             if agreement.step > 0 or self._from_stores is None or checkpointer.store.dense.segments:
@@ -428,7 +431,7 @@ class Worker:
         data_parallel.reset(job.model)
         part = None
         if agreement.source == self.identity.rank:
-            part = checkpointer.replicated_state(None if self._is_live else report)
+            part = checkpointer.replicated_state(unseen if self._is_live else report)
         part = broadcast_part(job.group, agreement.source, part)
         own = (report.num_samples, report.bytes_read, report.rows_restored, report.seconds)
         if rebuilt_rows:

@@ -162,9 +162,11 @@ class ParityMember(NoParity):
         self._obstacle = ""
         self._own.begin(state, extra_state)
 
-    def abandon_step(self) -> None:
-        """Put a live worker to the newest step that it has completed."""
-        self._own.abandon_step()
+    def abandon_step(self) -> bool:
+        """Put a live worker to the newest step that it has completed; True if it is known."""
+        has_returned = self._own.abandon_step()
+        self.extra_state = self._own.extra_state
+        return has_returned
 
     def encode_all(self, state: int) -> None:
         """Encode the parity of the whole group, whose members are at ``state``, and protect."""

@@ -35,8 +35,9 @@ class NoParity:
     def begin(self, state: int, extra_state: Any) -> None:
         """This worker holds rows and dense state as of ``state``, of which there is no parity."""
 
-    def abandon_step(self) -> None:
-        """Put a live worker to the newest step that it has completed."""
+    def abandon_step(self) -> bool:
+        """Put a live worker to the newest step that it has completed; True if it is known."""
+        return False
 
     def encode_all(self, state: int) -> None:
         """Encode the parity of the whole group, whose members are at ``state``, and protect."""

@@ -235,12 +235,17 @@ class OwnRows:
         if (wrong := self._checksums.find_wrong_rows(begin, end)) and not self.obstacle:
             self.obstacle = f"its rebuilt rows differ from their checksums: {wrong}"
 
-    def abandon_step(self) -> None:
-        """Return to the newest step that is complete; it may be later than the newest delta."""
+    def abandon_step(self) -> bool:
+        """Return to the newest step that is complete; it may be later than the newest delta.
+
+        Returns:
+            Whether any is known: ``extra_state`` is of it then.
+        """
         if self.log is None:
-            return
+            return False
         torn = self._torn if self._completed > self.log.newest else self._changing
-        self._rewind(self._copies[self._completed], torn.undo)
+        self.extra_state = self._rewind(self._copies[self._completed], torn.undo)
+        return True
 
     def go_back(self, state: int) -> None:
         """Return to an earlier state of the log, rows and dense state."""

@@ -390,11 +390,6 @@ def test_a_row_that_is_written_by_hand_is_reported_at_once_and_encoded_again(
     assert "worker 1: parity group [0, 1] is not protected after step" in said
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="a fault, in about one of three runs: a worker that had made the step in which another "
-    "died has other dense parameters after the recovery, and all refuse to train",
-)
 def test_rows_changed_in_one_group_do_not_send_another_to_the_store(make_cluster):
     settings = settings_of("two mirrors")
     settings["options"]["faults"] = {"0": ["rows change unseen", 7]}
