@@ -17,7 +17,14 @@ from pathlib import Path
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.maintenance.locking import locked
 from cpr_ext.maintenance.salvage import Rewrite, ShardPlan, plan_shard, write_salvaged
-from cpr_ext.maintenance.survey import Directory, Held, keep_descent, read_manifests, survey
+from cpr_ext.maintenance.survey import (
+    Directory,
+    Held,
+    keep_descent,
+    read_manifests,
+    survey,
+    with_chain_after,
+)
 from cpr_ext.recovery.verify import expect
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.storage.file_names import (
@@ -30,7 +37,7 @@ from cpr_ext.storage.file_names import (
     shard_name,
 )
 from cpr_ext.storage.filesystem import require_directory, storage_error, sync_directory
-from cpr_ext.storage.lineage import chain_after, position_of, shards_without
+from cpr_ext.storage.lineage import position_of, shards_without
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.reading import exists, retrying
 from cpr_ext.storage.segment_reader import RowRanges
@@ -66,7 +73,7 @@ class RepairReport:
     @property
     def is_sound(self) -> bool:
         """True if there was nothing to repair."""
-        return not self.damaged
+        return not (self.damaged or self.actions)
 
     @property
     def is_repairable(self) -> bool:
@@ -92,7 +99,7 @@ def repair(store: str | os.PathLike[str], *, apply: bool = False) -> RepairRepor
         if apply:
             stack.enter_context(locked(work.directories))
         work.look()
-        if apply and work.report.damaged and not work.report.lost:
+        if apply and not work.report.is_sound and work.report.is_repairable:
             work.apply()
         return work.report
 
@@ -167,6 +174,12 @@ class _Repair:
         for directory in found:
             self.report.damaged += [held.reason for held in directory.held if held.reason]
             self.report.damaged += directory.useless.values()
+            self.report.damaged += [
+                f"{directory.path / held.record.file}: a repair that was interrupted has replaced "
+                "it; its manifest does not name that yet"
+                for held in directory.held
+                if held.is_replaced
+            ]
         kept_dense = self._plan_dense(dense, shards)
         for shard, directory in enumerate(shards):
             plans.append(self._plan_shard(shard, directory, kept_dense))
@@ -251,7 +264,8 @@ class _Repair:
             size = position_of(chain, records, self._identity.store_id)
             assert size is not None
             held = held[:size]
-        if len(held) < len(directory.held) and self._goes_back:
+        goes_back = self._goes_back or directory.has_replaced
+        if len(held) < len(directory.held) and goes_back:
             self.report.older.append(
                 f"{directory.path}: {len(directory.held) - len(held)} segment(s) newer than the "
                 "newest snapshot that is left are dropped"
@@ -395,8 +409,7 @@ class _Repair:
             if isinstance(item, Held):
                 record = item.record
                 if has_new:  # what came before it is another state now
-                    after = chain_after(chain, record.file, record.chain.encode())
-                    record = replace(record, chain_before=chain, chain=after)
+                    record = with_chain_after(chain, record)
                 records.append(record)
                 continue
             has_new = True

@@ -7,7 +7,7 @@ it holds the segments whose own headers show what they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from cpr_ext.errors import DamageError
 from cpr_ext.recovery.verify import Expected, check_dense, check_rows
 from cpr_ext.state.position import MAX_SOUND
 from cpr_ext.storage.file_names import MANIFEST_FILE, parse_segment_name
+from cpr_ext.storage.lineage import chain_after
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.reading import list_directory
 from cpr_ext.storage.segment_header import read_own_record
@@ -34,12 +35,14 @@ class Held:
         reason: what is wrong; empty: nothing.
         rows: of a shard's segment with some sound chunks.
         damaged: numbers of the chunks that are not sound.
+        is_replaced: a repair that was interrupted wrote the file, and no manifest names that yet.
     """
 
     record: SegmentRecord
     reason: str = ""
     rows: SegmentRows | None = None
     damaged: frozenset[int] = frozenset()
+    is_replaced: bool = False
 
     @property
     def is_sound(self) -> bool:
@@ -63,12 +66,14 @@ class Directory:
         wrong: why the file is of no use; empty: it is sound.
         held: its segments, oldest first.
         useless: files that show nothing, and why; only where the manifest is of no use.
+        has_replaced: an interrupted repair has replaced a file of it.
     """
 
     manifest: Manifest
     wrong: str = ""
     held: list[Held] = field(default_factory=list)
     useless: dict[Path, str] = field(default_factory=dict)
+    has_replaced: bool = False
 
     @property
     def path(self) -> Path:
@@ -113,7 +118,18 @@ def survey(directory: Directory, expected: Expected | None) -> None:
     """
     records = directory.manifest.segments or _own_records(directory, is_dense=expected is None)
     for record in records:
-        directory.held.append(_look(directory.manifest, record, expected))
+        held = _look(directory.manifest, record, expected)
+        if directory.has_replaced:  # as the interrupted repair recorded it
+            chain = directory.held[-1].record.chain
+            held = replace(held, record=with_chain_after(chain, held.record))
+        directory.has_replaced |= held.is_replaced
+        directory.held.append(held)
+
+
+def with_chain_after(chain: str, record: SegmentRecord) -> SegmentRecord:
+    """Return the record of a segment that stays where the state before it has changed."""
+    after = chain_after(chain, record.file, record.chain.encode())
+    return replace(record, chain_before=chain, chain=after)
 
 
 def keep_descent(directory: Directory, chains: Sequence[str]) -> None:
@@ -169,7 +185,7 @@ def _look(manifest: Manifest, record: SegmentRecord, expected: Expected | None) 
         own = read_own_record(manifest.path_of(record))
         _check(manifest, own, expected)
         rows = None if expected is None else _open(manifest, own, expected.ranges)
-        return Held(own, rows=rows)
+        return Held(own, rows=rows, is_replaced=True)
     except (DamageError, FileNotFoundError, NotADirectoryError):
         pass
     if expected is None:

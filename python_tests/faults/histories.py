@@ -229,9 +229,12 @@ class History:
             run.release()
 
     def _roll_back(self) -> None:
+        """Go back to a full-recovery point; where nothing is forgotten, nothing is committed."""
         clone = self._any()
+        before = _dense_manifest(clone)
         if (run := self._opened(clone, mode="full")) is not None:
-            clone.events.append(self._next())
+            if _dense_manifest(clone) != before:
+                clone.events.append(self._next())
             run.release()
 
     def _lose(self) -> None:
@@ -379,6 +382,11 @@ class History:
             if wrong and (is_claimed or mode == "full"):
                 self.faults.append(f"{wrong} rows are not those of the save, and nothing says so")
         return run
+
+
+def _dense_manifest(clone: Clone) -> bytes:
+    path = clone.directory / "dense/MANIFEST.json"
+    return path.read_bytes() if path.exists() else b""
 
 
 def try_history(seed: int, num_operations: int) -> tuple[list[str], Counter[str]]:
