@@ -45,6 +45,10 @@ class StorageError(CprError, OSError):
         return self.strerror or super().__str__()
 
 
+class RemoteError(CprError):
+    """An object store refused a request, or holds what this job cannot use."""
+
+
 class CudaError(CprError, RuntimeError):
     """A call of the CUDA runtime failed: its name, CUDA's own message, file and line."""
 

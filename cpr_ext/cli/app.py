@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from cpr_ext.cli.backup import backup, fetch
 from cpr_ext.cli.bench import bench
 from cpr_ext.cli.compact import compact
 from cpr_ext.cli.doctor import doctor
@@ -33,7 +34,7 @@ def app() -> None:
 
 for command in (
     *(train, prove, launch, plan, emulate, report, inspect, verify),
-    *(repair, export, publish, compact, bench),
+    *(repair, backup, fetch, export, publish, compact, bench),
 ):
     app.add_command(command)
 app.add_command(doctor)

@@ -4,6 +4,7 @@ The same with those of all workers of a job: ``inspect_job``, ``verify_job``, ``
 ``repair_job``; ``export`` takes either.
 """
 
+from cpr_ext.maintenance.backup import CopyReport, backup, fetch
 from cpr_ext.maintenance.compaction import CompactReport, compact
 from cpr_ext.maintenance.exporting import ExportedStore, ExportReport, export
 from cpr_ext.maintenance.inspection import StoreSummary, TableDetails, inspect, inspect_table
@@ -24,6 +25,7 @@ from cpr_ext.storage.merge import MergeLimits
 
 __all__ = [
     "CompactReport",
+    "CopyReport",
     "Damage",
     "ExportReport",
     "ExportedStore",
@@ -38,9 +40,11 @@ __all__ = [
     "TableDetails",
     "VerifyReport",
     "WorkerSummary",
+    "backup",
     "compact",
     "compact_job",
     "export",
+    "fetch",
     "inspect",
     "inspect_job",
     "inspect_table",

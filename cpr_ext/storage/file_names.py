@@ -13,6 +13,7 @@ LOCK_FILE = "LOCK"
 # A copy is being read into this directory, or was: the description, until all else is there.
 FETCHING_FILE = "STORE.json.fetching"
 DENSE_DIRECTORY = "dense"
+BACKUPS_DIRECTORY = "backups"  # which commits backups hold
 TEMPORARY_SUFFIX = ".tmp"  # of a file that is about to replace another
 
 Kind = Literal["base", "partial", "merged", "dense"]
@@ -70,6 +71,13 @@ def parse_worker_name(name: str) -> tuple[int, int] | None:
 def is_store_directory(name: str) -> bool:
     """Return whether a directory of a store is named so."""
     return name == DENSE_DIRECTORY or parse_shard_name(name) is not None
+
+
+def is_own_name(name: str) -> bool:
+    """Return whether a file or directory of this name in a store is the store's own."""
+    files = (STORE_FILE, STORE_COPY_FILE, BACKUPS_DIRECTORY)
+    temporary = [file + TEMPORARY_SUFFIX for file in files]
+    return name in _NO_STORE or name in (*files, *temporary) or is_store_directory(name)
 
 
 def names_in_the_way(names: Iterable[str]) -> list[str]:

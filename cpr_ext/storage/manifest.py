@@ -15,6 +15,7 @@ from cpr_ext.errors import DamageError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.position import is_count
 from cpr_ext.storage import leases
+from cpr_ext.storage.backup_notes import noted_backups
 from cpr_ext.storage.checksummed_json import REPAIR_HINT, read_checksummed, write_checksummed
 from cpr_ext.storage.file_names import (
     DENSE_DIRECTORY,
@@ -101,7 +102,8 @@ class Manifest:
         generation: counts the commits of this manifest; 0: none yet.
         commit_id: the commit that it is of; the store's identity: none yet.
         ancestors: commits before it, oldest first; of the dense directory, so many as are kept.
-        pinned: commits that stay among them: what a copy in object storage is of.
+        pinned: commits that stay among them: what a copy in object storage is of. So do those that
+            backups hold.
         seen: the generation that other manifests of the store had at least, by directory name,
             when this one was committed. One that is older than that has been replaced.
         highest_left_over: the number of a segment that no manifest names and that cannot be
@@ -243,7 +245,10 @@ class Manifest:
         if self.directory.name != DENSE_DIRECTORY or self.generation == 0:
             return ()
         known = (*self.ancestors, self.commit_id)
-        older = (commit for commit in known[:-ANCESTORS_KEPT] if commit in self.pinned)
+        older: tuple[str, ...] = known[:-ANCESTORS_KEPT]
+        if older:
+            pinned = self.pinned | noted_backups(self.directory.parent)
+            older = tuple(commit for commit in older if commit in pinned)
         return (*older, *known[-ANCESTORS_KEPT:])
 
     def remove_dropped(self, *, at_once: bool = False) -> None:

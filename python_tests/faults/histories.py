@@ -2,10 +2,11 @@
 
     python -m python_tests.faults.histories --histories 1000
 
-Stores are trained, compacted, cloned, mixed, put back, rolled back, repaired, lost, cut off in the
-middle of a save, and read from the copy. Each save has a token, and the model knows the rows of
-each. A recovery must give the rows of its token, or not claim them; and the token must be one that
-the model allows. A store may continue the copy exactly if the model says that it follows from it.
+Stores are trained, compacted, cloned, mixed, put back, rolled back, repaired, backed up, lost, cut
+off in the middle of a save, and read from the copy. Each save has a token, and the model knows the
+rows of each. A recovery must give the rows of its token, or not claim them; and the token must be
+one that the model allows. A store may continue the copy, or replace the backup, exactly if the
+model says that it follows from it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from unittest.mock import patch
 import torch
 
 from cpr_ext.errors import CprError
-from cpr_ext.maintenance import compact, repair, verify
+from cpr_ext.maintenance import backup, compact, repair, verify
 from python_tests.faults.history_jobs import Jobs
 from python_tests.faults.history_model import Clone, Objects, cut_off
 from python_tests.faults.history_publications import Publications
@@ -43,7 +44,8 @@ PUBLICATIONS = (
     *("keep publication", "restore", "fork publication"),
 )
 JOBS = ("start job", "start job", "move worker")
-OPERATIONS = (*STORES, *COPIES, *PUBLICATIONS, *JOBS)
+BACKUPS = ("back up", "back up", "resume backup")
+OPERATIONS = (*STORES, *COPIES, *BACKUPS, *PUBLICATIONS, *JOBS)
 
 
 class History:
@@ -58,6 +60,7 @@ class History:
         self._objects = Objects()
         self._copied: list[int] = []  # events of the newest state of the copy
         self._copied_token = 0
+        self._backup: Clone | None = None
         self._rows: dict[int, torch.Tensor] = {0: torch.zeros(NUM_ROWS, 2)}  # by token
         self._number = 0
         self._token = 0
@@ -246,7 +249,6 @@ class History:
         if (run := self._opened(clone, remote=True)) is None:
             self.faults.append("the copy could not be read into an empty directory")
             return
-        clone.events.append(self._next())  # it has claimed the copy
         self._copy_and_release(clone, run)
 
     def _lose_twice(self) -> None:
@@ -263,7 +265,6 @@ class History:
         if run is not None:
             copy = run.checkpointer._parts.remote
             assert copy is not None
-            first.events.append(self._next())
             if self._draw.random() < 0.5:
                 self._save(first, run)
             copy.close(30)
@@ -298,6 +299,35 @@ class History:
             clone.is_known = True
             clone.tokens = {run.token}
             self._copy_and_release(clone, run)
+
+    def _back_up(self) -> None:
+        """Replace the backup by a store, if that follows from it."""
+        clone = self._any()
+        if (run := self._opened(clone)) is None:
+            return
+        run.release()
+        before, place = self._backup, self._folder / "backup of a store"
+        is_known = clone.is_known and (before is None or bool(before.is_known and before.events))
+        follows = before is None or not before.events or before.events[-1] in clone.events
+        try:
+            backup(clone.directory, place)
+        except CprError as error:
+            if is_known and follows:
+                self.faults.append(f"a store that follows from its backup is refused: {error}")
+            return
+        if is_known and not follows:
+            self.faults.append("a backup was replaced by a store that does not follow from it")
+        self._backup = Clone(place)
+        self._inherit(self._backup, clone)
+
+    def _resume_backup(self) -> None:
+        """Train a copy of the backup."""
+        if self._backup is not None:
+            clone = self._new()
+            backup(self._backup.directory, clone.directory)
+            self._inherit(clone, self._backup)
+            if (run := self._opened(clone)) is not None:
+                run.release()
 
     def _copy(self) -> None:
         self._copy_of(self._any())
@@ -363,10 +393,15 @@ class History:
             report = run.checkpointer.recover(mode=mode)
         except BaseException:
             if (copy := run.checkpointer._parts.remote) is not None:
+                copy.wait(30)
+                self._claim(clone)
+                self._copied, self._copied_token = list(clone.events), max(clone.tokens)
                 copy.close(30)
             run.release()
             raise
         run.token = report.extra_state or 0
+        if options:
+            self._claim(clone)
         if clone.must_refuse:
             self.faults.append("a directory was put back, and nothing says so")
             clone.is_known = clone.must_refuse = False
@@ -382,6 +417,10 @@ class History:
             if wrong and (is_claimed or mode == "full"):
                 self.faults.append(f"{wrong} rows are not those of the save, and nothing says so")
         return run
+
+    def _claim(self, clone: Clone) -> None:
+        """Note that a store that begins to be copied makes a commit of its own."""
+        clone.events.append(self._next())
 
 
 def _dense_manifest(clone: Clone) -> bytes:

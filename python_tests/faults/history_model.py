@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from cpr_ext.errors import StorageError
+from cpr_ext.errors import RemoteError, StorageError
 from cpr_ext.storage.manifest import Manifest
-from cpr_ext.storage.remote.objects import RemoteError
 from python_tests.storage.remote.faulty_objects import MemoryObjects
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cpr_ext._native import native
-from cpr_ext.storage.remote.objects import Objects, RemoteError
+from cpr_ext.errors import RemoteError
+from cpr_ext.storage.remote.objects import Objects
 from cpr_ext.storage.remote.remote_state import RemoteState, StoreView, newest_state
 
 # What happens at a request: "fails": nothing; "times out": nothing, after the body was sent;

@@ -9,10 +9,11 @@ from cpr_ext.distributed.collective import recovery_decision
 from cpr_ext.publishing import publisher
 from cpr_ext.recovery import sources
 from cpr_ext.storage import manifest, stale_manifests
+from cpr_ext.storage.remote.filling import Filling
 from cpr_ext.storage.remote.opening import RemoteStore
 from cpr_ext.storage.remote.remote_state import StoreView
 from cpr_ext.storage.store import Store
-from python_tests.faults.histories import COPIES, JOBS, PUBLICATIONS, History
+from python_tests.faults.histories import BACKUPS, COPIES, JOBS, PUBLICATIONS, History
 
 repair_module = importlib.import_module("cpr_ext.maintenance.repair")
 changed_rows_module = importlib.import_module("cpr_ext.publishing.changed_rows")
@@ -55,6 +56,10 @@ COMPARISONS = {
     "a directory that is read from the copy fits": (
         *(RemoteStore, "_fits", lambda *_: True),
         ("train", "copy", "lose directory"),
+    ),
+    "a backup is replaced by what follows from it": (
+        *(Filling, "_require_descent", lambda *_: None),
+        ("train", "clone", *BACKUPS),
     ),
     "a consumer follows by identity, not by number": (
         publisher,

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cpr_ext.errors import CprError, DamageError, StoreError
-from cpr_ext.storage.checksummed_json import write_checksummed
-from cpr_ext.storage.file_names import (
-    DENSE_DIRECTORY,
-    FETCHING_FILE,
-    MANIFEST_FILE,
-    STORE_FILE,
-    TEMPORARY_SUFFIX,
-    is_store_directory,
-    names_in_the_way,
-)
-from cpr_ext.storage.filesystem import make_directory, storage_error, sync_directory
-from cpr_ext.storage.locks import DirectoryLock
-from cpr_ext.storage.manifest import FORMAT_NAME, SegmentRecord
-from cpr_ext.storage.reading import exists, list_directory
+from cpr_ext.errors import CprError, DamageError, RemoteError, StoreError
+from cpr_ext.storage.file_names import TEMPORARY_SUFFIX
+from cpr_ext.storage.filesystem import storage_error, sync_directory
+from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.storage.remote.filling import Filling, LackingFile, filling, write_manifest
 from cpr_ext.storage.remote.objects import (
     Objects,
-    RemoteError,
     RemoteOptions,
     is_address,
     open_objects,
 )
 from cpr_ext.storage.remote.pins import READERS, newest_pinned
 from cpr_ext.storage.remote.range_reading import WantedFile, read_objects
-from cpr_ext.storage.remote.remote_state import (
-    RemoteDirectory,
-    RemoteState,
-    newest_state,
-    object_key,
-)
+from cpr_ext.storage.remote.remote_state import RemoteState, newest_state, object_key
 
 _TRIES = 5
 
@@ -66,49 +49,41 @@ def fetch_store(
         RemoteError: a request failed, or the writer removes objects before they are read.
         StorageError: the directory could not be written.
     """
-    directory = directory.absolute()
-    try:
-        make_directory(directory)
-        lock = DirectoryLock(directory)
-        try:
-            require_vacant(directory)
-            return _fetch_newest(objects, directory, shards, headers_only)
-        finally:
-            lock.close()
-    except OSError as error:
-        if isinstance(error, CprError):
-            raise
-        raise storage_error("read the remote store into", directory, error) from error
+    with filling(directory) as filled:
+        return fetch_into(objects, filled, shards=shards, headers_only=headers_only)
 
 
-def require_vacant(directory: Path) -> None:
-    """Raise StoreError if a directory holds anything that a new store does not begin with."""
-    if found := names_in_the_way(path.name for path in list_directory(directory)):
-        raise StoreError(
-            f"'{directory}' holds {found[0]!r:.100}; a copy is read into an empty or a new "
-            "directory only"
-        )
-
-
-def _fetch_newest(
-    objects: Objects, directory: Path, shards: Collection[str] | None, headers_only: bool
+def fetch_into(
+    objects: Objects,
+    filled: Filling,
+    *,
+    shards: Collection[str] | None = None,
+    headers_only: bool = False,
 ) -> RemoteState:
-    try:
-        for tries_left in reversed(range(_TRIES)):
-            with newest_pinned(objects) as state:
-                if state is None:
-                    raise StoreError("the remote store holds no state yet")
-                _clear(directory)
-                try:
-                    _fetch(objects, state, directory, shards, headers_only=headers_only)
-                except FileNotFoundError as error:
-                    _require_removed(objects, state, error, tries_left)
-                else:
-                    return state
-    except BaseException:
-        _clear(directory)
-        raise
+    """Read what a directory that is being filled lacks of the newest state; errors as above."""
+    for tries_left in reversed(range(_TRIES)):
+        with newest_pinned(objects) as state:
+            if state is None:
+                raise StoreError("the remote store holds no state yet")
+            read = partial(_read_wanted, objects, state, headers_only)
+            try:
+                filled.fill(state.view, read, shards)
+            except FileNotFoundError as error:
+                _require_removed(objects, state, error, tries_left)
+            else:
+                return state
     raise AssertionError("the last try returns or raises")
+
+
+def _read_wanted(
+    objects: Objects, state: RemoteState, headers_only: bool, wanted: Sequence[LackingFile]
+) -> None:
+    files = []
+    for name, record, path in wanted:
+        key = object_key(name, record)
+        checksum = None if headers_only else state.checksums[key]
+        files.append(_wanted(key, record, path, checksum))
+    read_objects(objects, files)
 
 
 def _require_removed(
@@ -124,70 +99,6 @@ def _require_removed(
             "is copied adds states faster. If this reader may create and delete objects in "
             f"'{READERS}', the job keeps those of its state"
         ) from error
-
-
-def _clear(directory: Path) -> None:
-    """Remove what a read has left, last the file that shows that it is of a read."""
-    begun = directory / FETCHING_FILE
-    if not exists(begun):
-        return
-    for path in list_directory(directory):
-        if is_store_directory(path.name):
-            shutil.rmtree(path)
-    sync_directory(directory)
-    begun.unlink()
-
-
-def _fetch(
-    objects: Objects,
-    state: RemoteState,
-    target: Path,
-    shards: Collection[str] | None,
-    *,
-    headers_only: bool,
-) -> None:
-    write_checksummed(target / FETCHING_FILE, "cpr_ext.store", dict(state.view.model))
-    wanted = []
-    for name in state.view.directories:
-        (target / name).mkdir()
-    for key, (name, record) in state.view.records().items():
-        if shards is None or name in shards:
-            checksum = None if headers_only else state.checksums[key]
-            wanted.append(_wanted(key, record, target / name / record.file, checksum))
-    with ThreadPoolExecutor(1) as pool:  # the disk does this while the network is waited for
-        manifests = pool.submit(_write_manifests, target, state)
-        read_objects(objects, wanted)
-        manifests.result()
-    _keep_time(target, state)
-    for name in state.view.directories:
-        sync_directory(target / name)  # the names of segments that came after its manifest
-    sync_directory(target)
-    (target / FETCHING_FILE).replace(target / STORE_FILE)
-    sync_directory(target)
-
-
-def _keep_time(target: Path, state: RemoteState) -> None:
-    """Let the newest dense part be as old as it is: what is read is not newer for that."""
-    for record in state.view.directories[DENSE_DIRECTORY].segments[-1:]:
-        path = target / DENSE_DIRECTORY / record.file
-        if path.exists():
-            os.utime(path, (state.view.unix_seconds, state.view.unix_seconds))
-
-
-def _write_manifests(target: Path, state: RemoteState) -> None:
-    for name, remote in state.view.directories.items():
-        _write_manifest(target / name, name, remote, state)
-
-
-def _write_manifest(
-    directory: Path, name: str, remote: RemoteDirectory, state: RemoteState
-) -> None:
-    content = {
-        "directory": name,
-        "store_id": state.view.model["store_id"],
-        **remote.to_content(),
-    }
-    write_checksummed(directory / MANIFEST_FILE, FORMAT_NAME, content)
 
 
 def fetch_directory(objects: Objects, state: RemoteState, name: str, store: Path) -> None:
@@ -211,7 +122,7 @@ def fetch_directory(objects: Objects, state: RemoteState, name: str, store: Path
                 for key, record in keys.items()
             ],
         )
-        _write_manifest(target, name, remote, state)
+        write_manifest(target, name, remote, state.view.store_id)
         target.rename(store / name)
         sync_directory(store)
     except FileNotFoundError as error:

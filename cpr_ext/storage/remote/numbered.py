@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import uuid
 
-from cpr_ext.storage.remote.objects import Objects, RemoteError
+from cpr_ext.errors import RemoteError
+from cpr_ext.storage.remote.objects import Objects
 
 PROBES = "probes/"
 _DIGITS = 12

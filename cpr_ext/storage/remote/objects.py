@@ -10,9 +10,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
-from cpr_ext.errors import CprError, UsageError
+from cpr_ext.errors import CprError, RemoteError, UsageError
+from cpr_ext.storage.remote.file_objects import FileObjects
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://", re.ASCII)
 _QUERY = re.compile(r"\?[^\s\"']*")
@@ -42,10 +44,6 @@ def part_bytes(size_bytes: int) -> int:
     """
     step = PART_STEP_BYTES
     return max(PART_BYTES, -(-size_bytes // (MOST_PARTS * step)) * step)
-
-
-class RemoteError(CprError):
-    """An object store refused a request, or holds what this job cannot use."""
 
 
 class Objects(Protocol):
@@ -80,6 +78,9 @@ class RemoteOptions:
         client_options: of its HTTP client, such as ``{"allow_http": True}``.
         retry_config: how often and for how long it repeats a request. By default it pauses longer
             each time, for 3 minutes in all.
+        credential_provider: returns credentials that end, as obstore's argument of this name does.
+            For S3 that is a dict of ``access_key_id``, ``secret_access_key``, ``token`` and
+            ``expires_at``, a datetime with a time zone or None. It is called again before they end.
     """
 
     address: str
@@ -88,6 +89,7 @@ class RemoteOptions:
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     client_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     retry_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    credential_provider: Callable[[], Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not is_address(self.address):
@@ -134,17 +136,21 @@ def open_objects(options: RemoteOptions) -> Objects:
     Raises:
         UsageError: obstore is not installed, or the address is of no service that it knows.
     """
+    service, _, place = options.address.partition("://")
+    if service == "file":
+        if not place.startswith("/"):
+            raise UsageError(f"{options.address!r:.200} names no path: needed 'file:///path'")
+        return FileObjects(Path(place))
     try:
         from obstore.store import from_url
     except ImportError as error:
         raise UsageError("a remote store needs obstore: pip install 'cpr_ext[remote]'") from error
     more: dict[str, Any] = {}
-    if options.address.startswith("file:"):
-        more["mkdir"] = True
-    elif not options.address.startswith("memory:"):
+    if service != "memory":
         more["config"] = dict(options.config) or None
         more["client_options"] = dict(options.client_options) or None
         more["retry_config"] = dict(options.retry_config) or None
+        more["credential_provider"] = options.credential_provider
     try:
         return StoredObjects(from_url(options.address, **more))
     except Exception as error:

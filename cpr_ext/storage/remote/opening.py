@@ -31,6 +31,7 @@ from cpr_ext.storage.remote.remote_state import (
     RemoteDirectory,
     RemoteState,
     StoreView,
+    committed_view,
     newest_state,
 )
 from cpr_ext.storage.remote.remote_writer import RemoteWriter
@@ -128,7 +129,9 @@ class RemoteStore:
             StoreError: the store does not follow from the newest state that is there.
             RemoteError: a request failed, or the service ignores conditional writes.
         """
-        writer = RemoteWriter(self._objects, store.directory, uuid.uuid4().hex)
+        writer = RemoteWriter(
+            self._objects, store.directory, uuid.uuid4().hex, self._options.address
+        )
         dense = weakref.ref(store.dense)  # the copying thread keeps no store open
 
         def pin(commits: frozenset[str]) -> None:
@@ -136,10 +139,9 @@ class RemoteStore:
                 manifest.pinned = commits
 
         writer.pin = pin
-        if self.was_read:
-            store.claim()  # the machine that it comes from may not be dead
-        view = view_of(store, model)
-        writer.open(view)
+        writer.open(view_of(store, model))
+        # A clone, or the machine that it was read from, may live: neither is an ancestor from here.
+        store.claim()
         copy = RemoteCopy(
             writer,
             bytes_per_second=self._options.bytes_per_second,
@@ -147,18 +149,10 @@ class RemoteStore:
         )
         if self.was_read:
             copy.read_from = self._options.address
-        copy.submit(view)
+        copy.submit(view_of(store, model))
         return copy
 
 
 def view_of(store: Store, model: Mapping[str, Any]) -> StoreView:
     """Return the committed state of a store; where no manifest changes meanwhile."""
-    newest = store.dense.segments[-1:]
-    return StoreView(
-        model,
-        {
-            manifest.directory.name: RemoteDirectory.of(manifest)
-            for manifest in (store.dense, *store.shards)
-        },
-        newest[0].last_step if newest else -1,
-    )
+    return committed_view(model, [store.dense, *store.shards])

@@ -15,9 +15,9 @@ from pathlib import Path
 from threading import Lock
 
 from cpr_ext._native import native
-from cpr_ext.errors import DamageError
+from cpr_ext.errors import DamageError, RemoteError
 from cpr_ext.storage.filesystem import create_anew
-from cpr_ext.storage.remote.objects import Objects, RemoteError, brief
+from cpr_ext.storage.remote.objects import Objects, brief
 
 RANGE_BYTES = 8 << 20
 PARALLEL = 8

@@ -21,7 +21,12 @@ logger = logger_of("remote")
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
+WARN_SECONDS = 600.0  # a copy that lags is reported so often at most
 _END_SECONDS = 10.0
+
+
+def _now() -> float:
+    return time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ class RemoteCopy:
         self._free_at = 0.0  # when the bandwidth allows the next bytes
         self._failures = 0
         self._error = ""
+        self._warned_at = _now()
         self._is_fenced = False
         writer.spend = self._spend
         self._thread = threading.Thread(target=self._run, name="cpr_ext-remote", daemon=True)
@@ -101,9 +107,28 @@ class RemoteCopy:
         """Take note of a newly committed state; returns at once."""
         with self._changed:
             if self._wanted is None and self._copying is None:
-                self._wanted_since = time.monotonic()
+                self._wanted_since = _now()
             self._wanted = view
         self._wakes.put(None)
+        self._warn_if_it_lags()
+
+    def _warn_if_it_lags(self) -> None:
+        """Report, each few minutes, how far the copy is from the newest committed state."""
+        now = _now()
+        with self._changed:
+            lacking = self._wanted or self._copying
+            since = max(self._wanted_since, self._warned_at)
+            if lacking is None or self._is_ended or now - since < WARN_SECONDS:
+                return
+            self._warned_at = now
+        status = self.status()
+        has = f"has step {status.step}" if status.step >= 0 else "has no state yet"
+        logger.warning(
+            "the remote store lags: it %s, this store step %d; since %.0f s, %d bytes to send "
+            "(%s). If this machine is lost now, so is what was trained since",
+            *(has, lacking.step, status.lag_seconds, status.lag_bytes),
+            status.error or "no request failed: bandwidth is too low, or the limit is",
+        )
 
     def status(self) -> RemoteStatus:
         """Return how far the copy is."""
@@ -111,7 +136,7 @@ class RemoteCopy:
             newest, lacking = self._writer.newest, self._wanted or self._copying
             return RemoteStatus(
                 step=-1 if newest is None else newest.view.step,
-                lag_seconds=0.0 if lacking is None else time.monotonic() - self._wanted_since,
+                lag_seconds=0.0 if lacking is None else _now() - self._wanted_since,
                 lag_bytes=0 if lacking is None else self._writer.missing_bytes(lacking),
                 bytes_sent=self._bytes_sent,
                 failures=self._failures,
@@ -168,7 +193,7 @@ class RemoteCopy:
                 return None
             view, self._wanted, self._copying = self._wanted, None, self._wanted
         error: Exception | None = None
-        started = time.monotonic()
+        started = _now()
         try:
             self._writer.copy(view)
         except Exception as raised:
@@ -213,6 +238,7 @@ class RemoteCopy:
             pause = self._copy_next()
             if self._is_orphaned and (pause or self._wanted is None):
                 return
+            self._warn_if_it_lags()
             if pause is None:
                 self._wakes.get()
             else:  # a new state does not shorten the pause after a failure

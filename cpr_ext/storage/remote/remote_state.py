@@ -10,18 +10,21 @@ was faster, the creation fails, and the loser stops.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.state.position import is_count
-from cpr_ext.storage.checksummed_json import parse_document, serialize_document
-from cpr_ext.storage.file_names import DENSE_DIRECTORY, parse_shard_name
+from cpr_ext.storage.checksummed_json import parse_document, read_checksummed, serialize_document
+from cpr_ext.storage.file_names import DENSE_DIRECTORY, STORE_FILE, parse_shard_name
 from cpr_ext.storage.lineage import is_id, split_ids
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.remote.numbered import document_key, document_numbers, newest_document
 from cpr_ext.storage.remote.objects import Objects
+from cpr_ext.storage.store_reader import StoreReader
 
 STATES = "states/"
 OBJECTS = "objects/"
@@ -103,6 +106,30 @@ class StoreView:
             for name, directory in self.directories.items()
             for record in directory.segments
         }
+
+
+def committed_view(model: Mapping[str, Any], manifests: Sequence[Manifest]) -> StoreView:
+    """Return the state that manifests of a local store make, the dense directory's first."""
+    newest = manifests[0].segments[-1:]
+    directories = {each.directory.name: RemoteDirectory.of(each) for each in manifests}
+    return StoreView(model, directories, newest[0].last_step if newest else -1)
+
+
+def with_time(view: StoreView, store: Path) -> StoreView:
+    """Return the state with the time at which its newest dense part was written; 0: it is gone."""
+    for record in view.directories[DENSE_DIRECTORY].segments[-1:]:
+        with suppress(OSError):
+            saved = (store / DENSE_DIRECTORY / record.file).stat().st_mtime
+            return replace(view, unix_seconds=saved)
+    return replace(view, unix_seconds=0.0)
+
+
+def local_view(reader: StoreReader) -> StoreView:
+    """Return the committed state that a reader has looked at."""
+    model = read_checksummed(reader.directory / STORE_FILE, "cpr_ext.store")
+    if model is None:
+        raise StoreError(f"'{reader.directory}' is no store any more")
+    return with_time(committed_view(model, [reader.dense, *reader.shards]), reader.directory)
 
 
 @dataclass(frozen=True)

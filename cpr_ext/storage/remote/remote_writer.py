@@ -8,19 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cpr_ext._native import native
-from cpr_ext.errors import StoreError
-from cpr_ext.storage.file_names import DENSE_DIRECTORY
+from cpr_ext.errors import RemoteError, StoreError
 from cpr_ext.storage.filesystem import open_regular
 from cpr_ext.storage.manifest import ANCESTORS_KEPT, SegmentRecord
 from cpr_ext.storage.remote.fetching import fetch_segment
 from cpr_ext.storage.remote.numbered import require_create_only
-from cpr_ext.storage.remote.objects import Body, Objects, RemoteError
+from cpr_ext.storage.remote.objects import Body, Objects
 from cpr_ext.storage.remote.pins import PinsSeen
 from cpr_ext.storage.remote.remote_state import (
     OBJECTS,
@@ -29,6 +28,7 @@ from cpr_ext.storage.remote.remote_state import (
     newest_state,
     state_key,
     state_numbers,
+    with_time,
 )
 
 STATES_KEPT = 16  # old states: small, and a reader may be at one of the last
@@ -64,12 +64,16 @@ class RemoteWriter:
         objects: where the remote store is.
         directory: the local store.
         writer: identifies this process.
+        address: of the remote store, for messages.
     """
 
-    def __init__(self, objects: Objects, directory: Path, writer: str) -> None:
+    def __init__(
+        self, objects: Objects, directory: Path, writer: str, address: str = "ADDRESS"
+    ) -> None:
         self._objects = objects
         self._directory = directory
         self._writer = writer
+        self._address = address
         self.spend: Spend = _spend_nothing
         self.pin: Callable[[frozenset[str]], None] = _pin_nothing
         self.newest: RemoteState | None = None
@@ -106,23 +110,24 @@ class RemoteWriter:
         """Return why a store may not be copied, and the choices."""
         beginning = f"'{self._directory}' cannot be copied to the remote store: "
         another = "choose another address for the copy"
+        fetch = f"to resume from the copy, `cpr fetch {self._address} DIR` reads it into "
         if here.store_id != there.store_id:
             return (
                 f"{beginning}there is the copy of another store (of step {there.step}). To keep "
-                f"both, {another}; to resume from the remote one, start with an empty directory"
+                f"both, {another}; {fetch}a new directory"
             )
-        fetch = "to resume from the copy, start with an empty directory"
         if there.descends_from(here):
             return (
                 f"{beginning}the copy has step {there.step}, and this store is an earlier state "
                 f"of the same job, of step {here.step}, such as one put back from a backup. "
-                f"{fetch[0].upper()}{fetch[1:]}; to resume from the earlier state, {another}"
+                f"{fetch[0].upper()}{fetch[1:]}this directory or a new one; to resume from the "
+                f"earlier state, {another}"
             )
         return (
             f"{beginning}it does not follow from the copy's state of step {there.step}. Both are "
             f"of the same store, and each was trained on its own, or more than {ANCESTORS_KEPT} "
-            f"snapshots were made without the copy. {fetch[0].upper()}{fetch[1:]}; to resume from "
-            f"this store (step {here.step}), {another}"
+            f"snapshots were made without the copy. {fetch[0].upper()}{fetch[1:]}a new directory; "
+            f"to resume from this store (step {here.step}), {another}"
         )
 
     def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
@@ -176,7 +181,7 @@ class RemoteWriter:
                     pool.shutdown(cancel_futures=True)
                     raise
         number = 1 if self.newest is None else self.newest.number + 1
-        view = replace(view, unix_seconds=self._saved_at(view))
+        view = with_time(view, self._directory)
         state = RemoteState(number, self._writer, view, checksums)
         self.spend(0)  # raises if it was stopped meanwhile
         state = self._add(state)
@@ -184,13 +189,6 @@ class RemoteWriter:
         self._sent.clear()
         self._tidy(before, state)
         return state
-
-    def _saved_at(self, view: StoreView) -> float:
-        """Return when the newest dense part of a state was written; 0: it is gone, or none is."""
-        for record in view.directories[DENSE_DIRECTORY].segments[-1:]:
-            with suppress(OSError):
-                return (self._directory / DENSE_DIRECTORY / record.file).stat().st_mtime
-        return 0.0
 
     def _send_opened(self, key: str, source: Any, file_bytes: int) -> int:
         """Send a file, or what is at a path."""

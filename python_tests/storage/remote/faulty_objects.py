@@ -1,6 +1,6 @@
 """Objects in memory, and faults at any request for them."""
 
-from cpr_ext.storage.remote.objects import RemoteError
+from cpr_ext.errors import RemoteError
 
 
 class MemoryObjects:

@@ -209,12 +209,12 @@ def test_errors_hide_the_password_of_a_configured_endpoint(password):
     assert "user" not in str(refusal.value)
 
 
-def test_a_bug_in_obstore_is_an_error_of_one_request(tmp_path):
+def test_a_bug_in_obstore_is_an_error_of_one_request():
     class PanicException(BaseException):
         pass
 
     pytest.importorskip("obstore")
-    objects = open_objects(RemoteOptions(f"file://{tmp_path}/a"))
+    objects = open_objects(RemoteOptions("memory:///"))
     for raised, expected in ((PanicException, RemoteError), (KeyboardInterrupt,) * 2):
         with patch.object(objects._api, "delete", side_effect=raised), pytest.raises(expected):
             objects.delete("a")

@@ -7,7 +7,14 @@ import pytest
 
 import cpr_ext
 from cpr_ext.maintenance import verify
-from cpr_ext.storage.remote import RemoteError, RemoteOptions, fetch_store, fetching, pins
+from cpr_ext.storage.remote import (
+    RemoteError,
+    RemoteOptions,
+    fetch_store,
+    fetching,
+    filling,
+    pins,
+)
 from cpr_ext.storage.remote.opening import RemoteStore
 from cpr_ext.storage.remote.remote_state import newest_state
 from python_tests.helpers import assert_same
@@ -185,7 +192,7 @@ def test_a_read_that_was_cut_off_is_no_store_and_begins_again(stores, tmp_path, 
     objects.then = cut
     directory = tmp_path / "copy"
     with monkeypatch.context() as patched:
-        patched.setattr(fetching, "_clear", lambda directory: None)
+        patched.setattr(filling, "clear", lambda directory: None)
         with pytest.raises(Cut):
             fetch_store(objects, directory)
     assert "dense" in names(directory)

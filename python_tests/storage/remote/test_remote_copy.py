@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -74,6 +75,20 @@ def train_and_save(trained):
     trained.train(2)
     trained.checkpointer.save()
     trained.checkpointer.wait()
+    submitted(trained)
+
+
+def submitted(trained):
+    """Wait until the copy has taken note of the newest commit, which it does after the waiters."""
+    trained.checkpointer._parts.saver._committer.call(lambda: None).result(30)
+
+
+def until(is_so):
+    """Wait for another thread."""
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def close_and_lose(trained):
@@ -123,6 +138,39 @@ def test_training_goes_on_while_the_service_is_down(objects, tmp_path):
     assert copy.wait(30)
     assert trained.checkpointer.remote_status().step == 4
     assert trained.checkpointer.metrics.remote_lag_bytes == 0
+    trained.checkpointer.close()
+
+
+def test_a_copy_that_lags_is_reported_again_and_again(objects, tmp_path, monkeypatch, caplog):
+    seconds = [0.0]
+    monkeypatch.setattr(remote_copy, "_now", lambda: seconds[0])
+    trained = begin(tmp_path / "a")
+    assert trained.checkpointer._parts.remote.wait(30)
+
+    def reports():
+        """How often it was reported that the copy lags."""
+        return [r.getMessage() for r in caplog.records if "remote store lags" in r.getMessage()]
+
+    seconds[0] += 2 * remote_copy.WARN_SECONDS
+    train_and_save(trained)
+    assert trained.checkpointer._parts.remote.wait(30)
+    assert reports() == []  # it was copied, and lagged at no time
+    objects.is_down = True
+    train_and_save(trained)
+    for number in range(1, 4):
+        seconds[0] += 0.9 * remote_copy.WARN_SECONDS
+        train_and_save(trained)
+        assert len(reports()) == number - 1
+        seconds[0] += 0.2 * remote_copy.WARN_SECONDS
+        train_and_save(trained)
+        until(lambda expected=number: len(reports()) == expected)
+    assert re.search(r"it has step 2, this store step 1[46]; since 1980 s, \d{3,} b", reports()[-1])
+    assert "503 Slow Down" in reports()[-1]
+    objects.is_down = False
+    assert trained.checkpointer._parts.remote.wait(30)
+    seconds[0] += 2 * remote_copy.WARN_SECONDS
+    train_and_save(trained)
+    assert len(reports()) == 3
     trained.checkpointer.close()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from datetime import datetime, timezone
 
 import pytest
 import torch
@@ -122,3 +123,39 @@ def started(model, directory, options):
     checkpointer.recover()
     yield checkpointer
     checkpointer.close()
+
+
+def test_credentials_that_end_are_asked_for_again(service, options, tmp_path):
+    """Such as those of a role: each is valid for a while, and has a token."""
+    config = dict(service["config"])
+    asked = []
+
+    def credentials():
+        asked.append(len(asked))
+        return {
+            "access_key_id": config["aws_access_key_id"],
+            "secret_access_key": config["aws_secret_access_key"],
+            "token": f"token {len(asked)}",
+            "expires_at": datetime.now(
+                timezone.utc
+            ),  # so it is to be asked for again at each request
+        }
+
+    place = {key: config[key] for key in ("aws_endpoint", "aws_region")}
+    options = replace(options, config=place, credential_provider=credentials)
+    assert "credentials" not in repr(options)
+    trained = begin(tmp_path / "a", remote=options)
+    train_and_save(trained)
+    rows = close_and_lose(trained)
+    assert len(asked) > 5
+    other = begin(tmp_path / "b", seed=9, remote=options)
+    assert_same(other.rows(), rows)
+    other.checkpointer.close()
+
+
+def test_without_credentials_the_error_names_the_request(options, tmp_path):
+    def refused():
+        raise RuntimeError("the role is gone")
+
+    with pytest.raises(RemoteError, match="the role is gone"):
+        begin(tmp_path / "a", remote=replace(options, config={}, credential_provider=refused))
