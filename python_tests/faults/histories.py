@@ -190,7 +190,8 @@ class History:
             return
         token = run.token
         run.release()
-        publications.publish(clone.directory, self._rows[token] if clone.is_known else None)
+        is_known = clone.is_known and clone.is_exact
+        publications.publish(clone.directory, self._rows[token] if is_known else None)
 
     def _fork(self, publications: Publications) -> None:
         """Publish, put the publication back, and publish something else under the same number."""
@@ -411,6 +412,7 @@ class History:
             if len(clone.tokens) > 1 and run.token not in clone.events:
                 clone.events.append(run.token)  # it was there, though not acknowledged
         clone.tokens = {run.token}
+        clone.is_exact = report.rows_stale == 0
         if run.token:
             wrong = int((run.model.weight.detach() != self._rows[run.token]).any(1).sum())
             is_claimed = report.rows_stale is not None and report.rows_stale < wrong

@@ -37,6 +37,7 @@ class Clone:
         is_known: False once it was mixed: nothing is known of its events.
         tokens: one of these is that of its newest state; several after a save that was cut off.
         must_refuse: a directory was put back: it is not to be recovered without a repair.
+        is_exact: the last recovery claimed that no row is older; a copy of a mixed store does not.
     """
 
     directory: Path
@@ -44,6 +45,7 @@ class Clone:
     is_known: bool = True
     tokens: set[int] = field(default_factory=lambda: {0})
     must_refuse: bool = False
+    is_exact: bool = True
 
 
 @contextmanager
