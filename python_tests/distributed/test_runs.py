@@ -136,3 +136,36 @@ def test_a_worker_lost_before_its_first_snapshot_takes_the_other_jobs_stores(
     assert (last["step"], last["recovery"]["samples_lost"]) == (6, [0, 0, 0])
     begun = [cluster.recoveries(rank)[-1]["replicas"]["rows"] for rank in cluster.ranks]
     assert list(chain.from_iterable(begun)) == end(first)[0]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (4, 1)])
+def test_kills_change_no_bit_of_a_job_that_began_from_the_stores_of_another(
+    make_cluster, before, after
+):
+    """One dies before the first snapshot here, so all begin from the other job's stores again."""
+    whole = {**SPLIT, "consistency": "step", "recovery": "full"}
+    first = make_cluster("first", world_size=before, num_steps=6, **whole)
+    first.start()
+    first.finish()
+    options = {"from_store": str(first._host_log.parent / "stores")}
+    settings = {"num_steps": 15, "every_steps": 4, "options": options, **whole}
+    untouched = make_cluster("untouched", world_size=after, **settings)
+    untouched.start()
+    untouched.finish()
+    victim = after - 1
+    deaths = {"1": ["forward", 7], "2": ["forward", 8], "3": ["forward", 12], "4": ["forward", 14]}
+    cluster = make_cluster("killed", world_size=after, suicides={str(victim): deaths}, **settings)
+    cluster.start()
+    for _ in deaths:
+        cluster.wait_for_death(victim)
+        cluster.start(victim)
+    cluster.finish()
+    assert [event["step"] for event in untouched.events(0, "step")] == list(range(7, 16))
+    assert cluster.events(0, "step")[-1]["step"] == 15
+    assert end(cluster) == end(untouched)
+    begun = [cluster.events(rank, "recovered")[0]["replicas"] for rank in cluster.ranks]
+    assert joined(begun) == end(first)
+    resumed = [event["step"] for event in cluster.recoveries(victim)]
+    assert resumed[0] == 6
+    assert resumed == sorted(resumed)
+    assert resumed[-1] > 6
