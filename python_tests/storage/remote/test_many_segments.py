@@ -11,6 +11,7 @@ import pytest
 from python_tests.helpers import run_python
 from python_tests.storage.remote.servers import empty_bucket, s3_service
 
+_LONG = (pytest.mark.long, pytest.mark.timeout(3600))
 CODE = """
 import json, resource, sys, time
 from collections import Counter
@@ -82,7 +83,7 @@ print(json.dumps(results))
 
 @pytest.mark.parametrize(
     ("num_shards", "num_partials", "open_files"),
-    [(32, 10, 128), pytest.param(16, 312, 256, marks=pytest.mark.long, id="5000 segments")],
+    [(32, 10, 128), pytest.param(16, 312, 256, marks=_LONG, id="5000 segments")],
 )
 def test_a_copy_of_many_segments_needs_few_open_files(
     tmp_path, num_shards, num_partials, open_files
