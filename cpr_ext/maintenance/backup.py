@@ -18,7 +18,7 @@ from cpr_ext.storage.remote.fetching import fetch_into
 from cpr_ext.storage.remote.filling import Filling, LackingFile, filling
 from cpr_ext.storage.remote.objects import RemoteOptions, open_objects
 from cpr_ext.storage.remote.remote_state import StoreView, local_view
-from cpr_ext.storage.store_reader import StoreReader, read_committed
+from cpr_ext.storage.store_reader import StoreReader, read_committed, read_identity
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ def backup(store: str | os.PathLike[str], directory: str | os.PathLike[str]) -> 
     """
     source, place = Path(store), Path(directory).absolute()
     _require_apart(source, place)
+    read_identity(source)  # before anything is made
     noted: set[str] = set()
     kept = ""  # the commit that the backup is of at the end
     try:
@@ -132,11 +133,15 @@ def _copy_files(source: Path, filled: Filling, wanted: Sequence[LackingFile]) ->
                 os.fdopen(open_regular(path), "rb") as file,
                 os.fdopen(create_anew(each.path), "wb") as copy,
             ):
+                if (found := os.fstat(file.fileno()).st_size) != each.record.file_bytes:
+                    raise DamageError(
+                        f"{path}: {found} bytes, the manifest recorded {each.record.file_bytes}"
+                    )
                 shutil.copyfileobj(file, copy, 4 << 20)
                 copy.flush()
                 os.fsync(copy.fileno())
         except OSError as error:
-            if isinstance(error, (DamageError, StorageError)):
+            if isinstance(error, StorageError):
                 raise
             raise storage_error("copy", path, error) from error
         filled.note_read(each)

@@ -113,6 +113,13 @@ def test_of_another_store_or_of_a_state_that_does_not_follow_no_backup_is_replac
     assert exact_step(place) == 5
 
 
+def test_what_is_no_store_makes_no_backup(tmp_path):
+    (tmp_path / "job").mkdir()
+    with pytest.raises(StoreError, match=r"is not a cpr_ext store \(it has no STORE\.json\)"):
+        backup(tmp_path / "job", tmp_path / "backup")
+    assert not (tmp_path / "backup").exists()
+
+
 def test_a_directory_in_use_or_with_other_files_is_refused(run, tmp_path):
     store, place = tmp_path / "store", tmp_path / "backup"
     with pytest.raises(UsageError, match="not apart"):
@@ -155,6 +162,9 @@ def test_a_damaged_store_replaces_no_backup(run, tmp_path):
     damaged = max((tmp_path / "store" / "shard-00001").glob("*.safetensors"))
     flip(damaged, damaged.stat().st_size - 4096)
     with pytest.raises(DamageError, match="was not copied, as a file of it is damaged"):
+        backup(tmp_path / "store", tmp_path / "backup")
+    os.truncate(damaged, 1 << 40)  # a hole, of which nothing is copied
+    with pytest.raises(DamageError, match="1099511627776 bytes, the manifest recorded"):
         backup(tmp_path / "store", tmp_path / "backup")
     assert exact_step(tmp_path / "backup") == 3
     assert {path.name for path in tmp_path.iterdir()} == {"store", "backup"}
@@ -295,3 +305,20 @@ def test_the_commands(run, tmp_path):
     assert (shown["step_before"], shown["step"], shown["segments_read"]) == (3, 4, 3)
     address = f"file://{tmp_path}/remote"
     assert "no state yet" in str(cli.invoke(app, ["fetch", address, str(tmp_path / "x")]).exception)
+
+
+def test_of_a_store_and_its_hard_links_both_may_be_trained(run, tmp_path):
+    """As ``cp -al`` makes them while nothing is saved; the lock has to be one of its own."""
+    shutil.copytree(tmp_path / "store", tmp_path / "links", copy_function=os.link)
+    with pytest.raises(StoreError, match="is being written by"):
+        Run.at(tmp_path / "links")
+    for lock in (tmp_path / "links").rglob("LOCK"):
+        lock.unlink()
+    other = Run.at(tmp_path / "links")
+    other.checkpointer.recover()
+    for each in (other, run, run):
+        save(each)
+    other.release()
+    run.release()
+    assert exact_step(tmp_path / "links") == 4
+    assert exact_step(tmp_path / "store") == 5
