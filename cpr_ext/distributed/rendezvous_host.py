@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 
+from cpr_ext.distributed.identity import descriptors
 from cpr_ext.distributed.identity.job_secret import read_secret, require_secret
 from cpr_ext.distributed.identity.own_address import require_reachable_name
 from cpr_ext.distributed.rendezvous.host import Host
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     except CprError as error:
         sys.exit(str(error))
     print(f"rendezvous on port {listener.getsockname()[1]}", flush=True)
+    descriptors.allow_more()  # each worker has two connections here
     host = Host(secret, is_first=options.first)
     asyncio.run(_serve(host, listener, parent if options.with_parent else None))
 

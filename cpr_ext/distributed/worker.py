@@ -152,6 +152,7 @@ class Worker:
         self._from_stores: tuple[Path, ...] | None = None
         self._is_live = False
         self._saved_step = -1
+        self._plan = ""  # digest of how all cut the tables, seen to fit
         self._is_initialized = False  # the model's rows have their first values
         self._has_tried = False  # a step, since the job was made; it may have been interrupted
         self._has_trained = False  # or tried, since all recovered last
@@ -478,7 +479,7 @@ class Worker:
         self.recoveries.append(Recovery(recovery, step, lost, source, lost_samples, *load))
 
     def _compare(self, job: Job, *, buffers: bool) -> None:
-        require_one_plan(job.group, job.checkpointer.tables)
+        self._plan = require_one_plan(job.group, job.checkpointer.tables, self._plan)
         require_same(job.group, job.model, job.checkpointer, buffers=buffers)
         self._has_trained = False
         self._report("recovered", job)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from heapq import heappop, heappush
 from typing import Any
 
 import torch
@@ -60,11 +61,37 @@ def _part_faults(name: str, parts: Sequence[_Held]) -> list[str]:
     if len(kinds) > 1:
         ranks = [rank for rank, _, _ in parts]
         return [f"table '{name}' has (rows, columns, type) {sorted(kinds)} on workers {ranks}"]
-    for (rank, part, _), (other_rank, other, _) in combinations(parts, 2):
-        if (both := part.overlap(other)) is not None:
-            return [f"workers {rank} and {other_rank} both hold '{both.name}'"]
+    if (found := _find_overlap(parts)) is not None:
+        (rank, part, _), (other_rank, other, _) = found
+        both = part.overlap(other)
+        assert both is not None
+        return [f"workers {rank} and {other_rank} both hold '{both.name}'"]
     (rows, columns, _) = kinds.pop()
     held = sum(p.shape[0] * p.shape[1] for _, p, _ in parts)
     if held != rows * columns:
         return [f"table '{name}': no worker holds {rows * columns - held} of its values"]
     return []
+
+
+def _find_overlap(parts: Sequence[_Held]) -> tuple[_Held, _Held] | None:
+    """Return two parts that have values in common, in the order given; None if there are none.
+
+    It goes down the rows, and knows the parts that do not end above. These are disjoint. So a new
+    one can only overlap its neighbours by column. Takes n log n steps for n parts.
+    """
+    order = sorted(range(len(parts)), key=lambda n: parts[n][1].rows)
+    here: list[tuple[int, int]] = []  # columns from which parts go, and their numbers
+    ends: list[tuple[int, int, int]] = []  # the row at which each one ends
+    for number in order:
+        part = parts[number][1]
+        while ends and ends[0][0] <= part.rows[0]:
+            _, column, other = heappop(ends)
+            del here[bisect_left(here, (column, other))]
+        at = bisect_left(here, (part.columns[0], number))
+        for _, other in here[max(0, at - 1) : at + 1]:
+            if part.overlap(parts[other][1]) is not None:
+                first, second = sorted((number, other))
+                return parts[first], parts[second]
+        here.insert(at, (part.columns[0], number))
+        heappush(ends, (part.rows[1], part.columns[0], number))
+    return None

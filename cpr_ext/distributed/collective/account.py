@@ -29,13 +29,18 @@ class LossAccount:
         return cls(((),) * world_size)
 
     @classmethod
-    def from_plain(cls, plain: Sequence[Sequence[Sequence[int]]]) -> LossAccount:
+    def from_plain(cls, plain: Sequence[Any]) -> LossAccount:
         """Invert :meth:`to_plain`."""
-        return cls(tuple(tuple((span[0], span[1]) for span in spans) for spans in plain))
+        world_size, losses = plain
+        counted: list[tuple[Span, ...]] = [()] * world_size
+        for rank, *spans in losses:
+            counted[rank] = tuple((begin, end) for begin, end in spans)
+        return cls(tuple(counted))
 
     def to_plain(self) -> list[Any]:
-        """Return JSON values."""
-        return [[list(span) for span in spans] for spans in self.counted]
+        """Return JSON values: of those ranks alone that lost something."""
+        losses = [[rank, *map(list, spans)] for rank, spans in enumerate(self.counted) if spans]
+        return [len(self.counted), losses]
 
     def add(self, held: Sequence[int], samples: int) -> LossAccount:
         """Count rows with the effects of ``held[rank]`` samples that resume at ``samples``."""

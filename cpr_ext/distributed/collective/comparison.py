@@ -45,8 +45,7 @@ def require_same(
         WorkersDifferError: names what differs, and what which worker holds.
     """
     facts = facts_of(model, checkpointer, buffers=buffers)
-    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-    if len(set(all_gather_json(group, digest))) > 1:
+    if len(set(all_gather_json(group, _digest(facts)))) > 1:
         _refuse(group, differences(all_gather_json(group, facts)), checkpointer.step_count)
 
 
@@ -61,17 +60,29 @@ def require_one_layout(group: dist.ProcessGroup, model: nn.Module) -> None:
     )
 
 
-def require_one_plan(group: dist.ProcessGroup, tables: Sequence[Table]) -> None:
+def require_one_plan(group: dist.ProcessGroup, tables: Sequence[Table], known: str = "") -> str:
     """Compare how all members cut the tables.
+
+    One small message each if a member has seen that all of them fit together.
+
+    Args:
+        known: what this returned before; empty: nothing.
+
+    Returns:
+        A digest of the plans of all, which fit together.
 
     Raises:
         WorkersDifferError: parts of a table overlap, leave some of it out, or are of another table.
     """
-    said = [
-        {name: tuple(p) for name, p in plan.items()}
-        for plan in all_gather_json(group, _plan(tables))
-    ]
-    _refuse(group, plan_faults(said), None)
+    plan = _plan(tables)
+    own, seen = zip(*all_gather_json(group, (_digest(plan), known)), strict=True)
+    of_all = _digest(own)
+    if of_all in seen:
+        return of_all
+    said = [plan] * len(own) if len(set(own)) == 1 else all_gather_json(group, plan)
+    plans = [{name: tuple(p) for name, p in plan.items()} for plan in said]
+    _refuse(group, plan_faults(plans), None)
+    return of_all
 
 
 def facts_of(model: nn.Module, checkpointer: Checkpointer, *, buffers: bool) -> Facts:
@@ -115,6 +126,10 @@ def differences(said: Sequence[Mapping[str, str]]) -> list[str]:
             )
             found.append(f"{name} ({held})")
     return found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
 
 
 def _plan(tables: Sequence[Table]) -> dict[str, list[Any]]:

@@ -30,27 +30,45 @@ _BYTES_AT = 120  # in Linux's struct tcp_info
 # Of a connection whose peer has not closed it: ESTABLISHED, FIN_WAIT1 and FIN_WAIT2 of Linux.
 _OPEN_STATES = (1, 4, 5)
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
+# By how an address begins in memory, how many bytes :func:`_packed` gives of it.
+_ADDRESS_BYTES = {struct.pack("=H", socket.AF_INET): 8, struct.pack("=H", socket.AF_INET6): 24}
 
 
 class AddressStore(Store):
-    """A store that passes all on to ``store``, and remembers the addresses that members publish."""
+    """A store that passes all on to ``store``, and remembers the addresses that members publish.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        seconds: in which what is asked for must be there.
+    """
+
+    def __init__(self, store: Store, seconds: float) -> None:
         super().__init__()
         self._store = store
-        self._published: list[bytes] = []
+        self._store.set_timeout(timedelta(seconds=seconds))
+        self._addresses: set[bytes] = set()
 
     # Torch calls these by name, some with positional arguments only.
     def set(self, key: str, value: str | bytes) -> None:
         """Set a value in place of any that is there."""
-        self._published.append(value if isinstance(value, bytes) else value.encode())
+        self._note(value if isinstance(value, bytes) else value.encode())
         self._store.set(key, value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes:
         """Return a value once it is there."""
         value = self._store.get(key)
-        self._published.append(value)
+        self._note(value)
         return value
+
+    def has_extended_api(self) -> bool:
+        """Return whether many values are to be asked for at once."""
+        return bool(self._store.has_extended_api())  # type: ignore[attr-defined]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return all these values once all are there."""
+        values = self._store.multi_get(list(keys))
+        for value in values:
+            self._note(value)
+        return values
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all these values are there."""
@@ -69,7 +87,15 @@ class AddressStore(Store):
 
     def leads_to(self, address: bytes) -> bool:
         """Return whether a member has published this address."""
-        return any(address in value for value in self._published)
+        return address in self._addresses
+
+    def _note(self, value: bytes) -> None:
+        """Note all that may be an address in what a member has published."""
+        for family, size in _ADDRESS_BYTES.items():
+            at = value.find(family)
+            while at >= 0:
+                self._addresses.add(value[at : at + size])
+                at = value.find(family, at + 1)
 
 
 def close_connections(stores: Sequence[AddressStore]) -> None:

@@ -19,7 +19,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from cpr_ext.distributed.collective import torch_private
-from cpr_ext.distributed.collective.connections import AddressStore, close_connections
+from cpr_ext.distributed.collective.connections import (
+    AddressStore,
+    close_connections,
+)
+from cpr_ext.distributed.identity.descriptors import allow_more
 from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
 from cpr_ext.errors import PeerLostError, UsageError
 from cpr_ext.runtime.log_text import logger_of
@@ -38,7 +42,9 @@ _COLLECTIVES = (
 )
 # A failed collective fails those after it, so the newest show whether one did.
 _REMEMBERED = 32
-_CONNECT = timedelta(seconds=10)
+# A connection to each other member, another name for it while they are closed, and subgroups.
+_DESCRIPTORS, _DESCRIPTORS_EACH = 64, 4
+_CONNECT_SECONDS, _CONNECT_SECONDS_EACH = 10.0, 0.05  # and for each member
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,10 @@ class Round:
     time_out: timedelta
     address: str | None = None
 
-    @property
-    def connect_time_out(self) -> timedelta:
-        """Of forming the group: all members are there already, so this takes moments."""
-        return min(self.time_out, _CONNECT)
+    def connect_seconds(self, num_members: int) -> float:
+        """Return in which time a group must form: all members are there already."""
+        few = min(self.time_out.total_seconds(), _CONNECT_SECONDS)
+        return few + _CONNECT_SECONDS_EACH * num_members
 
 
 class ReformableGroup(dist.ProcessGroup):
@@ -189,8 +195,8 @@ class ReformableGroup(dist.ProcessGroup):
 
     def _connect(self, this_round: Round) -> dist.ProcessGroup:
         store = PrefixStore(f"group/{self._name}", this_round.store)
-        addresses = self._addresses = AddressStore(store)
-        seconds = this_round.connect_time_out.total_seconds()
+        seconds = this_round.connect_seconds(self._world_size)
+        addresses = self._addresses = AddressStore(store, seconds)
         try:
             # What it asks of a store whose host hangs has no end of its own.
             inner, gloo = call_with_timeout(
@@ -236,14 +242,16 @@ def init_group(rank: int, world_size: int, *, nccl: bool = False) -> ReformableG
         nccl: exchange tensors on GPUs by NCCL (experimental).
 
     Raises:
-        UsageError: there is a default process group already, or torch is one that lacks what this
-            takes.
+        UsageError: there is a default process group already, torch is one that lacks what this
+            takes, or the process may not have enough open files.
     """
     if dist.is_initialized():
         raise UsageError(
             "torch.distributed is initialised already; a Worker does that itself, so leave "
             "init_process_group() out of the script"
         )
+    _require_descriptors(world_size)
+    torch_private.exchange_few_bytes()
     torch_private.require_known_torch()
     if nccl:
         torch_private.require_nccl()
@@ -259,6 +267,16 @@ def init_group(rank: int, world_size: int, *, nccl: bool = False) -> ReformableG
 
 # The default group and, behind it, its subgroups: torch knows one default group per process.
 _made: list[ReformableGroup] = []
+
+
+def _require_descriptors(world_size: int) -> None:
+    allowed = allow_more(_DESCRIPTORS_EACH * world_size)
+    if allowed < (needed := _DESCRIPTORS + world_size):
+        raise UsageError(
+            f"this process may have {allowed} files open, and a group of {world_size} workers "
+            f"needs about {needed}: each other worker is a connection. Raise its hard limit "
+            "(`ulimit -Hn`, LimitNOFILE= of systemd, --ulimit nofile= of docker)"
+        )
 
 
 def _create(options: Any, backend_options: Any) -> ReformableGroup:

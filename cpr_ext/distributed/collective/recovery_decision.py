@@ -108,7 +108,8 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
     ranks = range(len(statuses))
     live = [rank for rank in ranks if statuses[rank].is_live]
     source = max(live or ranks, key=lambda rank: (statuses[rank].step, -rank))
-    account = reduce(LossAccount.united, (status.account for status in statuses))
+    # Most have the same account.
+    account = reduce(LossAccount.united, dict.fromkeys(status.account for status in statuses))
     lost = tuple(rank for rank in ranks if not statuses[rank].is_live)
     chosen = statuses[source]
     furthest = max((statuses[rank].step for rank in live), default=0)

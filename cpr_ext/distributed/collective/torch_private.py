@@ -44,6 +44,19 @@ _ATTRIBUTES = ("_comm_hooks", "_has_rebuilt_buckets", "require_forward_param_syn
 _OF_REDUCERS = ("_push_all_rebuilt_params", "_rebuild_buckets", "_remove_autograd_hooks")
 
 
+# Gloo reads these. A value of a member has no 8 bytes for each other member then, and each member
+# asks once for the values of all.
+_FEW_BYTES = ("GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER", "GLOO_ENABLE_STORE_V2_API")
+
+
+def exchange_few_bytes() -> None:
+    """Have groups of this process form by messages that do not grow with the number of members.
+
+    All members must do it.
+    """
+    os.environ.update(dict.fromkeys(_FEW_BYTES, "1"))
+
+
 def require_known_torch() -> None:
     """Refuse a torch in which a group cannot be formed, or a reducer made, as it is done here.
 

@@ -1,4 +1,4 @@
-"""Descriptors that belong to this process alone: a forked child closes its copies.
+"""Descriptors: how many a process may have, and those that are its own: a child closes its copies.
 
 A lock of ``flock`` lasts until the last copy of its descriptor is closed. The data-loader workers
 of a killed process would keep it for seconds, and connections as well.
@@ -7,8 +7,11 @@ of a killed process would keep it for seconds, and connections as well.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 
+_MANY = 1 << 20
 # With what each one is, so that no other file of the same number is closed.
 _descriptors: dict[int, tuple[int, int]] = {}
 
@@ -22,6 +25,37 @@ def keep_from_children(descriptor: int) -> int:
 def release(descriptor: int) -> None:
     """Forget a descriptor that is about to be closed here."""
     _descriptors.pop(descriptor, None)
+
+
+def allow_more(number: int | None = None) -> int:
+    """Raise the limit of open files of this process, as far as the system lets it.
+
+    Args:
+        number: how many more than now; None: as many as the system allows.
+
+    Returns:
+        How many this process may have open.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MANY
+    wanted = _MANY if number is None else soft + number
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed > soft:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(soft, allowed)
+
+
+def describe(error: OSError) -> str:
+    """Return what a person reads of an error; the limit and the remedy if files ran out."""
+    if error.errno != errno.EMFILE:
+        return str(error)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return (
+        f"{error}: this process may have {limit} files open, connections included; raise its hard "
+        "limit (`ulimit -Hn`, LimitNOFILE= of systemd, --ulimit nofile= of docker)"
+    )
 
 
 def _identify(descriptor: int) -> tuple[int, int]:

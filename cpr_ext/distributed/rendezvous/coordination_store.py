@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -35,7 +35,15 @@ class Notes:
 
     def has(self, keys: list[str]) -> bool:
         """Return whether all these notes were left."""
-        return bool(self._host.ask("wait", keys=keys, seconds=0.0)["are_there"])
+        return bool(self._host.ask("has", **named(keys))["are_there"])
+
+
+def named(keys: Sequence[str]) -> dict[str, Any]:
+    """Return what a request names ``keys`` by: the folder of all is said once."""
+    prefix = keys[0][: keys[0].rfind("/") + 1] if keys else ""
+    if not all(key.startswith(prefix) for key in keys):
+        prefix = ""
+    return {"prefix": prefix, "keys": [key[len(prefix) :] for key in keys]}
 
 
 def call_with_timeout(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:

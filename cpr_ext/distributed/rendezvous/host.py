@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from cpr_ext.distributed.identity.descriptors import describe
 from cpr_ext.distributed.rendezvous import wire
 from cpr_ext.distributed.rendezvous.meeting import (
     FIND_SECONDS,
@@ -27,14 +28,17 @@ from cpr_ext.distributed.rendezvous.meeting import (
     SupersededError,
     UnknownRoundError,
 )
+from cpr_ext.distributed.rendezvous.values import MOST_NAMED, Values
 
 PROOF_SECONDS = 5.0
-MAX_STRANGERS = 256
+MAX_STRANGERS = 256  # and as many more as jobs here have connections in all
 _LEAST_SECONDS = 0.25  # that each stranger is given; more of them come in no faster
 _POLL_SECONDS = 0.01
 _REPORT_SECONDS = 10.0  # between two lines about refused connections
 _MAX_WAIT_SECONDS = 60.0
 _BACKLOG = 1024
+_CONNECTIONS_EACH = 2  # of a worker: one that shows that it lives, and one that asks
+_MISSING_SECONDS = 0.25  # between two looks for who is missing
 _STRANGERS_BYTES = 4096  # that are read ahead; more is read as a message needs it
 
 
@@ -43,17 +47,45 @@ class _Job:
 
     def __init__(self, knows_all_from: float) -> None:
         self.meeting = Meeting(knows_all_from)
-        self.notes: dict[str, str] = {}
+        self.values = Values()
+        self.world_size = 0  # as workers say
         self.changed = asyncio.Condition()
         # By visit, how to say something to a process that asks nothing; and those that left.
         self.listeners: dict[int, Callable[[dict[str, Any]], None]] = {}
+        self._ended = 0  # the epoch of which all have heard that a member has ended
+        self._members = ("", "")  # of the round of this name, packed
+        self._missing: tuple[int, list[int]] = (0, [])
+        self._missing_from = float("-inf")
 
     def tell_of_end(self, visit: int) -> None:
         """Say to the others that the process of this connection has ended, if it is of a round."""
         if self.listeners.pop(visit, None) is None or not (epoch := self.meeting.lost_of(visit)):
             return
+        if epoch == self._ended:
+            return
+        self._ended = epoch
         for say in list(self.listeners.values()):
             say({"lost_of": epoch})
+
+    def listen(self, visit: int, epoch: int, say: Callable[[dict[str, Any]], None]) -> None:
+        """Have a process hear of ends, also of one in its round before it was connected."""
+        self.listeners[visit] = say
+        if epoch and epoch == self._ended:
+            say({"lost_of": epoch})
+
+    def members(self) -> str:
+        """Return who is in the newest round and where, packed once for all."""
+        meeting = self.meeting
+        if self._members[0] != meeting.round_id:
+            self._members = (meeting.round_id, wire.pack([meeting.roster, meeting.places]))
+        return self._members[1]
+
+    def missing(self, now: float) -> tuple[int, list[int]]:
+        """Return how many ranks are missing, and some of them; a moment old at most."""
+        if now > self._missing_from + _MISSING_SECONDS:
+            found = self.meeting.missing(self.world_size, now)
+            self._missing, self._missing_from = (len(found), found[:MOST_NAMED]), now
+        return self._missing
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
@@ -61,14 +93,10 @@ class _Job:
         before = self.meeting.round_id
         yield
         if self.meeting.round_id != before:
-            self.forget_rounds_before(self.meeting.round_id)
-            await _announce(self)
-
-    def forget_rounds_before(self, round_id: str) -> None:
-        kept = f"round/{round_id}/"
-        for key in [key for key in self.notes if key.startswith("round/")]:
-            if not key.startswith(kept):
-                del self.notes[key]
+            kept = f"round/{self.meeting.round_id}/"
+            self.values.forget(lambda key: key.startswith("round/") and not key.startswith(kept))
+            async with self.changed:
+                self.changed.notify_all()
 
 
 class Host:
@@ -98,7 +126,7 @@ class Host:
             try:
                 connected, _ = await loop.sock_accept(listener)
             except OSError as error:  # out of descriptors, or it was gone again
-                print(f"rendezvous: {error}", file=sys.stderr, flush=True)
+                print(f"rendezvous: {describe(error)}", file=sys.stderr, flush=True)
                 await asyncio.sleep(_LEAST_SECONDS)
                 continue
             visit = asyncio.ensure_future(self._visit(connected))
@@ -109,7 +137,8 @@ class Host:
 
     async def _make_room(self) -> None:
         """Disconnect the oldest unproven clients; each had time to prove itself."""
-        while len(self._strangers) > MAX_STRANGERS:
+        known = _CONNECTIONS_EACH * sum(job.world_size for job in self._jobs.values())
+        while len(self._strangers) > MAX_STRANGERS + known:
             oldest, came = next(iter(self._strangers.items()))
             if (left := came + _LEAST_SECONDS - time.monotonic()) > 0:
                 await asyncio.sleep(min(left, _POLL_SECONDS))
@@ -176,8 +205,9 @@ class Host:
                     answer = {"error": f"not understood: {type(error).__name__} {error}"}
                 writer.write(said.seal(answer))
                 await writer.drain()
-                if request.get("ask") == "arrive" and "error" not in answer:
-                    self._jobs[str(request["job"])].listeners[visit] = say
+                if request.get("ask") == "arrive" and not answer:
+                    epoch = int(request["claim"]["epoch"])
+                    self._jobs[str(request["job"])].listen(visit, epoch, say)
         except (asyncio.IncompleteReadError, ConnectionResetError):
             for job in self._jobs.values():
                 job.tell_of_end(visit)  # its kernel has closed it; nobody was cut off
@@ -192,15 +222,14 @@ class Host:
         job = self._jobs[str(request["job"])]
         what = request["ask"]
         if what == "read":
-            return {"text": job.notes.get(request["key"])}
+            return {"text": job.values.read(request["key"])}
         if what == "write":
-            job.notes[str(request["key"])] = str(request["text"])
-            await _announce(job)
+            job.values.write(str(request["key"]), str(request["text"]))
             return {}
-        if what == "wait":
-            keys = list(request["keys"])
-            await _until(job, lambda: all(key in job.notes for key in keys), request["seconds"])
-            return {"are_there": all(key in job.notes for key in keys)}
+        if what == "has":
+            return {"are_there": job.values.has(_keys_in(request))}
+        if what == "gather":
+            return await self._gather(job, request)
         if what == "meet":
             return await self._meet(job, request, visit)
         if what == "arrive":
@@ -227,19 +256,34 @@ class Host:
                 )
         except UnknownRoundError:
             return {"round": None, "missing": [], "asks_roster": True}
+        job.world_size = claim.world_size
         await _until(job, lambda: meeting.is_member(token), request["seconds"])
         if meeting.is_member(token):
-            newest = {"epoch": meeting.epoch, "roster": meeting.roster, "places": meeting.places}
-            return {"round": meeting.round_id, **newest}
-        missing = meeting.missing(claim.world_size, time.monotonic())
-        held_by, obstacle = meeting.held_by(claim), meeting.obstacle()
-        return {"round": None, "missing": missing, "held_by": held_by, "obstacle": obstacle}
+            return {"round": meeting.round_id, "epoch": meeting.epoch, "members": job.members()}
+        num_missing, missing = job.missing(time.monotonic())
+        return {
+            "round": None,
+            "missing": missing,
+            "num_missing": num_missing,
+            "held_by": meeting.held_by(claim),
+            "obstacle": meeting.obstacle(),
+        }
+
+    async def _gather(self, job: _Job, request: dict[str, Any]) -> dict[str, Any]:
+        keys = _keys_in(request)
+        if keys and keys[0].startswith("round/"):
+            round_id = keys[0].split("/")[1]
+            if round_id != job.meeting.round_id:
+                raise MeetingError("this round is over, or this host of the rendezvous is new")
+        return await job.values.gather(keys, _bounded(request["seconds"]))
 
     def _arrive(self, job: _Job, request: dict[str, Any], visit: int) -> dict[str, Any]:
+        claim = _claim_in(request)
         try:
-            job.meeting.arrive(_claim_in(request), visit=visit, now=time.monotonic())
+            job.meeting.arrive(claim, visit=visit, now=time.monotonic())
         except UnknownRoundError:
             return {"asks_roster": True}
+        job.world_size = claim.world_size
         return {}
 
     def _note_refusal(self, writer: asyncio.StreamWriter) -> None:
@@ -267,9 +311,16 @@ def _claim_in(request: dict[str, Any]) -> Claim:
     return Claim(**numbers, **texts, roster=roster, unreachable=unreachable)
 
 
-async def _announce(job: _Job) -> None:
-    async with job.changed:
-        job.changed.notify_all()
+def _keys_in(request: dict[str, Any]) -> tuple[str, ...]:
+    """Return keys that a request names by what they begin with, and how each one ends."""
+    prefix, ends = str(request["prefix"]), request["keys"]
+    if not isinstance(ends, list) or not all(isinstance(end, str) for end in ends):
+        raise TypeError("keys")
+    return tuple(prefix + end for end in ends)
+
+
+def _bounded(seconds: Any) -> float:
+    return max(0.0, min(float(seconds), _MAX_WAIT_SECONDS))
 
 
 async def _until(job: _Job, is_so: Callable[[], bool], seconds: float) -> None:
@@ -278,4 +329,4 @@ async def _until(job: _Job, is_so: Callable[[], bool], seconds: float) -> None:
             await job.changed.wait_for(is_so)
 
     with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(wait(), max(0.0, min(float(seconds), _MAX_WAIT_SECONDS)))
+        await asyncio.wait_for(wait(), _bounded(seconds))

@@ -15,8 +15,10 @@ from cpr_ext.distributed.identity.job_secret import require_secret
 from cpr_ext.distributed.identity.worker_identity import Identity
 from cpr_ext.distributed.rendezvous import wire
 
-ANSWER_SECONDS = 5.0  # for one answer of the host
+_ANSWER_SECONDS = 5.0  # for one answer of the host, and longer by so much for each worker:
+_EACH_SECONDS = 0.01
 _LOOK_SECONDS = 60
+_PAUSE_SECONDS = 0.1
 
 
 class HostError(Exception):
@@ -35,8 +37,19 @@ class ReplacedError(RefusedError):
     """Another process has this worker's rank."""
 
 
+class _ClosedError(ConnectionError):
+    """The host closed a connection."""
+
+
+class _CutOffError(ConnectionError):
+    """It did so before it had heard who this is."""
+
+
 class HostConnection:
     """Asks the host; connects when it is first needed, and again after an error.
+
+    Attributes:
+        answer_seconds: for one answer.
 
     Raises:
         UsageError: the job has no secret.
@@ -44,6 +57,8 @@ class HostConnection:
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
+        # All ask at the same time.
+        self.answer_seconds = _ANSWER_SECONDS + _EACH_SECONDS * identity.world_size
         self._secret = require_secret(identity.secret, place_of(identity))
         self._socket: socket.socket | None = None
         self._asked = self._said = wire.Direction(b"")
@@ -51,27 +66,34 @@ class HostConnection:
         self._is_over = False
 
     def ask(
-        self, what: str, *, limit_seconds: float = ANSWER_SECONDS, **values: Any
+        self, what: str, *, limit_seconds: float | None = None, **values: Any
     ) -> dict[str, Any]:
         """Return the host's answer.
 
         Args:
             what: see :mod:`cpr_ext.distributed.rendezvous.host`.
-            limit_seconds: until there must be one.
+            limit_seconds: until there must be one; None: ``answer_seconds``.
             values: JSON values.
 
         Raises:
             HostError: there was none.
             RefusedError: the host says why it does not do it.
         """
-        deadline = time.monotonic() + limit_seconds
+        seconds = self.answer_seconds if limit_seconds is None else limit_seconds
+        deadline = time.monotonic() + seconds
         with self._lock:
             try:
-                connected = self._socket or self._connect(deadline)
+                connected = self._socket or self._connect_again(deadline)
                 message = {"ask": what, "job": self._identity.job, **values}
                 _send(connected, self._asked.seal(message), deadline)
                 size = wire.body_bytes(_receive(connected, wire.LENGTH_BYTES, deadline))
                 answer = self._said.open(_receive(connected, size, deadline))
+            except TimeoutError as error:
+                self._close()
+                raise HostError(
+                    f"{place_of(self._identity)} does not answer: timed out after {seconds:g} s, "
+                    "so the host is busy, hangs, or is cut off"
+                ) from error
             except (OSError, wire.ForeignMessageError) as error:
                 self._close()
                 raise HostError(f"{place_of(self._identity)} does not answer: {error}") from error
@@ -106,13 +128,24 @@ class HostConnection:
             if not readable.poll(1000 * _LOOK_SECONDS):
                 continue
             try:
-                deadline = time.monotonic() + ANSWER_SECONDS
+                deadline = time.monotonic() + self.answer_seconds
                 size = wire.body_bytes(_receive(connected, wire.LENGTH_BYTES, deadline))
                 return dict(self._said.open(_receive(connected, size, deadline)))
             except (OSError, wire.ForeignMessageError) as error:
                 self.close()
                 raise HostError(f"{place_of(self._identity)} says no more: {error}") from error
         raise HostError(f"{place_of(self._identity)} says no more")
+
+    def _connect_again(self, deadline: float) -> socket.socket:
+        """Connect; again if the host made room for others before it heard this worker's proof."""
+        while True:
+            try:
+                return self._connect(deadline)
+            except _CutOffError:
+                self._close()
+                if deadline - time.monotonic() < _PAUSE_SECONDS:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
 
     def _connect(self, deadline: float) -> socket.socket:
         address = (self._identity.host, self._identity.port)
@@ -123,6 +156,14 @@ class HostConnection:
         descriptors.keep_from_children(connected.fileno())
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         wire.notice_lost_peer(connected)
+        try:
+            handshake = self._greet(connected, deadline)
+        except (ConnectionResetError, BrokenPipeError, _ClosedError) as error:
+            raise _CutOffError(str(error)) from error
+        self._asked, self._said = handshake.to_host(), handshake.to_worker()
+        return connected
+
+    def _greet(self, connected: socket.socket, deadline: float) -> wire.Handshake:
         greeting = _receive(connected, len(wire.GREETING), deadline)
         if greeting != wire.GREETING:
             raise wire.ForeignMessageError(
@@ -138,8 +179,7 @@ class HostConnection:
                 f"the rendezvous at {place_of(self._identity)} "
                 f"{'refused' if proof == wire.REFUSAL else 'does not know'} this worker's secret"
             )
-        self._asked, self._said = handshake.to_host(), handshake.to_worker()
-        return connected
+        return handshake
 
     def _close(self) -> None:
         connected, self._socket = self._socket, None
@@ -169,6 +209,6 @@ def _receive(connected: socket.socket, size: int, deadline: float) -> bytes:
     while len(content) < size:
         connected.settimeout(_left(deadline))
         if not (part := connected.recv(size - len(content))):
-            raise ConnectionError("it closed the connection")
+            raise _ClosedError("it closed the connection")
         content += part
     return bytes(content)

@@ -8,10 +8,10 @@ A process whose rank another one has in a newer round is refused, whenever it re
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 from cpr_ext.distributed.rendezvous.reach import who_steps_aside
+from cpr_ext.distributed.rendezvous.waiters import Claim as Claim
+from cpr_ext.distributed.rendezvous.waiters import Waiter, Waiters
 
 # In which living processes find a host that was started again.
 FIND_SECONDS = 3.0
@@ -28,46 +28,6 @@ class SupersededError(MeetingError):
 
 class UnknownRoundError(Exception):
     """A process comes from a round that the host does not know: it must show the roster."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """How a process shows that it may be a worker.
-
-    Attributes:
-        rank, world_size: of the worker.
-        member: distinguishes processes.
-        epoch: of the newest round that this process was in; 0: of none.
-        roster: the members of that round, by rank; needed where the host does not know it.
-        run: of the job, as this worker's store knows it; empty: it knows none.
-        seen: the highest epoch of that run that this worker's store knows.
-        who: describes the process to a person.
-        place: where its machine answers, see :class:`cpr_ext.distributed.rendezvous.reach.Beacon`.
-        unreachable: processes whose machine it does not reach.
-    """
-
-    rank: int
-    world_size: int
-    member: str
-    epoch: int = 0
-    roster: tuple[str, ...] = ()
-    run: str = ""
-    seen: int = 0
-    who: str = ""
-    place: str = ""
-    unreachable: tuple[str, ...] = ()
-
-
-@dataclass
-class _Waiter:
-    claim: Claim
-    visit: int  # the connection through which it was last heard of
-    since: float
-    seen: float
-    lease_seconds: float
-
-    def is_there(self, now: float) -> bool:
-        return now <= self.seen + self.lease_seconds
 
 
 class Meeting:
@@ -94,8 +54,9 @@ class Meeting:
         self.roster: tuple[str, ...] = ()
         self.places: tuple[str, ...] = ()
         self._members: frozenset[str] = frozenset()  # tokens of the newest complete round
-        self._waiters: dict[str, _Waiter] = {}  # by token
+        self._waiters = Waiters()
         self._visits: dict[int, str] = {}  # members by connection
+        self._visits_of: dict[str, tuple[int, ...]] = {}  # the same by member
         self._known: dict[str, str] = {}  # members that were connected once, and who they are
         # By run, the epoch that a store knows, until this host has seen a round itself.
         self._floors: dict[str, int] = {}
@@ -109,13 +70,17 @@ class Meeting:
             SupersededError: another process has its rank.
             UnknownRoundError: its roster is needed.
         """
-        if claim.epoch > self.epoch:
+        is_new = claim.epoch > self.epoch
+        if is_new:
             if not claim.roster:
                 raise UnknownRoundError
             self.epoch, self.roster = claim.epoch, claim.roster
         if not self.round_id:
-            self._floors[claim.run] = max(self._floors.get(claim.run, 0), claim.seen)
-            self._forget(t for t, w in self._waiters.items() if self._is_superseded(w.claim))
+            floor = self._floors.setdefault(claim.run, 0)
+            self._floors[claim.run] = max(floor, claim.seen)
+            if is_new or claim.seen > floor:
+                superseded = (t for t, w in self._waiters.items() if self._is_superseded(w.claim))
+                self._waiters.forget(superseded)
         if self._is_superseded(claim):
             who = self._known.get(self.roster[claim.rank], "") if self.roster else ""
             raise SupersededError(
@@ -123,7 +88,10 @@ class Meeting:
                 f"round {claim.epoch}, and in a later one another process has its rank"
                 f"{f' ({who})' if who else ''}. This process ends; the job continues without it"
             )
-        self._visits[visit] = claim.member
+        if self._visits.get(visit) != claim.member:
+            self._disconnect(visit)
+            self._visits[visit] = claim.member
+            self._visits_of[claim.member] = (*self._visits_of.get(claim.member, ()), visit)
         self._known[claim.member] = claim.who
 
     def meet(
@@ -144,22 +112,22 @@ class Meeting:
         if token in self._members:
             return
         self.arrive(claim, visit=visit, now=now)
-        self._drop_absent(now)
+        self._waiters.drop_silent(now)
         rank, world_size = claim.rank, claim.world_size
-        for other in self._waiters.values():
-            if other.claim.world_size != world_size:
-                raise MeetingError(
-                    f"worker {rank} says that there are {world_size} workers, others say "
-                    f"{other.claim.world_size}; give all the same CPR_WORLD_SIZE"
-                )
+        others_size = self._world_size() or world_size
+        if others_size != world_size:
+            raise MeetingError(
+                f"worker {rank} says that there are {world_size} workers, others say "
+                f"{others_size}; give all the same CPR_WORLD_SIZE"
+            )
         if not 0 <= rank < world_size:
             raise MeetingError(f"worker {rank} of {world_size} cannot be")
         before = self._waiters.get(token)
-        waiter = _Waiter(claim, visit, before.since if before else now, now, lease_seconds)
-        self._forget(t for t, w in self._waiters.items() if w.claim.member == claim.member)
+        waiter = Waiter(claim, visit, before.since if before else now, now, lease_seconds)
+        self._waiters.forget(self._waiters.of_member(claim.member))
         if not self._is_holder(claim):
             self._refuse_rival(waiter)
-        self._waiters[token] = waiter
+        self._waiters.add(token, waiter)
         self._complete(world_size, now)
 
     def is_member(self, token: str) -> bool:
@@ -175,8 +143,8 @@ class Meeting:
 
     def say_bye(self, member: str) -> None:
         """Note that a process is about to leave of its own will."""
-        for visit in [v for v, known in self._visits.items() if known == member]:
-            del self._visits[visit]
+        for visit in self._visits_of.get(member, ()):
+            self._disconnect(visit)
 
     def lost_of(self, visit: int) -> int:
         """Return the epoch of the newest round if this connection is of a member of it, else 0."""
@@ -195,10 +163,13 @@ class Meeting:
         if not is_of_roster or not is_gone or taken_by not in (visit, _NOBODY):
             return False
         self._given_away[member] = visit
+        self._waiters.forget(self._waiters.of_member(member))
         return True
 
     def obstacle(self) -> str:
         """Return which of those that wait cannot reach each other; empty: none."""
+        if not self._waiters.are_doubting:
+            return ""
         waiting = {waiter.claim.member: waiter.claim for waiter in self._waiters.values()}
         found = [
             f"worker {claim.rank} ({claim.who}) cannot reach worker {waiting[other].rank} "
@@ -220,16 +191,27 @@ class Meeting:
         """Note that a connection was closed; completes the round if all others wait for that."""
         for member in [m for m, taker in self._given_away.items() if taker == visit]:
             self._given_away[member] = _NOBODY
-        self._visits.pop(visit, None)
-        self._forget(token for token, w in self._waiters.items() if w.visit == visit)
+        self._disconnect(visit)
+        self._waiters.forget(self._waiters.of_visit(visit))
         if self._waiters:
-            self._complete(next(iter(self._waiters.values())).claim.world_size, now)
+            self._complete(self._world_size(), now)
 
     def missing(self, world_size: int, now: float) -> list[int]:
         """Return ranks of which no process waits that may have them."""
-        self._drop_absent(now)
+        self._waiters.drop_silent(now)
         seated = self._seated(now)
         return [rank for rank in range(world_size) if rank not in seated]
+
+    def _world_size(self) -> int:
+        """Return what those that wait say, which is the same; 0: nobody waits."""
+        return next((waiter.claim.world_size for waiter in self._waiters.values()), 0)
+
+    def _disconnect(self, visit: int) -> None:
+        if (member := self._visits.pop(visit, None)) is None:
+            return
+        left = tuple(other for other in self._visits_of.pop(member) if other != visit)
+        if left:
+            self._visits_of[member] = left
 
     def _seated(self, now: float) -> dict[int, str]:
         """Return by rank the token of the process that gets it."""
@@ -246,6 +228,8 @@ class Meeting:
         return seated
 
     def _complete(self, world_size: int, now: float) -> None:
+        if self._waiters.num_ranks < world_size:
+            return
         seated = self._seated(now)
         if len(seated) < world_size:
             return
@@ -257,18 +241,20 @@ class Meeting:
         self.round_id = secrets.token_hex(8)
         self._members = frozenset(seated.values())
         self._floors.clear()
-        self._forget(self._members)
-        connected = set(self._visits.values()).union(self.roster)
+        self._waiters.forget(self._members)
+        connected = self._visits_of.keys() | set(self.roster)
         self._known = {member: self._known.get(member, "") for member in connected}
 
     def _aside(self) -> frozenset[str]:
+        if not self._waiters.are_doubting:
+            return frozenset()
         claims = {waiter.claim.member: waiter.claim for waiter in self._waiters.values()}
         ranks = {member: claim.rank for member, claim in claims.items()}
         return who_steps_aside(ranks, {m: claim.unreachable for m, claim in claims.items()})
 
     def _holds(self, member: str) -> bool:
         """Return whether a member of the roster is connected, and does not step aside."""
-        is_connected = member in self._visits.values() and member not in self._given_away
+        is_connected = member in self._visits_of and member not in self._given_away
         return is_connected and member not in self._aside()
 
     def _is_holder(self, claim: Claim) -> bool:
@@ -293,19 +279,12 @@ class Meeting:
             return False
         return holder in self._known or holder in self._given_away or now >= self._knows_all_from
 
-    def _refuse_rival(self, waiter: _Waiter) -> None:
+    def _refuse_rival(self, waiter: Waiter) -> None:
         """Refuse the later one of two new processes of one rank."""
         rank = waiter.claim.rank
-        for other in self._waiters.values():
+        for other in self._waiters.of_rank(rank):
             # A predecessor that died without closing its connection is not heard of again.
-            if other.claim.rank == rank and other.since < waiter.since < other.seen:
+            if other.since < waiter.since < other.seen:
                 raise MeetingError(
                     f"two processes are worker {rank}; give each worker a rank of its own"
                 )
-
-    def _forget(self, tokens: Iterable[str]) -> None:
-        for token in list(tokens):
-            self._waiters.pop(token, None)
-
-    def _drop_absent(self, now: float) -> None:
-        self._forget(t for t, waiter in self._waiters.items() if not waiter.is_there(now))

@@ -7,6 +7,10 @@ tries the ports of the others.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import selectors
 import socket
 import threading
 import time
@@ -16,7 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 PROBE_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
 # Of a machine that answers: nobody listens there.
-_ANSWERS = (ConnectionRefusedError, ConnectionResetError)
+_ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
+_AT_ONCE = 256  # so many connections
 
 
 class Beacon:
@@ -79,36 +84,53 @@ class Probing:
             self._over.wait(_PAUSE_SECONDS)
 
 
-def unreachable(places: Mapping[str, str]) -> tuple[str, ...]:
-    """Return whose machine does not answer, sorted; all are tried at once."""
+def unreachable(places: Mapping[str, str], seconds: float = PROBE_SECONDS) -> tuple[str, ...]:
+    """Return whose machine does not answer, sorted; many are tried at once, by one thread."""
+    members = sorted(places)
     silent: list[str] = []
-
-    def try_one(member: str, place: str) -> None:
-        if not answers(place):
-            silent.append(member)
-
-    threads = [
-        threading.Thread(target=try_one, args=each, name="cpr_ext-probe", daemon=True)
-        for each in places.items()
-    ]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + PROBE_SECONDS + 1.0
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return tuple(sorted(silent))
+    for begin in range(0, len(members), _AT_ONCE):
+        some = members[begin : begin + _AT_ONCE]
+        silent += _silent_of({member: places[member] for member in some}, seconds)
+    return tuple(silent)
 
 
-def answers(place: str, seconds: float = PROBE_SECONDS) -> bool:
-    """Return whether the machine of a :class:`Beacon` answers."""
+def _silent_of(places: Mapping[str, str], seconds: float) -> list[str]:
+    deadline = time.monotonic() + seconds
+    silent, asked = [], {}
+    with contextlib.ExitStack() as opened, selectors.DefaultSelector() as waiting:
+        for member, place in places.items():
+            try:
+                connecting = opened.enter_context(_begin_to_connect(place))
+            except OSError:
+                silent.append(member)
+                continue
+            waiting.register(connecting, selectors.EVENT_WRITE)
+            asked[connecting] = member
+        while asked and (left := deadline - time.monotonic()) > 0:
+            for key, _ in waiting.select(left):
+                tried = key.fileobj
+                assert isinstance(tried, socket.socket)
+                waiting.unregister(tried)
+                error = tried.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if error in _ANSWERS:
+                    del asked[tried]
+                else:
+                    silent.append(asked.pop(tried))
+    return sorted([*silent, *asked.values()])
+
+
+def _begin_to_connect(place: str) -> socket.socket:
     host, port = place.split(" ")
-    try:
-        socket.create_connection((host, int(port)), seconds).close()
-    except _ANSWERS:
-        return True
-    except OSError:
-        return False
-    return True
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+    )[0]
+    connecting = socket.socket(family, kind, protocol)
+    connecting.setblocking(False)
+    error = connecting.connect_ex(address)
+    if error not in (*_ANSWERS, errno.EINPROGRESS):
+        connecting.close()
+        raise OSError(error, os.strerror(error))
+    return connecting
 
 
 def who_steps_aside(

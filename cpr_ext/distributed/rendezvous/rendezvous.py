@@ -21,9 +21,9 @@ from torch._C._distributed_c10d import Store
 from cpr_ext.distributed.identity.run_note import RunNote
 from cpr_ext.distributed.identity.supervision import report_abort, report_left
 from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts, show_alive
+from cpr_ext.distributed.rendezvous import wire
 from cpr_ext.distributed.rendezvous.coordination_store import Notes
 from cpr_ext.distributed.rendezvous.host_connection import (
-    ANSWER_SECONDS,
     HostConnection,
     HostError,
     RefusedError,
@@ -40,6 +40,7 @@ from cpr_ext.runtime.log_text import logger_of
 logger = logger_of("jobs")
 
 _MISSED_HEARTBEATS = 5
+_HEARTBEATS_PER_SECOND = 100  # of all workers that wait; with more of them each one is rarer
 _REPORT_SECONDS = 10.0  # between two lines about a long wait
 _RETRY_SECONDS = 0.2
 _BYE_SECONDS = 1.0
@@ -119,7 +120,7 @@ class Rendezvous:
             if probing is not None:
                 probing.stop()
             self._unreachable = ()
-        self._store = RoundStore(HostConnection(self._identity), round_id)
+        self._store = RoundStore(self._host, round_id)
         return self._store
 
     def take_over(self, member: str) -> bool:
@@ -172,14 +173,15 @@ class Rendezvous:
             try:
                 answer = self._meet(token, deadline)
                 if answer["round"] is not None:
-                    self._epoch, self._roster = answer["epoch"], tuple(answer["roster"])
-                    places = dict(zip(self._roster, answer["places"], strict=True))
+                    roster, places_by_rank = wire.unpack(answer["members"])
+                    self._epoch, self._roster = answer["epoch"], tuple(roster)
+                    places = dict(zip(roster, places_by_rank, strict=True))
                     self._places = {m: p for m, p in places.items() if p and m != self.member}
                     return str(answer["round"])
                 if answer["obstacle"] not in ("", obstacle):
                     logger.warning("%s", answer["obstacle"])
                 obstacle = answer["obstacle"]
-                missing, untrusted_since = ", ".join(map(str, answer["missing"])), None
+                missing, untrusted_since = _some(answer["missing"], answer["num_missing"]), None
                 held_since = self._look_at_holder(answer["held_by"], held_since)
             except HostError as caught:
                 error = caught
@@ -202,7 +204,9 @@ class Rendezvous:
 
     def _meet(self, token: str, deadline: float) -> dict[str, Any]:
         """Wait for a heartbeat's time at most; the next call is the next sign of life."""
-        heartbeat = self._time_outs.heartbeat_seconds
+        heartbeat = max(
+            self._time_outs.heartbeat_seconds, self._identity.world_size / _HEARTBEATS_PER_SECOND
+        )
         left = min(heartbeat, max(0.0, deadline - time.monotonic()))
 
         def ask(*, shows_roster: bool) -> dict[str, Any]:
@@ -212,7 +216,7 @@ class Rendezvous:
                 token=token,
                 seconds=left,
                 lease_seconds=heartbeat * _MISSED_HEARTBEATS,
-                limit_seconds=left + ANSWER_SECONDS,
+                limit_seconds=left + self._host.answer_seconds,
             )
 
         answer = ask(shows_roster=False)
@@ -260,3 +264,8 @@ class Rendezvous:
     def _end(self, reason: str, remedy: str = "") -> RendezvousError:
         report_abort(reason)
         return RendezvousError(reason + remedy)
+
+
+def _some(ranks: list[int], number: int) -> str:
+    more = number - len(ranks)
+    return ", ".join(map(str, ranks)) + (f" and {more} more" if more else "")

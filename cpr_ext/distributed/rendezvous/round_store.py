@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import base64
+import time
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,9 +17,9 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from cpr_ext.distributed.rendezvous.coordination_store import wait_for_left_behind
+from cpr_ext.distributed.rendezvous import wire
+from cpr_ext.distributed.rendezvous.coordination_store import named, wait_for_left_behind
 from cpr_ext.distributed.rendezvous.host_connection import (
-    ANSWER_SECONDS,
     HostConnection,
     HostError,
     RefusedError,
@@ -34,7 +35,7 @@ class RoundStore(Store):
 
     Raises:
         dist.DistNetworkError: every method, if the host does not answer.
-        dist.DistStoreError: what is waited for was not set in time.
+        dist.DistStoreError: what is waited for was not set in time, or the round is over.
     """
 
     def __init__(self, host: HostConnection, round_id: str) -> None:
@@ -49,33 +50,52 @@ class RoundStore(Store):
         """Set a value in place of any that is there."""
         self._ask("write", key=self._prefix + key, text=_to_text(value))
 
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Set several values."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
     def get(self, key: str) -> bytes:
         """Return a value once it is there."""
-        self.wait([key])
-        return _to_bytes(self._ask("read", key=self._prefix + key)["text"])
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return all these values once all are there: one answer, however many they are."""
+        return self._gather(keys, self._time_out)
+
+    def has_extended_api(self) -> bool:
+        """Have gloo ask for the values of all members at once."""
+        return True
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all these values are there."""
-        return self._are_there(keys, 0.0)
+        return bool(self._ask("has", **self._named(keys))["are_there"])
 
     def wait(self, keys: Sequence[str], time_out: timedelta | None = None) -> None:
         """Return once all these values are there."""
-        left = (time_out or self._time_out).total_seconds()
-        while left > 0:
-            if self._are_there(keys, min(left, _SLICE_SECONDS)):
-                return
-            left -= _SLICE_SECONDS
-        raise dist.DistStoreError(f"{', '.join(keys)}: not there in time")
+        self._gather(keys, time_out or self._time_out)
 
     def set_timeout(self, time_out: timedelta) -> None:
         """Wait for so long where a call does not say."""
         self._time_out = time_out
 
-    def _are_there(self, keys: Sequence[str], seconds: float) -> bool:
-        named = [self._prefix + key for key in keys]
-        limit = ANSWER_SECONDS + seconds
-        answer = self._ask("wait", keys=named, seconds=seconds, limit_seconds=limit)
-        return bool(answer["are_there"])
+    def _gather(self, keys: Sequence[str], time_out: timedelta) -> list[bytes]:
+        deadline = time.monotonic() + time_out.total_seconds()
+        while True:
+            left = min(_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))
+            answer = self._ask(
+                "gather",
+                **self._named(keys),
+                seconds=left,
+                limit_seconds=self._host.answer_seconds + left,
+            )
+            if (packed := answer["values"]) is not None:
+                return [base64.b64decode(text) for text in wire.unpack(packed)]
+            if time.monotonic() >= deadline:
+                raise dist.DistStoreError(_describe(answer, len(self._prefix), len(keys)))
+
+    def _named(self, keys: Sequence[str]) -> dict[str, Any]:
+        return named([self._prefix + key for key in keys])
 
     def _ask(self, what: str, **values: Any) -> dict[str, Any]:
         try:
@@ -84,6 +104,15 @@ class RoundStore(Store):
             raise dist.DistNetworkError(str(error)) from error
         except RefusedError as error:
             raise dist.DistStoreError(str(error)) from error
+
+
+def _describe(answer: dict[str, Any], prefix_size: int, number: int) -> str:
+    missing = [str(key)[prefix_size:] for key in answer["missing"]]
+    more = int(answer["num_missing"]) - len(missing)
+    return (
+        f"{int(answer['num_missing'])} of {number} values were not there in time: "
+        f"{', '.join(missing)}{f' and {more} more' if more else ''}"
+    )
 
 
 def _to_text(value: str | bytes) -> str:

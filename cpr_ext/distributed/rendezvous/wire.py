@@ -14,9 +14,11 @@ speak, answer, change a message or send an old one again. Messages are not encry
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
 import socket
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,7 @@ CODE_BYTES = 32
 LENGTH_BYTES = 4
 REFUSAL = bytes(CODE_BYTES)
 MAX_MESSAGE_BYTES = 1 << 20
+_MAX_PACKED_BYTES = 64 << 20  # of what is packed, before that
 # Seconds of silence before the first probe, between two, how many; milliseconds for what was sent.
 _PROBES = {
     "TCP_KEEPIDLE": 2,
@@ -68,6 +71,27 @@ class Direction:
         number = self.count.to_bytes(8, "big")
         self.count += 1
         return hmac.digest(self.key, number + text, "sha256")
+
+
+def pack(value: Any) -> str:
+    """Return a JSON value that repeats itself, in few bytes; made once and sent to many."""
+    return base64.b64encode(zlib.compress(json.dumps(value).encode(), 1)).decode()
+
+
+def unpack(text: str) -> Any:
+    """Invert :func:`pack`.
+
+    Raises:
+        ValueError: nothing that it returned.
+    """
+    unpacking = zlib.decompressobj()
+    try:
+        content = unpacking.decompress(base64.b64decode(text), _MAX_PACKED_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not unpacking.eof:
+        raise ValueError(f"more than {_MAX_PACKED_BYTES} bytes, or cut short")
+    return json.loads(content)
 
 
 def notice_lost_peer(connection: socket.socket) -> None:

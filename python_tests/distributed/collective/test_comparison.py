@@ -1,10 +1,16 @@
 """What of several workers is compared, and how a difference is named."""
 
+import re
+from itertools import combinations
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cpr_ext
 from cpr_ext.distributed.collective.comparison import checksum, differences, facts_of
+from cpr_ext.state.table_part import TablePart
 from cpr_ext.state.table_plans import plan_faults
 
 
@@ -37,6 +43,38 @@ def test_a_whole_table_cut_in_any_way_is_one_plan():
 )
 def test_another_plan_is_named(plans, fault):
     assert plan_faults(plans) == [fault]
+
+
+@given(
+    st.lists(
+        st.tuples(*[st.integers(0, 5), st.integers(1, 6)] * 2)
+        .filter(lambda cut: cut[0] < cut[1] and cut[2] < cut[3])
+        .map(lambda cut: (cut[:2], cut[2:])),
+        max_size=6,
+    )
+)
+def test_parts_overlap_if_two_of_them_do(cuts):
+    parts = [TablePart("t", rows, columns, 6, 6) for rows, columns in cuts]
+    overlap = any(a.overlap(b) is not None for a, b in combinations(parts, 2))
+    found = plan_faults([{"a": row(*cut, shape=(6, 6))} for cut in cuts])
+    assert any("both hold" in fault for fault in found) == overlap
+    for fault in found:
+        if overlap:
+            first, second = (int(n) for n in re.findall(r"\d+", fault)[:2])
+            assert parts[first].overlap(parts[second]).name in fault
+
+
+def test_the_plan_of_many_workers_is_checked_by_few_comparisons(monkeypatch):
+    compared = []
+    overlap = TablePart.overlap
+    monkeypatch.setattr(TablePart, "overlap", lambda *two: (compared.append(two), overlap(*two))[1])
+    for shape, cut in (
+        ((4096, 4), lambda n: ((n, n + 1), (0, 4))),
+        ((4, 4096), lambda n: ((0, 4), (n, n + 1))),
+    ):
+        plans = [{"a": row(*cut(number), shape=shape)} for number in range(4096)]
+        assert plan_faults(plans) == []
+    assert len(compared) <= 2 * 2 * 4096
 
 
 def test_a_difference_names_what_each_worker_holds():

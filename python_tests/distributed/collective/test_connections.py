@@ -25,7 +25,7 @@ def formed(host):
     shared = HashStore()
 
     def form(rank):
-        addresses = AddressStore(shared)
+        addresses = AddressStore(shared, SECONDS)
         group, gloo = torch_private.make_group(addresses, rank, 2, SECONDS, host)
         torch_private.set_time_out(gloo, timedelta(seconds=SECONDS))
         return group, addresses
@@ -110,7 +110,7 @@ def test_connections_that_peers_have_closed_already_are_no_trouble():
 
 def test_a_store_passes_on_all_that_torch_asks_of_it():
     inner = HashStore()
-    store = AddressStore(inner)
+    store = AddressStore(inner, SECONDS)
     store.set("a", "value")
     assert inner.get("a") == store.get("a") == b"value"
     assert store.check(["a"])

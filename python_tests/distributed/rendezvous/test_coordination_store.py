@@ -77,9 +77,43 @@ def test_a_value_is_waited_for_until_it_is_there_or_time_is_up(place):
     threading.Timer(0.2, RoundStore(connection(place, "waits"), round_id).set, ("k", "v")).start()
     assert store.get("k") == b"v"
     began = time.monotonic()
-    with pytest.raises(dist.DistStoreError, match="missing: not there in time"):
+    with pytest.raises(dist.DistStoreError, match="1 of 1 values were not there in time: missing"):
         store.wait(["missing"], timedelta(seconds=0.3))
     assert 0.2 < time.monotonic() - began < 30
+
+
+def test_all_values_are_had_by_one_request_and_what_is_missing_is_named(place):
+    round_id = meet(place, 0, "one", "many")
+    host = connection(place, "many")
+    store, asked = RoundStore(host, round_id), []
+    host.ask = lambda what, **values: asked.append(what) or HostConnection.ask(host, what, **values)
+    names = [f"group/{number}" for number in range(20)]
+    for name in names[:9]:
+        store.set(name, name.encode())
+    store.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(dist.DistStoreError, match=r"11 of 20 values .* group/9, .* and 3 more"):
+        store.multi_get(names)
+    for name in names[9:]:
+        store.set(name, name.encode())
+    asked.clear()
+    assert store.multi_get(names) == [name.encode() for name in names]
+    assert asked == ["gather"]
+    store.set(names[3], b"another")
+    assert store.multi_get(names)[3] == b"another"
+
+
+def test_a_round_that_is_over_is_not_waited_for(place):
+    old = RoundStore(connection(place, "over"), meet(place, 0, "one", "over"))
+    meet(place, 0, "two", "over")
+    with pytest.raises(dist.DistStoreError, match="this round is over"):
+        old.get("key")
+
+
+def test_who_waits_for_values_of_a_round_hears_that_it_is_over(place):
+    old = RoundStore(connection(place, "ends"), meet(place, 0, "one", "ends"))
+    threading.Timer(0.3, meet, (place, 0, "two", "ends")).start()
+    with pytest.raises(dist.DistStoreError, match="this round is over"):
+        old.get("key")
 
 
 def test_a_host_that_does_not_answer_is_an_error_of_torchs_kind():
@@ -116,10 +150,10 @@ from cpr_ext.distributed.rendezvous.round_store import RoundStore
 
 
 class ComesBackLate(RoundStore):
-    def wait(self, keys, time_out=None):
+    def _gather(self, keys, time_out):
         waiting.set()
         try:
-            super().wait(keys, timedelta(seconds=20))
+            return super()._gather(keys, timedelta(seconds=20))
         finally:
             time.sleep(0.3)
 
@@ -131,7 +165,7 @@ class EndsSlowly:
 
 waiting, slow = threading.Event(), EndsSlowly()
 identity = Identity(0, 2, sys.argv[1], int(sys.argv[2]), secret=sys.argv[3])
-store = ComesBackLate(HostConnection(identity), "r")
+store = ComesBackLate(HostConnection(identity), sys.argv[4])
 try:
     limit = timedelta(seconds=20)
     call_with_timeout(0.5, "nobody", lambda: dist.ProcessGroupGloo(store, 0, 2, limit))
@@ -143,6 +177,7 @@ except dist.DistNetworkError:
 
 
 def test_a_worker_that_ends_while_it_connects_is_not_aborted(place):
-    command = [sys.executable, "-c", ENDS_WHILE_CONNECTING, *map(str, place), SECRET]
+    round_id = meet(place, 0, "one", "cpr")
+    command = [sys.executable, "-c", ENDS_WHILE_CONNECTING, *map(str, place), SECRET, round_id]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 7, done.stderr

@@ -74,8 +74,11 @@ class World:
     def copy(self):
         other = copy.copy(self)
         other.host = copy.copy(self.host)
-        for name in ("_waiters", "_visits", "_known", "_floors", "_given_away"):
+        for name in ("_visits", "_visits_of", "_known", "_floors", "_given_away"):
             setattr(other.host, name, dict(getattr(self.host, name)))
+        waiters = other.host._waiters = copy.copy(self.host._waiters)
+        for name, value in vars(waiters).items():
+            setattr(waiters, name, copy.copy(value))
         return other
 
     def spend(self, what):
@@ -239,9 +242,11 @@ def explore(*limits):
         ((0, 1, 1, 1), 6491),
         ((1, 1, 1, 0), 3747),
         ((0, 1, 1, 0, 1, 0), 2620),
-        ((0, 0, 1, 1, 1, 1), 6610),
+        ((0, 0, 1, 1, 1, 1), 6607),
         ((1, 0, 1, 0, 0, 1), 1844),
-        pytest.param((0, 1, 2, 0, 2, 1), 230_199, marks=pytest.mark.long),
+        pytest.param(
+            (0, 1, 2, 0, 2, 1), 233_969, marks=[pytest.mark.long, pytest.mark.timeout(3600)]
+        ),
         pytest.param((0, 1, 2, 0), 19_111, marks=pytest.mark.long),
         pytest.param((0, 0, 2, 1), 13_215, marks=pytest.mark.long),
         pytest.param((1, 1, 1, 1), 21_835, marks=pytest.mark.long),

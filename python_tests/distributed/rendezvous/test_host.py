@@ -246,8 +246,10 @@ def test_requests_that_mean_nothing_are_answered_by_an_error_and_the_host_lives(
         ("nothing", {}),
         ("read", {}),
         ("meet", {"rank": "x"}),
-        ("wait", {"keys": 1, "seconds": 0}),
-        ("wait", {"keys": ["x"], "seconds": "y"}),
+        ("has", {"keys": 1, "prefix": ""}),
+        ("has", {"keys": [1], "prefix": ""}),
+        ("gather", {"keys": ["x"], "seconds": 0}),
+        ("gather", {"keys": ["x"], "prefix": "", "seconds": "y"}),
         ("read", {"key": ["x"]}),
     ]:
         with pytest.raises(Exception, match="not understood"):

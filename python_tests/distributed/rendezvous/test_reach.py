@@ -1,8 +1,11 @@
 """Whether machines answer, and who steps aside."""
 
+import contextlib
 import itertools
 import random
+import socket
 
+from cpr_ext.distributed.rendezvous import reach
 from cpr_ext.distributed.rendezvous.reach import Beacon, unreachable, who_steps_aside
 
 
@@ -13,12 +16,21 @@ def test_a_machine_answers_on_a_port_where_nobody_listens_and_after_its_process_
     assert unreachable({"a": beacon.place}) == ()
 
 
-def test_a_machine_to_which_no_packet_leads_does_not_answer(monkeypatch):
-    def no_way(place, seconds):
-        raise TimeoutError("timed out")
-
-    monkeypatch.setattr("socket.create_connection", no_way)
-    assert unreachable({"b": "10.0.0.1 1", "a": "10.0.0.2 1"}) == ("a", "b")
+def test_a_machine_that_answers_nothing_is_found_among_many(monkeypatch):
+    monkeypatch.setattr(reach, "_AT_ONCE", 3)
+    beacon = Beacon("127.0.0.1")
+    places = {f"lives {number}": beacon.place for number in range(7)}
+    with contextlib.ExitStack() as opened:
+        silent = opened.enter_context(socket.socket())
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)  # what does not fit into its queue gets no answer
+        for _ in range(3):
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+        places |= {"b": f"127.0.0.1 {silent.getsockname()[1]}", "a": "none 1"}
+        assert unreachable(places, 0.3) == ("a", "b")
+    beacon.close()
 
 
 def test_all_workers_of_a_machine_that_is_cut_off_step_aside_and_no_other():
