@@ -1,7 +1,15 @@
 """Hosts as network namespaces; what is between them is cut and mended."""
 
-import pytest
+import subprocess
+import time
+from datetime import timedelta
+from pathlib import Path
 
+import pytest
+from torch._C._distributed_c10d import FileStore
+
+from cpr_ext.distributed.collective.process_group import ReformableGroup, Round
+from cpr_ext.errors import PeerLostError
 from python_tests.distributed.cluster import Cluster
 from python_tests.distributed.namespaces import NoNamespacesError, hosts
 
@@ -90,3 +98,41 @@ def test_one_of_two_hosts_that_cannot_reach_each_other_steps_aside(make_job, men
     assert cluster.wait_for_exit(aside, 60) == 1, cluster.logs()
     cluster.finish()
     assert cluster.recoveries(0)[-1]["recovery"]["lost"] == [2]
+
+
+TRIES_END_SECONDS = 15  # of three tries to connect, as this kernel counts them
+
+
+def connect_in_vain(rank, folder, address):
+    group = ReformableGroup(rank, 2, "0")
+    began = time.monotonic()
+    group.configure(Round(FileStore(f"{folder}/store", 2), timedelta(seconds=1), address))
+    with pytest.raises(PeerLostError, match="could not connect"):
+        group.connect()
+    group.abort()
+    time.sleep(max(0.0, began + TRIES_END_SECONDS + 5 - time.monotonic()))
+    Path(folder, str(rank)).write_text("lives")
+
+
+def test_a_pair_that_cannot_connect_outlives_what_its_kernels_tried(tmp_path):
+    """Gloo aborts a process whose connection fails after it gave up the group, after 5.5 s."""
+    try:
+        around = hosts(2)
+        network, nurseries = around.__enter__()
+    except NoNamespacesError as error:
+        pytest.skip(str(error))
+    try:
+        for host in network.hosts:
+            tries = ["sysctl", "-w", "net.ipv4.tcp_syn_retries=3"]
+            subprocess.run([*network.prefix(host), *tries], check=True, capture_output=True)
+        network.mute(0, 1), network.mute(1, 0)
+        pids = [
+            nursery.ask("call", __name__, "connect_in_vain", rank, str(tmp_path), address)
+            for rank, nursery in enumerate(nurseries)
+            for address in [network.address(rank)]
+        ]
+        for nursery, pid in zip(nurseries, pids, strict=True):
+            assert nursery.ask("wait", pid, 100) == 0
+    finally:
+        around.__exit__(None, None, None)
+    assert all((tmp_path / str(rank)).exists() for rank in range(2))

@@ -29,6 +29,8 @@ _PATIENCE_SECONDS, _PAUSE_SECONDS = 0.2, 0.002
 _BYTES_AT = 120  # in Linux's struct tcp_info
 # Of a connection whose peer has not closed it: ESTABLISHED, FIN_WAIT1 and FIN_WAIT2 of Linux.
 _OPEN_STATES = (1, 4, 5)
+_CONNECTING = 2  # SYN_SENT
+_PEER_NAME = 28  # SO_PEERNAME: also of a connection that is not made yet
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 # By how an address begins in memory, how many bytes :func:`_packed` gives of it.
 _ADDRESS_BYTES = {struct.pack("=H", socket.AF_INET): 8, struct.pack("=H", socket.AF_INET6): 24}
@@ -124,6 +126,27 @@ def close_connections(stores: Sequence[AddressStore]) -> None:
         _wait_for_rest(connections)
         _shut_down(connections, socket.SHUT_WR)
         _wait_while(lambda: any(_info(each)[0] in _OPEN_STATES for each in connections))
+
+
+def end_connecting(store: AddressStore) -> None:
+    """Have the kernel end, at its next try, connections to members that do not answer.
+
+    By default it tries for two minutes. Gloo drops a group after five times its time-out. If the
+    kernel says after that that a connection failed, gloo ends the process.
+
+    Raises:
+        OSError: connections could not be found, for want of file descriptors for example.
+    """
+    for connection in _open_sockets():
+        with connection, suppress(OSError):
+            if _info(connection)[0] == _CONNECTING and store.leads_to(_wanted_end(connection)):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, 1)
+
+
+def _wanted_end(connection: socket.socket) -> bytes:
+    """Return the address to which a connection is being made, as in :func:`_packed`."""
+    size = _ADDRESS_BYTES[struct.pack("=H", connection.family)]
+    return connection.getsockopt(socket.SOL_SOCKET, _PEER_NAME, size)
 
 
 def _find(stores: Sequence[AddressStore]) -> Iterator[socket.socket]:

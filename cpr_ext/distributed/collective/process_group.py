@@ -22,6 +22,7 @@ from cpr_ext.distributed.collective import torch_private
 from cpr_ext.distributed.collective.connections import (
     AddressStore,
     close_connections,
+    end_connecting,
 )
 from cpr_ext.distributed.identity.descriptors import allow_more
 from cpr_ext.distributed.rendezvous.coordination_store import call_with_timeout
@@ -208,6 +209,8 @@ class ReformableGroup(dist.ProcessGroup):
             )
         except RuntimeError as error:
             self._was_lost = True
+            with suppress(OSError):
+                end_connecting(addresses)
             raise PeerLostError(
                 f"worker {self._rank} could not connect to all {self._world_size} within "
                 f"{seconds:g} s: {error}"

@@ -1,8 +1,10 @@
 """Connections of a group of two members, here in threads of one process."""
 
+import contextlib
 import fcntl
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -15,7 +17,11 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from cpr_ext.distributed.collective import torch_private
-from cpr_ext.distributed.collective.connections import AddressStore, close_connections
+from cpr_ext.distributed.collective.connections import (
+    AddressStore,
+    close_connections,
+    end_connecting,
+)
 
 SECONDS = 20.0
 
@@ -121,3 +127,26 @@ def test_a_store_passes_on_all_that_torch_asks_of_it():
         store.wait(["b"])
     with pytest.raises(RuntimeError):
         store.wait(["b"], timedelta(seconds=0.05))
+
+
+def test_connections_to_members_that_do_not_answer_are_ended_and_no_other():
+    store = AddressStore(HashStore(), SECONDS)
+    with contextlib.ExitStack() as opened:
+        members, tried = [], []
+        for _ in range(2):
+            silent = opened.enter_context(socket.socket())
+            silent.bind(("127.0.0.1", 0))
+            silent.listen(0)  # what does not fit into its queue gets no answer
+            for _ in range(3):
+                connecting = opened.enter_context(socket.socket())
+                connecting.setblocking(False)
+                connecting.connect_ex(silent.getsockname())
+            members.append(silent.getsockname())
+            tried.append(connecting)
+        host, port = members[0]
+        family = struct.pack("=H", socket.AF_INET)
+        store.set("0", b"name" + family + struct.pack("!H", port) + socket.inet_aton(host))
+        end_connecting(store)
+        tries = [t.getsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT) for t in tried]
+        assert tries[0] == 1
+        assert tries[1] != 1
