@@ -343,7 +343,7 @@ class Checkpointer:
         return self._parts.dense.capture_shared(recovered)
 
     def load_replicated_state(
-        self, part: DensePart, *, generators: bool, samples_lost: int = 0
+        self, part: DensePart, *, generators: bool, buffers: bool = True, samples_lost: int = 0
     ) -> Any:
         """Resume from the state of another worker of the same job; table rows stay unchanged.
 
@@ -352,6 +352,7 @@ class Checkpointer:
         Args:
             part: that worker's :meth:`replicated_state`.
             generators: take its random number generators, too.
+            buffers: take the buffers of its model, too.
             samples_lost: samples whose effect these rows lost; added to the metrics.
 
         Returns:
@@ -362,7 +363,7 @@ class Checkpointer:
         """
         self._guard.require_recovered()
         return self._recovery.load_replicated_state(
-            part, generators=generators, samples_lost=samples_lost
+            part, generators=generators, buffers=buffers, samples_lost=samples_lost
         )
 
     def record_lookups(self, table: str, indices: torch.Tensor) -> None:

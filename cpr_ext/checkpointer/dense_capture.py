@@ -22,6 +22,7 @@ from cpr_ext.state.dense_state import (
 from cpr_ext.state.position import Position
 from cpr_ext.state.stateful import Stateful
 from cpr_ext.state.table import Table
+from cpr_ext.state.unsaved_buffers import with_unsaved_buffers
 from cpr_ext.tracking.table_watch import TableWatch
 
 # Counting the rows that are not saved reads every counter, while training waits.
@@ -38,6 +39,7 @@ class DenseCapture:
     Attributes:
         extra_state: the user's function, called at each capture; None: there is none.
         stateful: the user's objects whose states are part of it.
+        keeps_unsaved_buffers: snapshots have buffers that ``state_dict()`` leaves out, too.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class DenseCapture:
     ) -> None:
         self.extra_state = extra_state
         self.stateful = stateful
+        self.keeps_unsaved_buffers = False
         self._model = model
         self._optimizers = optimizers
         self._tables = tables
@@ -75,7 +78,7 @@ class DenseCapture:
         part = self._capture(self._optimizers, self._position(count_waiting))
         if self._refuses_nan:
             refuse_nan(part)
-        return part
+        return self._with_unsaved(part) if self.keeps_unsaved_buffers else part
 
     def capture_shared(self, recovered: RecoveryReport | None) -> DensePart:
         """Return a copy of the state that all workers have in common.
@@ -90,7 +93,7 @@ class DenseCapture:
         optimizers = shared_optimizers(self._optimizers, self._tables)
         return self._capture(optimizers, position)
 
-    def restore_shared(self, part: DensePart, *, generators: bool) -> Position:
+    def restore_shared(self, part: DensePart, *, generators: bool, buffers: bool) -> Position:
         """Load the state that all workers have in common; return its position.
 
         Raises:
@@ -104,6 +107,7 @@ class DenseCapture:
             optimizers,
             self._tables,
             generators=generators,
+            buffers=buffers,
             stateful=self.stateful,
         )
         return position
@@ -117,7 +121,7 @@ class DenseCapture:
         if extra_state is None and self.extra_state is not None:
             extra_state = self.extra_state()
         position = {**self._place(), "extra_state": extra_state, "rows_unsaved": None}
-        return self._capture(self._optimizers, position)
+        return self._with_unsaved(self._capture(self._optimizers, position))
 
     def restore_whole(self, part: DensePart, own: DensePart | None) -> None:
         """Go back to ``part``; ``own``: what only this worker has, if ``part`` is another's.
@@ -141,6 +145,9 @@ class DenseCapture:
         self, optimizers: Sequence[torch.optim.Optimizer], position: dict[str, Any]
     ) -> DensePart:
         return capture_dense(self._model, optimizers, self._tables, position, self.stateful)
+
+    def _with_unsaved(self, part: DensePart) -> DensePart:
+        return with_unsaved_buffers(part, self._model, self._tables)
 
     def _place(self) -> dict[str, Any]:
         return {

@@ -63,6 +63,7 @@ class Parts:
     dense: DenseCapture
     saver: Saver
     remote: RemoteCopy | None
+    inventory: Inventory
 
 
 def choose_tables(
@@ -234,6 +235,7 @@ def build_parts(
         dense,
         saver,
         copy,
+        inventory,
     )
 
 

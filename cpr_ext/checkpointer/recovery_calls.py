@@ -156,10 +156,12 @@ class RecoveryCalls:
                 raise
         return recover()
 
-    def load_replicated_state(self, part: DensePart, *, generators: bool, samples_lost: int) -> Any:
+    def load_replicated_state(
+        self, part: DensePart, *, generators: bool, buffers: bool, samples_lost: int
+    ) -> Any:
         """Resume from the state of another worker of the same job."""
         self._saver.pause()
-        position = self._dense.restore_shared(part, generators=generators)
+        position = self._dense.restore_shared(part, generators=generators, buffers=buffers)
         self._watch.begin_step()
         self._watch.accept()
         self._recorder.begin_step()

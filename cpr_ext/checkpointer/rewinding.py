@@ -24,6 +24,7 @@ class Rewinding:
         self._account = parts.account
         self._base_rule = parts.base_rule
         self._dense = parts.dense
+        self._inventory = parts.inventory
         self._recorder = parts.recorder
         self._saver = parts.saver
         self._store = parts.store
@@ -35,6 +36,11 @@ class Rewinding:
         self._sources: list[ChangeSource] = [
             source for source in sources.values() if isinstance(source, ChangeSource)
         ]
+
+    def keep_unsaved_buffers(self) -> None:
+        """Have snapshots hold buffers that ``state_dict()`` leaves out, from now on."""
+        self._dense.keeps_unsaved_buffers = True
+        self._inventory.saves_passing_buffers = True
 
     def whole_part(self, extra_state: Any = None) -> DensePart:
         """Return a copy of everything that is not a table row, for :meth:`rewind`.

@@ -326,6 +326,7 @@ class Worker:
         try:
             data_parallel.refuse_replicated_tables(model, job.checkpointer.tables)
             require_planned_parity(job.checkpointer.schedule, self._parity_options)
+            job.checkpointer.rewinding.keep_unsaved_buffers()
             self._parity.attach(job.checkpointer)
         except UsageError:
             job.release()
@@ -444,17 +445,19 @@ class Worker:
         lost_samples = account.beyond(self._account.going_back_to(samples))
         # Of survivors each keeps its own generators. So do all if there are none, or all went back.
         has_gone_back = agreement.recovery == "full" or agreement.source in agreement.lost
+        has_own_buffers = agreement.recovery == "full" and agreement.step > 0
         # Until here a loss leaves this worker as it was; from here on it has recovered.
         job.extra_state = checkpointer.load_replicated_state(
             part,
             generators=not (self._is_live or has_gone_back),
+            buffers=not has_own_buffers,
             samples_lost=lost_samples[self.identity.rank],
         )
         self._is_live, self._account = True, account
         self._parity.begin(job.step, job.extra_state)
         self._note_recovery(agreement, job.step, lost_samples, loads)
         self._parity.encode_all(job.step)
-        self._compare(job, buffers=True)
+        self._compare(job, buffers=not has_own_buffers)
 
     def _recover_exactly(self, job: Job, agreement: Agreement) -> None:
         """Put all to one state: survivors by their own deltas, the lost by their peers' parity."""

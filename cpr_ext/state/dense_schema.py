@@ -28,7 +28,7 @@ def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, A
         ``table_keys`` (state_dict name -> table), ``optimizers`` (each ``type``, ``groups``,
         ``states``), ``rng``, ``extra`` (see :func:`read_position`, which checks it); ``wrapped``
         (paths of modules that wrappers hold) since 0.2; ``stateful`` (each ``type``, ``state``) if
-        the run had such objects.
+        the run had such objects; ``unsaved_buffers`` (name -> tensor) of a worker.
 
     Raises:
         DamageError: it is not such a tree.
@@ -109,6 +109,8 @@ def _check(tree: Any) -> None:
         good and all(isinstance(s["type"], str) and "state" in s for s in stateful),
         "the states of stateful objects",
     )
+    unsaved = tree.get("unsaved_buffers", {})
+    _require(_has_names(unsaved) and _all(torch.Tensor, unsaved.values()), "its unsaved buffers")
     _require("extra" in tree, "it has no position")
     _check_generators(tree["rng"])
 

@@ -29,6 +29,7 @@ from cpr_ext.state.stateful import (
     stateful_differences,
 )
 from cpr_ext.state.table import Table, is_row_state
+from cpr_ext.state.unsaved_buffers import restore_unsaved_buffers
 from cpr_ext.state.wrapper_names import match_names, wrapped_modules
 
 logger = logger_of("saving")
@@ -193,6 +194,7 @@ def restore_dense(
     *,
     strict: bool = True,
     generators: bool = True,
+    buffers: bool = True,
     stateful: Sequence[Stateful] = (),
 ) -> Any:
     """Put a captured dense part back, in place; returns what was captured as ``extra``.
@@ -200,6 +202,7 @@ def restore_dense(
     Args:
         strict: False restores the parameters, and the optimizers' state of them, that match.
         generators: put random number generators back, too.
+        buffers: put the model's buffers back, too.
         stateful: objects whose states were captured; without any captured they stay unchanged.
 
     Raises:
@@ -220,7 +223,8 @@ def restore_dense(
             {
                 name: tree["model"][name]
                 for name in live
-                if not _parameter_difference(name, tree["model"], live)
+                if (buffers or isinstance(live[name], nn.Parameter))
+                and not _parameter_difference(name, tree["model"], live)
             },
         )
         for optimizer, saved in zip(optimizers, tree["optimizers"], strict=False):
@@ -228,6 +232,8 @@ def restore_dense(
                 _restore_optimizer(
                     optimizer, saved if strict else _fitting(optimizer, saved), tables
                 )
+    if buffers:
+        restore_unsaved_buffers(tree, model, tables)
     if generators:
         restore_generators(tree["rng"])
     return tree["extra"]

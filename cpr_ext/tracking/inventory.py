@@ -56,6 +56,8 @@ class Inventory:
         #: What no snapshot holds, one phrase each.
         self.unaccounted: list[str] = []
         self._passing = _passing_buffers(model)
+        #: Snapshots hold them, too.
+        self.saves_passing_buffers = False
 
     def note_stranger(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer that was not given has stepped."""
@@ -109,6 +111,8 @@ class Inventory:
     def _of_buffers(self) -> Iterator[tuple[str, str]]:
         now = _passing_buffers(self._model)
         for name, (buffer, version) in self._passing.items():
+            if self.saves_passing_buffers and buffer.layout == torch.strided:
+                continue
             if name in now and (now[name][0] is not buffer or now[name][1] != version):
                 yield (
                     f"the buffer '{name}', which has persistent=False and changes,",

@@ -20,11 +20,6 @@ from cpr_ext.distributed.parity.missing_rows import Fetch, MissingRows
 from cpr_ext.distributed.parity.placement import cut
 from cpr_ext.distributed.parity.protocol import DEPTH, Log
 from cpr_ext.distributed.parity.row_checksums import RowChecksums
-from cpr_ext.distributed.parity.unsaved_buffers import (
-    restore_unsaved_buffers,
-    with_unsaved_buffers,
-    without_unsaved_buffers,
-)
 from cpr_ext.errors import PeerLostError, UsageError
 from cpr_ext.state.dense_state import DensePart, own_part
 
@@ -347,23 +342,12 @@ class OwnRows:
         return self._deltas[steps[0]]
 
     def _capture(self, extra_state: Any = None) -> DensePart:
-        known = self._checkpointer
-        return with_unsaved_buffers(
-            known.rewinding.whole_part(extra_state), known.model, self.tables
-        )
+        return self._checkpointer.rewinding.whole_part(extra_state)
 
     def _rewind(
         self, part: DensePart, restore_rows: Callable[[], None], own: DensePart | None = None
     ) -> Any:
-        known = self._checkpointer
-        given = own or part
-        extra_state = known.rewinding.rewind(
-            without_unsaved_buffers(part),
-            restore_rows,
-            None if own is None else without_unsaved_buffers(own),
-        )
-        restore_unsaved_buffers(given, known.model, self.tables)
-        return extra_state
+        return self._checkpointer.rewinding.rewind(part, restore_rows, own)
 
     def _restore_rows(self, state: int) -> None:
         assert self.log is not None

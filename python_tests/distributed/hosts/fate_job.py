@@ -30,12 +30,15 @@ POINTS = ("begin", "forward", "reduced", "end")
 
 
 class Head(nn.Module):
-    """Dropout, and with ``stateful`` batch norm and a counter that no ``state_dict()`` has."""
+    """Dropout; with ``stateful`` batch and spectral norm, and a counter in no ``state_dict()``."""
 
     def __init__(self, stateful):
         super().__init__()
         norm = nn.BatchNorm1d(DIM) if stateful else nn.Tanh()
-        self.layers = nn.Sequential(nn.Linear(DIM, DIM), norm, nn.Dropout(0.1), nn.Linear(DIM, 1))
+        last = nn.Linear(DIM, 1)
+        if stateful:
+            last = nn.utils.parametrizations.spectral_norm(last)
+        self.layers = nn.Sequential(nn.Linear(DIM, DIM), norm, nn.Dropout(0.1), last)
         self.stateful = stateful
         if stateful:
             self.register_buffer("calls", torch.zeros(1), persistent=False)

@@ -9,6 +9,7 @@ LONG, SHORT = (4.5, 7.0), (0.3, 2.0)  # than the time-out of a collective, which
 
 
 def killed(trial, rank):
+    trial.killed.add(trial.cluster.pids[rank])
     trial.cluster.kill(rank, with_signal=signal.SIGKILL)
 
 

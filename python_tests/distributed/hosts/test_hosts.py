@@ -36,7 +36,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("job", "serve", "mode", "hands", "faults"), MISTAKES)
 def test_a_planted_mistake_is_found(around, tmp_path, job, serve, mode, hands, faults):
     trial = Trial(around, tmp_path / "hurt", 3, mode=mode, hands=hands)
-    trial.settings["options"]["model"] = "plain" if mode == "full" else "stateful"
+    trial.settings["options"]["model"] = "stateful"
     right = Finals(around, tmp_path).of(trial) if mode != "partial" else None
     if right is None:
         trial.settings["num_steps"] = 400

@@ -53,7 +53,7 @@ class Trial:
         self.folder, self.chance = Path(folder), random.Random(seed)
         self.world_size = len(self.nurseries) - 1
         self.mode = mode or self.chance.choice(list(MODES))
-        model = "plain" if self.mode == "full" else self.chance.choice(["plain", "stateful"])
+        model = self.chance.choice(["plain", "stateful"])
         if hands is None:
             hands = self.chance.random() < 0.4
         self.hands = [[1, 30, "silent"], [0, 70, "recorded"]] if hands else []
@@ -61,6 +61,7 @@ class Trial:
         self.serve = None  # what the rendezvous' host runs, if not the right one
         self.stores_of = {}  # of ranks that have another disk by now
         self.life_of = dict.fromkeys(range(self.world_size), 1)
+        self.killed = set()  # processes that a fault has killed
         self.happened = "the start"
         self.counts = {}
         self.seconds = []
@@ -140,9 +141,15 @@ class Trial:
                 continue
             for bug in BUGS:
                 self.require(f"{bug}:" not in self.logs(rank), f"worker {rank}: {bug}")
+            caused = pid in self.killed or self.has_obeyed(rank, pid)
+            self.require(caused, f"worker {rank} ended with {code}, and nobody had caused that")
             is_out = "was replaced while" in self.last_log(rank)
             self.require(not is_out, f"worker {rank} was refused, and nobody has its place")
             self._start_again(rank)
+
+    def has_obeyed(self, rank, pid):
+        """Whether a process was made to end at a point of its step."""
+        return any(event["pid"] == pid for event in self.cluster.events(rank, "obeys"))
 
     def _start_again(self, rank):
         changed = {"stores": self.stores_of[rank]} if rank in self.stores_of else {}

@@ -1,19 +1,22 @@
-"""Buffers that ``state_dict()`` leaves out, as a worker's own part of a state in memory.
+"""Buffers that ``state_dict()`` leaves out, as a worker's own part of the dense state.
 
-A snapshot does not have them, as their owner says. A return to an earlier step in memory needs
-them: a counter that the forward pass advances would end in other bits.
+Their owner says that nobody needs them later. A job that returns to an earlier step needs them: a
+counter that the forward pass advances would end in other bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from cpr_ext import Table
-from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.table import Table
+
+if TYPE_CHECKING:
+    from cpr_ext.state.dense_state import DensePart
 
 _KEY = "unsaved_buffers"
 
@@ -31,23 +34,27 @@ def with_unsaved_buffers(part: DensePart, model: nn.Module, tables: Sequence[Tab
     return replace(part, skeleton=skeleton, tensors={**part.tensors, **copies})
 
 
-def without_unsaved_buffers(part: DensePart) -> DensePart:
-    """Return ``part`` as a snapshot has it."""
-    if _KEY not in part.skeleton:
-        return part
-    skeleton = {name: tree for name, tree in part.skeleton.items() if name != _KEY}
-    tensors = {n: t for n, t in part.tensors.items() if not n.startswith(f"{_KEY}.")}
-    return replace(part, skeleton=skeleton, tensors=tensors)
+def restore_unsaved_buffers(
+    tree: Mapping[str, Any], model: nn.Module, tables: Sequence[Table]
+) -> None:
+    """Put back, in place, the buffers that :func:`with_unsaved_buffers` copied.
 
+    One that had another shape or type is put in the place of the live one.
 
-def restore_unsaved_buffers(part: DensePart, model: nn.Module, tables: Sequence[Table]) -> None:
-    """Put back, in place, the buffers that :func:`with_unsaved_buffers` copied."""
-    if _KEY not in part.skeleton:
+    Args:
+        tree: of a dense part.
+    """
+    if not (kept := tree.get(_KEY)):
         return
     with torch.no_grad():
         for name, value in _unsaved(model, tables).items():
-            if (kept := part.tensors.get(f"{_KEY}.{name}")) is not None:
-                value.copy_(kept)
+            if (found := kept.get(name)) is None:
+                continue
+            if (found.shape, found.dtype) == (value.shape, value.dtype):
+                value.copy_(found)
+            else:
+                path, _, leaf = name.rpartition(".")
+                model.get_submodule(path)._buffers[leaf] = found.to(value.device, copy=True)
 
 
 def _unsaved(model: nn.Module, tables: Sequence[Table]) -> dict[str, torch.Tensor]:
