@@ -345,6 +345,11 @@ class RowHashes:
     def memory_bytes(self) -> int:
         """Return the bytes for this table."""
 
+    def range_values(
+        self, begin: typing.SupportsIndex, end: typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.uint16]:
+        """Return the hashes of the rows [begin, end); 0: not known."""
+
     def record(
         self,
         arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
@@ -362,8 +367,10 @@ class RowHashes:
     ) -> None:
         """Record the rows [begin, end) as they are now."""
 
-    def values(self, row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any]) -> list[int]:
-        """List the hashes of rows row_ids (n) int64; 0: not known."""
+    def values(
+        self, row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any]
+    ) -> numpy.typing.NDArray[numpy.uint16]:
+        """Return the hashes (n,) of rows row_ids (n) int64; 0: not known."""
 
 class GradientCounter:
     """Counts the rows of the tables' sparse gradients on a thread of its own. A tracker's calls

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.recovery.verify import Expected, check_dense, check_rows, expect, lacks_base
+from cpr_ext.recovery.verify import Expected, check_dense, check_rows, expect, refusal
 from cpr_ext.state.position import MAX_SOUND
 from cpr_ext.storage.file_names import (
     DENSE_DIRECTORY,
@@ -120,7 +120,7 @@ class _Verification:
                     record,
                     partial(check_rows, manifest, record, expected, self._advance),
                 )
-            self._check_has_base(manifest, dense, expected)
+            self._check_together(manifest, dense, expected)
         return self._report
 
     def _identity(self) -> tuple[str | None, int]:
@@ -213,14 +213,13 @@ class _Verification:
         check_dense(manifest, record)
         self._advance(record.file_bytes)
 
-    def _check_has_base(
+    def _check_together(
         self, manifest: Manifest, dense: Manifest | None, expected: Expected
     ) -> None:
         if not (dense and dense.segments):
             return
-        newest = dense.segments[-1].snapshot
-        if lacks_base(manifest, newest, expected):
-            reason = f"no base segment, although the store holds snapshot {newest}"
+        reason = refusal(manifest, dense.segments[-1].snapshot, expected)
+        if reason is not None:
             self._note(manifest.directory / MANIFEST_FILE, reason)
 
     def _checked(self, size_bytes: int) -> None:

@@ -42,6 +42,8 @@ class Metrics:
         compactions, failed_compactions: merged segments that became live; merges that failed.
         scrub_passes: how often all rows that count as unchanged were compared with hashes of what
             was saved.
+        round_trips, round_trips_failed: full-recovery points that were read back from disk as
+            captured, and not as captured.
         rows_damaged: rows that recoveries found older than saved, or without a state, as the store
             was damaged.
         rows_changed_unseen: rows that this found to differ, one of each table at a time.
@@ -64,6 +66,8 @@ class Metrics:
     failed_compactions: int = 0
     scrub_passes: int = 0
     rows_changed_unseen: int = 0
+    round_trips: int = 0
+    round_trips_failed: int = 0
     rows_damaged: int = 0
     remote_lag_seconds: float = 0.0
     remote_lag_bytes: int = 0

@@ -21,7 +21,7 @@ from cpr_ext.recovery.shard_segments import ShardSegments, open_shard
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.stateful import Stateful
-from cpr_ext.state.table import Table, shard_row_range
+from cpr_ext.state.table import WEIGHT, Table, shard_row_range
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.reading import damage_of, native_read_errors
 from cpr_ext.storage.rounded_chunks import RoundedTally
@@ -97,8 +97,30 @@ def make_missing_states(segments: Sequence[Segment], tables: Mapping[str, Table]
     """Make per-row states that the segments hold and the live tables do not have yet, all zero.
 
     Raises:
-        StoreError: an array has another dtype or row shape than that of the live table, or a state
-            is larger than the segments justify; nothing was made.
+        StoreError: as :func:`missing_states`; nothing was made.
+    """
+    live = {
+        name: {
+            array: ArraySpec(array, tensor.dtype, tuple(tensor.shape[1:]))
+            for array, tensor in table.arrays().items()
+        }
+        for name, table in tables.items()
+    }
+    for (name, _), array in missing_states(segments, live).items():
+        tables[name].make_row_state(array.name, array.row_shape, array.dtype)
+
+
+def missing_states(
+    segments: Sequence[Segment], live: Mapping[str, Mapping[str, ArraySpec]]
+) -> dict[tuple[str, str], ArraySpec]:
+    """Return the per-row states that segments hold and tables do not have, by table and name.
+
+    Args:
+        live: the arrays of each table; its weight at least.
+
+    Raises:
+        StoreError: an array has another dtype or row shape than that of the table, or a state is
+            larger than the segments justify.
     """
     in_bases = {
         (spec.name, array.name)
@@ -110,41 +132,33 @@ def make_missing_states(segments: Sequence[Segment], tables: Mapping[str, Table]
     needed: dict[tuple[str, str], ArraySpec] = {}
     for segment in segments:
         for spec in segment.layout.tables:
-            table = tables[spec.name]
-            arrays = table.arrays()
+            arrays = live[spec.name]
             for array in spec.arrays:
-                live = arrays.get(array.name)
-                known = needed.setdefault((spec.name, array.name), array)
-                wanted = (
-                    (known.dtype, known.row_shape)
-                    if live is None
-                    else (live.dtype, tuple(live.shape[1:]))
-                )
+                has = arrays.get(array.name)
+                known = has or needed.setdefault((spec.name, array.name), array)
+                wanted = (known.dtype, known.row_shape)
                 if wanted != (array.dtype, array.row_shape):
                     raise StoreError(
                         f"{segment.path}: '{spec.name}/{array.name}' has dtype {array.dtype} and "
                         f"rows of shape {array.row_shape}; the model has {wanted[0]} and "
                         f"{wanted[1]}"
                     )
-                if live is not None:
-                    del needed[spec.name, array.name]
-                elif (spec.name, array.name) not in in_bases and not _is_small(array, table):
+                is_in_base = (spec.name, array.name) in in_bases
+                if has is None and not is_in_base and not _is_small(array, arrays[WEIGHT]):
                     raise StoreError(
                         f"{segment.path}: '{spec.name}/{array.name}' has rows of "
                         f"{array.row_bytes} bytes, and no base segment holds it for all rows"
                     )
-    for (name, _), array in needed.items():
-        tables[name].make_row_state(array.name, array.row_shape, array.dtype)
+    return needed
 
 
 def _holds_base(segment: Segment) -> bool:
     return bool(segment.metadata["kind"] == "base")
 
 
-def _is_small(array: ArraySpec, table: Table) -> bool:
+def _is_small(array: ArraySpec, weight: ArraySpec) -> bool:
     """Refuse a state that a few rows of a segment would make the optimizer have for all rows."""
-    row_bytes: int = table.embedding_dim * table.weight.dtype.itemsize
-    return array.row_bytes <= _SMALL_STATES * max(row_bytes, 8)
+    return array.row_bytes <= _SMALL_STATES * max(weight.row_bytes, 8)
 
 
 def _restore_segments(shards: Sequence[ShardSegments], live: LiveModel, findings: Findings) -> None:
@@ -155,7 +169,7 @@ def _restore_segments(shards: Sequence[ShardSegments], live: LiveModel, findings
     segments = [usable.rows.segment for usable, _ in found]
     results = native.restore_segments(
         [_native_source(usable.rows.segment, shard, live.tables) for usable, shard in found],
-        slots=_slots(segments),
+        slots=slots_for(segments),
         pool=live.threads,
         direct_io=live.direct_io,
         **native_read_errors(*(segment.path for segment in segments)),
@@ -191,7 +205,51 @@ def _native_source(segment: Segment, shard: ShardSegments, tables: Mapping[str, 
     )
 
 
-def _slots(segments: Sequence[Segment]) -> Any:
+def read_block(
+    shard: ShardSegments, table: str, begin: int, end: int, slots: Any, *, direct_io: bool
+) -> dict[str, torch.Tensor]:
+    """Return rows [begin, end) of a table as a recovery would restore them: {array: (n, ...)}.
+
+    Args:
+        slots: of :func:`slots_for` the usable segments.
+
+    Raises:
+        DamageError: a chunk that may hold one of them is damaged.
+        StorageError: it could not be read.
+    """
+    arrays: dict[str, torch.Tensor] = {}
+    sources, paths = [], []
+    for usable in shard.usable:
+        rows, segment = usable.rows, usable.rows.segment
+        if (spec := rows.table(table)) is None:
+            continue
+        for array in spec.arrays:
+            shape = (end - begin, *array.row_shape)
+            arrays.setdefault(array.name, torch.zeros(shape, dtype=array.dtype))
+        spans = ((number, rows.span(number)) for number in rows.chunks_of(table))
+        chunks = [segment.chunks[n] for n, (first, last) in spans if first < end and begin < last]
+        if chunks:
+            index = segment.layout.tables.index(spec)
+            target = native_table(segment.layout, index, arrays, first_row_id=begin)
+            sources.append(
+                native.RestoreSource(
+                    path=str(segment.path),
+                    tables=[target],
+                    wanted=[(begin, end)],
+                    chunks=[(0, *chunk[1:]) for chunk in chunks],
+                )
+            )
+            paths.append(segment.path)
+    results = native.restore_segments(
+        sources, slots=slots, direct_io=direct_io, **native_read_errors(*paths)
+    )
+    for path, result in zip(paths, results, strict=True):
+        if error := damage_of(path, result):
+            raise error
+    return arrays
+
+
+def slots_for(segments: Sequence[Segment]) -> Any:
     """Slots that hold any chunk of the segments."""
     slot_bytes = max(
         (
@@ -220,7 +278,7 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
         tables=[native_table(layout, index, array) for index, array in enumerate(arrays)],
         wanted=[(0, spec.num_rows) for spec in layout.tables],
         chunks=segment.chunks,
-        slots=_slots([segment]),
+        slots=slots_for([segment]),
         direct_io=direct_io,
         **native_read_errors(segment.path),
     )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from cpr_ext.errors import DamageError
-from cpr_ext.recovery.restore import read_dense
+from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.recovery.restore import missing_states, read_dense
 from cpr_ext.state.table import WEIGHT, shard_row_range
 from cpr_ext.storage.file_names import MANIFEST_FILE
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.reading import UnreadableError
-from cpr_ext.storage.segment_format import TableSpec
+from cpr_ext.storage.segment_format import ArraySpec, TableSpec
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.store_reader import StoredTable, open_segment
 
@@ -91,11 +92,31 @@ def _holds_less(spec: TableSpec, held: Mapping[str, tuple[int, int]]) -> bool:
     return (begin, end) != _ANY_ROW and spec.num_rows != end - begin
 
 
-def lacks_base(manifest: Manifest, newest_snapshot: int, expected: Expected) -> bool:
-    """Return whether a shard has rows but no base segment of that snapshot or before."""
+def refusal(manifest: Manifest, newest_snapshot: int, expected: Expected) -> str | None:
+    """Return why ``recover()`` would not take sound segments of a shard; None: it would.
+
+    Segments that are damaged are not its concern: :func:`check_rows` names them.
+    """
+    records = [r for r in manifest.segments if r.snapshot <= newest_snapshot]
     has_rows = any(begin < end for begin, end in expected.ranges.values())
-    bases = [r for r in manifest.segments if r.kind == "base" and r.snapshot <= newest_snapshot]
-    return has_rows and not bases
+    if has_rows and not any(record.kind == "base" for record in records):
+        return f"no base segment, although the store holds snapshot {newest_snapshot}"
+    if expected.tables is None:
+        return None
+    weights = {
+        name: {WEIGHT: ArraySpec(WEIGHT, table.dtype, (table.embedding_dim,))}
+        for name, table in expected.tables.items()
+    }
+    with suppress(DamageError):  # of a header: check_rows names it
+        segments = [open_segment(manifest, record) for record in records]
+        known = [s for s in segments if all(t.name in weights for t in s.layout.tables)]
+        try:
+            missing_states(known, weights)
+        except DamageError:
+            raise
+        except StoreError as error:
+            return str(error)
+    return None
 
 
 def refuse_damage(
@@ -116,8 +137,9 @@ def refuse_damage(
     for shard, manifest in shards.items():
         expected = expect(tables, shard, num_shards)
         found += _damage_in(manifest, partial(check_rows, manifest, expected=expected))
-        if dense and dense.segments and lacks_base(manifest, dense.segments[-1].snapshot, expected):
-            found.append(f"{manifest.directory / MANIFEST_FILE}: it names no base segment")
+        if dense and dense.segments:
+            reason = refusal(manifest, dense.segments[-1].snapshot, expected)
+            found += [f"{manifest.directory / MANIFEST_FILE}: {reason}"] if reason else []
     if found:
         raise DamageError(
             f"{len(found)} file(s) are damaged and nothing was changed: {'; '.join(found)}. Put "

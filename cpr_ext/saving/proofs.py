@@ -26,8 +26,8 @@ class Proofs:
     def finish_pass(self) -> None:
         """Note that a pass has ended without a difference; the next one begins."""
         for snapshot in self._older_than_pass:
-            snapshot.is_proven = True
-        self._waiting = [each for each in self._waiting if not each.is_proven]
+            snapshot.is_scrubbed = True
+        self._waiting = [each for each in self._waiting if not each.is_scrubbed]
         self.begin_pass()
 
     def forget(self) -> None:
@@ -39,7 +39,7 @@ class Proofs:
         if not snapshot.is_complete:
             return
         if snapshot.kind == "base" and snapshot.mode is CaptureMode.AT_ONCE:
-            snapshot.is_proven = True
+            snapshot.is_scrubbed = True
         else:
             self._waiting.append(snapshot)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
+
 from cpr_ext.cuda import trim_memory
 from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, StorageError
 from cpr_ext.metrics.run_state import RunState
@@ -18,6 +20,7 @@ from cpr_ext.saving.capture_mode import CaptureMode
 from cpr_ext.saving.lateness import Lateness
 from cpr_ext.saving.proofs import Proofs
 from cpr_ext.saving.rebase_policy import ArrayNames, BaseRule
+from cpr_ext.saving.round_trip import DifferenceError, RoundTrips, bytes_of
 from cpr_ext.saving.scrub import ChangedRow, Scrub
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector, SnapshotKind
@@ -101,10 +104,19 @@ class Saver:
         self._scrub = scrub
         self._inventory = inventory
         self._proofs = Proofs()
+        self._round_trips = RoundTrips(
+            store.directory,
+            scrub,
+            committer,
+            direct_io=options.write.direct_io,
+            precision=options.write.precision,
+        )
         self.in_flight: Snapshot | None = None
         self.may_begin: Callable[[bool], bool] = lambda waits: True
         self.unreported: Exception | None = None
         self._watch = watch
+        self._tables = {table.name: table for table in tables}
+        self._trackers = trackers
         self._store = store
         self._selector = selector
         self._pipeline = pipeline
@@ -203,6 +215,7 @@ class Saver:
             capture_dense=self._capture_dense,
             scrub=self._scrub,
             is_accounted=lambda: not self._inventory.unaccounted,
+            on_committed=self._round_trips.note_committed,
             mode=mode,
         )
         self._next_number += 1
@@ -305,16 +318,25 @@ class Saver:
     def note_restored_rows(self) -> None:
         """Note that rows were restored: those that count as clean are as a store has them."""
         self._scrub.record_all()
-        self._proofs.begin_pass()
+        self._begin_proofs()
 
     def forget_saved_rows(self) -> None:
         """Forget saved rows: restored rows may differ from them."""
         self._scrub.forget()
+        self._begin_proofs()
+
+    def _begin_proofs(self) -> None:
         self._proofs.begin_pass()
+        self._committer.call(self._round_trips.drop).result()
 
     def scrub(self) -> list[ChangedRow]:
-        """Compare all rows that count as clean now; return one of each table that differs."""
+        """Compare all rows that count as clean now; return one of each table that differs.
+
+        A snapshot that is being read back is read to its end first.
+        """
         self.finish()
+        self._committer.call(self._round_trips.finish).result()
+        self._settle_round_trips()
         self._watch.check_all()
         self._scrub.restart()
         self._proofs.begin_pass()
@@ -364,6 +386,37 @@ class Saver:
             self._scrub.restart()
         return found
 
+    def _settle_round_trips(self) -> None:
+        """Take back the claim of points whose files are not what was captured."""
+        metrics = self._account.metrics
+        metrics.round_trips = self._round_trips.num_done
+        for difference, points in self._round_trips.take_found():
+            metrics.round_trips_failed += 1
+            self._base_rule.forget_base()
+            for snapshot in points:
+                snapshot.is_complete = False
+            numbers = [snapshot.number for snapshot in points]
+            self._revoke(numbers)
+            text = encodable(
+                f"snapshots {numbers} in '{self._store.directory}' are not what was captured: "
+                f"{difference}{self._arrays_of(difference)}. The next snapshot is of all rows"
+            )
+            logger.error(text)
+            warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
+
+    def _arrays_of(self, difference: DifferenceError) -> str:
+        """Name the arrays of a row that differ, if it has not changed since its capture."""
+        name, row_id = difference.table, difference.row_id
+        if name is None or row_id < 0 or not self._trackers[name].is_clean(row_id, row_id + 1):
+            return ""
+        live = self._tables[name].arrays()
+        names = [
+            array
+            for array, read in difference.arrays.items()
+            if not torch.equal(bytes_of(live[array][row_id]), bytes_of(read))
+        ]
+        return f" (arrays: {', '.join(names) or 'none, its hash alone'})"
+
     def _revoke(self, numbers: list[int]) -> None:
         """Take the claim of full-recovery points back; it is durable when this returns."""
         if not numbers:
@@ -403,11 +456,12 @@ class Saver:
         if self.in_flight is not None:
             self.advance()
             self.in_flight.wait_until_done()
-            self.settle()
+        self.settle()
 
     def settle(self, warn: bool = True) -> None:
         """Take note of a snapshot that was committed or failed, and of compaction."""
         self._settle_compaction()
+        self._settle_round_trips()
         snapshot = self.in_flight
         if snapshot is None or not snapshot.is_done:
             return

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ SHARE = 0.0005
 _SLICE_BYTES = 256 << 10
 _ROWS_OF_A_TABLE = 16
 _CHECKED_OF_A_WINDOW = 4  # tables; training waits for it
+_ROWS_OF_A_COPY = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,23 @@ class ChangedRow:
     row_id: int
 
 
+#: The name, dtype and row shape of each array that belongs to a row.
+RowForm = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+
+
+class SavedHashes(NamedTuple):
+    """Hashes (num_rows,) uint16 of a table's rows as saved; 0: not known."""
+
+    table: str
+    form: RowForm
+    values: Any
+
+
 class _TableScrub:
     """The hashes of one table.
 
     Attributes:
+        form: of the rows that have hashes; empty: none has.
         position: the row at which the current pass resumes.
     """
 
@@ -57,7 +71,7 @@ class _TableScrub:
         self._tracker = tracker
         self._pool = pool
         self._hashes = native.RowHashes(name=table.name, num_rows=table.num_embeddings)
-        self._names: tuple[str, ...] = ()
+        self.form: RowForm = ()
         count = min(_ROWS_OF_A_TABLE, table.num_embeddings)
         self._spread = np.arange(count, dtype=np.int64) * table.num_embeddings // count
         self._shift = 0
@@ -65,10 +79,11 @@ class _TableScrub:
     def _arrays(self) -> list[torch.Tensor]:
         """Return all that belongs to rows; hashes of other arrays are forgotten."""
         arrays = self.table.arrays()
-        if (names := tuple(arrays)) != self._names:
-            if self._names:
+        form = tuple((name, a.dtype, tuple(a.shape[1:])) for name, a in arrays.items())
+        if form != self.form:
+            if self.form:
                 self._hashes.forget()
-            self._names = names
+            self.form = form
         return list(arrays.values())
 
     def forget(self) -> None:
@@ -80,17 +95,26 @@ class _TableScrub:
         self._arrays()
         return self._hashes
 
+    def saved(self) -> SavedHashes:
+        """Return a copy of the hashes, made in short calls: another thread may want them."""
+        num_rows = self.table.num_embeddings
+        pieces = [
+            self._hashes.range_values(begin, min(begin + _ROWS_OF_A_COPY, num_rows))
+            for begin in range(0, num_rows, _ROWS_OF_A_COPY)
+        ]
+        return SavedHashes(self.table.name, self.form, np.concatenate(pieces))
+
     def record_all(self) -> None:
         self._hashes.record_range(self._arrays(), 0, self.table.num_embeddings, self._pool)
 
-    def record_rows(self, row_ids: RowIds) -> RowIds:
+    def record_rows(self, row_ids: RowIds) -> Any:
         """Record rows as they are; return their hashes."""
         self._hashes.record(self._arrays(), row_ids)
-        return np.array(self._hashes.values(row_ids))
+        return self._hashes.values(row_ids)
 
-    def compare_hashes(self, row_ids: RowIds, then: RowIds) -> ChangedRow | None:
+    def compare_hashes(self, row_ids: RowIds, then: Any) -> ChangedRow | None:
         """Return a clean row whose hash was another one then."""
-        differing = row_ids[np.array(self._hashes.values(row_ids)) != then]
+        differing = row_ids[self._hashes.values(row_ids) != then]
         for row_id in differing.tolist():
             if self._tracker.is_clean(row_id, row_id + 1):
                 return ChangedRow(self.table, row_id)
@@ -101,7 +125,7 @@ class _TableScrub:
         return None if row_id < 0 else ChangedRow(self.table, row_id)
 
     def compare_spread(self) -> ChangedRow | None:
-        if not self._names:
+        if not self.form:
             return None  # nothing was saved yet
         row_ids = (self._spread + self._shift) % self.table.num_embeddings
         self._shift += 1
@@ -109,7 +133,7 @@ class _TableScrub:
 
     def are_unchanged(self, ranges: RowSpans) -> bool:
         """Return whether all clean rows of some ranges have their hash, which all have."""
-        if not self._names:
+        if not self.form:
             return False
         arrays = self._arrays()
         for begin, end in ranges:
@@ -120,7 +144,7 @@ class _TableScrub:
 
     def compare_slice(self, max_bytes: int) -> tuple[ChangedRow | None, int]:
         """Compare rows from the position on; return what differs, and the rows' bytes."""
-        if not self._names:
+        if not self.form:
             return None, 0
         arrays = self._arrays()
         row_bytes = sum(array[:1].nbytes for array in arrays)
@@ -134,7 +158,8 @@ class _TableScrub:
 class Scrub:
     """Hashes of saved rows, and the passes over them.
 
-    One thread at a time uses it: the one that captures, or the training thread.
+    One thread at a time uses it: the one that captures, or the training thread; but for
+    :meth:`form` and :meth:`saved`.
 
     Args:
         trackers: by table name.
@@ -170,7 +195,7 @@ class Scrub:
         }
         self._turns = deque(self._tables.values())  # the next to check is first
         self._window: list[tuple[Selection, int, int]] = []  # captured rows, by position
-        self._fixed: list[tuple[_TableScrub, RowIds, RowIds]] = []
+        self._fixed: list[tuple[_TableScrub, RowIds, Any]] = []
         self.restart()
 
     def restart(self) -> None:
@@ -211,6 +236,16 @@ class Scrub:
         """Return what is to record rows of a table when they are captured; None: nothing."""
         scrub = self._tables.get(table.name)
         return None if scrub is None else scrub.hashes
+
+    def form(self) -> dict[str, RowForm] | None:
+        """Return the form of each table's rows; None: a table has no hashes."""
+        if len(self._tables) < self._num_tables:
+            return None
+        return {name: each.form for name, each in self._tables.items()}
+
+    def saved(self) -> list[SavedHashes]:
+        """Return copies of all hashes; on any thread, while no row is captured."""
+        return [each.saved() for each in self._tables.values()]
 
     def note_captured(self, selection: Selection, first: int, count: int) -> None:
         """Note that rows [first, first + count) of a selection, by position, are captured."""

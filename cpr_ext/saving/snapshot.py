@@ -38,6 +38,8 @@ State = Literal["capturing", "captured", "committed", "failed"]
 # Copies all that is not a row, given what counts dirty rows that are saved, but captured later.
 CaptureDense = Callable[[Callable[[], int]], DensePart]
 
+OnCommitted = Callable[["Snapshot", DensePart], None]
+
 
 @dataclass
 class _Part:
@@ -88,13 +90,16 @@ class Snapshot:
         file_bytes: bytes of all its segments.
         bytes_captured: bytes of rows captured so far.
         is_complete: it makes a full-recovery point.
-        is_proven: and a pass of the scrub has found since that this is true.
+        is_scrubbed: and a pass of the scrub has found since that this is true.
+        is_read_back: and its files, or others of the same form, were read back as captured.
         mode: how rows are chosen and captured; :meth:`fix_step` and :meth:`gather` change it.
         error: why it failed.
 
     Args:
         scrub: keeps hashes of the rows.
         is_accounted: whether the tables and the dense part are all that training carries on.
+        on_committed: called with it and its dense part by the thread that commits it, before any
+            other snapshot can begin.
     """
 
     def __init__(
@@ -109,10 +114,12 @@ class Snapshot:
         capture_dense: CaptureDense,
         scrub: Scrub,
         is_accounted: Callable[[], bool],
+        on_committed: OnCommitted = lambda snapshot, dense: None,
         mode: CaptureMode = CaptureMode.AT_ONCE,
     ) -> None:
         self._scrub = scrub
         self._is_accounted = is_accounted
+        self._on_committed: OnCommitted | None = on_committed
         self.number = number
         self.kind: SnapshotKind = kind
         self._state: State = "capturing"
@@ -122,7 +129,8 @@ class Snapshot:
         self.file_bytes = 0
         self.bytes_captured = 0
         self.is_complete = False
-        self.is_proven = False
+        self.is_scrubbed = False
+        self.is_read_back = False
         self.mode = mode
         self.error: Exception | None = None
         self._store = store
@@ -139,6 +147,11 @@ class Snapshot:
             self._begin_choosing()
         elif mode is not CaptureMode.CHOOSE_FIRST:
             self.choose_rows()
+
+    @property
+    def is_proven(self) -> bool:
+        """Its claim to be complete was confirmed, by a pass of the scrub and by reading it."""
+        return self.is_complete and self.is_scrubbed and self.is_read_back
 
     @property
     def is_copied_on_write(self) -> bool:
@@ -405,16 +418,23 @@ class Snapshot:
                 capture.mark_committed()
                 part.is_committed = True
                 self.file_bytes += record.file_bytes
-            self._commit_dense()
+            dense = self._commit_dense()
             self._store.retain()
         except Exception as error:
             self._fail(error)
         else:
             try:
                 self._free_host_memory()
+                self._tell_committed(dense)
             finally:  # threads that wait must see the end
                 self._state = "committed"
                 self._done.set()
+
+    def _tell_committed(self, dense: DensePart) -> None:
+        # Who is told may keep the snapshot, which must not keep it.
+        on_committed, self._on_committed = self._on_committed, None
+        if on_committed is not None:
+            on_committed(self, dense)
 
     def _free_host_memory(self) -> None:
         """Free what was kept for a failure, here: training would wait for the system."""
@@ -424,17 +444,18 @@ class Snapshot:
                 for selection in part.selections:
                     selection.forget()
 
-    def _commit_dense(self) -> None:
-        assert self._dense is not None, "commit() before everything is captured"
+    def _commit_dense(self) -> DensePart:
+        dense = self._dense
+        assert dense is not None, "commit() before everything is captured"
         # The dense part is a copy already, so filling the slots needs no training thread.
         capture = SegmentCapture(
             self._pipeline,
             self._store.dense,
             snapshot=self.number,
             kind="dense",
-            sources=dense_sources(self._dense),
+            sources=dense_sources(dense),
             metadata={
-                "skeleton": self._dense.skeleton,
+                "skeleton": dense.skeleton,
                 "shards": [manifest.chain for manifest in self._store.shards],
             },
             options=WriteOptions(self._options.direct_io, refuse_nan=False),
@@ -446,6 +467,7 @@ class Snapshot:
         capture.mark_committed()
         self.file_bytes += record.file_bytes
         self._dense = None
+        return dense
 
     def cancel(self, reason: str) -> None:
         """Abort a snapshot that is still capturing; from the training thread."""

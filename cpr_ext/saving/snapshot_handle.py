@@ -58,10 +58,11 @@ class SnapshotHandle:
 
     @property
     def is_proven(self) -> bool:
-        """Whether it is complete, and a pass of the scrub that began later has confirmed that.
+        """Whether it is complete, and two proofs have confirmed that since.
 
-        The pass compared all rows that training had not changed since. A base snapshot that was
-        captured at once is proven as soon as it is committed.
+        A pass of the scrub that began later compared all rows that training had not changed since.
+        A base snapshot that was captured at once needs none. And it, or an earlier one of the same
+        form, was read back from disk as captured. Rounded rows are never proven.
         """
         snapshot = self._snapshot
         return self.is_complete and snapshot is not None and snapshot.is_proven

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.threads import close_at_exit
@@ -15,6 +15,13 @@ from cpr_ext.runtime.threads import close_at_exit
 logger = logger_of("saving")
 
 T = TypeVar("T")
+
+
+class IdleWork(Protocol):
+    """Something that is done piece by piece while no manifest is to be changed."""
+
+    def advance(self) -> float | None:
+        """Do a piece; return the seconds to wait before the next one, None after the last."""
 
 
 class Committer:
@@ -30,8 +37,9 @@ class Committer:
         self.after_change: Callable[[], None] | None = None
         # A change keeps its committer alive, the waiting thread does not.
         self._queue: _Queue = queue.SimpleQueue()
+        self._idle: _Idle = []
         self._thread = threading.Thread(
-            target=_serve, args=(self._queue,), name="cpr_ext-committer", daemon=True
+            target=_serve, args=(self._queue, self._idle), name="cpr_ext-committer", daemon=True
         )
         weakref.finalize(self, self._queue.put, None).atexit = False
         close_at_exit(self)  # first: an interrupt may come between the two
@@ -54,6 +62,13 @@ class Committer:
         self._queue.put((self, run))
         return future
 
+    def do_when_idle(self, work: IdleWork) -> None:
+        """Do this work in place of other such work; called by a change, on the thread of changes.
+
+        Work that nothing else refers to is dropped.
+        """
+        self._idle[:] = [weakref.ref(work)]
+
     def close(self, timeout_seconds: float | None = None) -> None:
         """Do what was handed over, then end the thread; or leave it to itself after a while.
 
@@ -65,10 +80,19 @@ class Committer:
 
 
 _Queue = queue.SimpleQueue[tuple[Committer, Callable[[], None]] | None]
+_Idle = list[weakref.ref[IdleWork]]
 
 
-def _serve(changes: _Queue) -> None:
-    while (item := changes.get()) is not None:
+def _serve(changes: _Queue, idle: _Idle) -> None:
+    pause = 0.0
+    while True:
+        try:
+            item = changes.get(timeout=pause) if idle else changes.get()
+        except queue.Empty:
+            pause = _advance(idle)
+            continue
+        if item is None:
+            return
         committer, change = item
         try:
             change()
@@ -77,3 +101,16 @@ def _serve(changes: _Queue) -> None:
         except Exception:  # a bug, which must not end the thread that others wait for
             logger.exception("a change of the store failed")
         del item, committer, change  # while it waits it keeps nothing alive
+
+
+def _advance(idle: _Idle) -> float:
+    """Do a piece of the work in ``idle``, which is empty once it is done; return the pause."""
+    pause = None
+    try:
+        work = idle[0]()
+        pause = None if work is None else work.advance()
+    except Exception:  # a bug, which must not end the thread that others wait for
+        logger.exception("work between changes of the store failed")
+    if pause is None:
+        idle.clear()
+    return pause or 0.0

@@ -171,10 +171,8 @@ class RowObserver final : public CaptureObserver {
     if (taken_) taken_->take_rows(table, rows);
   }
 
-  // Without a hash: these rows are dirty at once.
   void copied_before_write(int table, const RowIdVector& row_ids) override {
-    if (!taken_) return;
-    taken_->take_rows(table, {row_ids.data(), static_cast<int64_t>(row_ids.size())});
+    captured_rows(table, row_ids);
   }
 
  private:

@@ -36,7 +36,9 @@ BoundSource make_source(const std::filesystem::path& path, const std::vector<Tab
       throw UsageError("table '" + tables[i]->table.name + "', " + tables[i]->read_only +
                        " is read-only");
     }
-    if (tables[i]->table.is_range()) tables[i]->require_rows_in_memory();
+    if (tables[i]->table.is_range()) {
+      tables[i]->require_rows_in_memory(wanted[i].first, wanted[i].second);
+    }
     const RowArray& marks = tables[i]->table.marks.rows;
     const auto [begin, end] = wanted[i];
     if (marks.data != nullptr && begin < end && !(marks.holds(begin) && marks.holds(end - 1))) {

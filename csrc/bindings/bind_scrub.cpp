@@ -10,6 +10,7 @@
 #include "bindings/register.h"
 #include "bindings/row_array_view.h"
 #include "bindings/tensor_view.h"
+#include "bindings/vector_array.h"
 #include "scrub/row_hashes.h"
 
 namespace py = pybind11;
@@ -49,9 +50,21 @@ void register_scrub(py::module_& module) {
       .def(
           "values",
           [](const RowHashes& hashes, const ArrayLike& row_ids) {
-            return hashes.values(view_row_ids(row_ids));
+            return to_numpy(hashes.values(view_row_ids(row_ids)));
           },
-          py::arg("row_ids"), "List the hashes of rows row_ids (n) int64; 0: not known.")
+          py::arg("row_ids"), "Return the hashes (n,) of rows row_ids (n) int64; 0: not known.")
+      .def(
+          "range_values",
+          [](const RowHashes& hashes, int64_t begin, int64_t end) {
+            std::vector<uint16_t> found;
+            {
+              py::gil_scoped_release release;
+              found = hashes.range_values({begin, end});
+            }
+            return to_numpy(std::move(found));
+          },
+          py::arg("begin"), py::arg("end"),
+          "Return the hashes of the rows [begin, end); 0: not known.")
       .def("forget", &RowHashes::forget, "Forget all hashes: rows may have any values.")
       .def(
           "record",

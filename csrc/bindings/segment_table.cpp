@@ -124,7 +124,7 @@ ExactRows TableSpec::exact_rows_at(int64_t first) const {
   return found != table.exact_rows.end() && found->first == first ? *found : ExactRows{};
 }
 
-void TableSpec::require_rows_in_memory() const {
+void TableSpec::require_rows_in_memory(int64_t begin, int64_t end) const {
   if (row_ids != nullptr) {
     const RowIdVector& ids = *row_ids;
     bool ascend = true;
@@ -136,6 +136,9 @@ void TableSpec::require_rows_in_memory() const {
   int64_t first_row = table.range_begin, last_row = table.range_begin + last;
   if (row_ids != nullptr) first_row = row_ids->front(), last_row = row_ids->back();
   if (table.is_packed) first_row = 0, last_row = last;
+  first_row = std::max(first_row, begin);
+  last_row = std::min(last_row, end - 1);
+  if (first_row > last_row) return;
   for (const SegmentArray& array : table.arrays) {
     for (const int64_t row_id : {first_row, last_row}) {
       if (array.rows.holds(row_id)) continue;

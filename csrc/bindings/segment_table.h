@@ -52,9 +52,9 @@ struct TableSpec {
   // Of the chunk at `first`; none if nothing is known of any.
   ExactRows exact_rows_at(int64_t first) const;
 
-  // Checks that every row of the segment is in memory. A restore of row ids checks them when they
-  // are read from the file.
-  void require_rows_in_memory() const;
+  // Checks that every row of the segment in [begin, end) is in memory. A restore of row ids checks
+  // them when they are read from the file.
+  void require_rows_in_memory(int64_t begin = 0, int64_t end = INT64_MAX) const;
 
  private:
   void add(SegmentArray array, const pybind11::object& tensor);

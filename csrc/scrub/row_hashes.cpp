@@ -118,11 +118,15 @@ RowHashes::RowHashes(std::string name, int64_t num_rows)
   }
 }
 
-void RowHashes::forget() { std::fill(hashes_.begin(), hashes_.begin() + hashes_.size(), 0); }
+void RowHashes::forget() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::fill(hashes_.begin(), hashes_.begin() + hashes_.size(), 0);
+}
 
 void RowHashes::record(const std::vector<RowArray>& arrays, RowIds row_ids, ThreadPool* pool) {
   check_arrays(arrays);
   check_rows(row_ids);
+  std::lock_guard<std::mutex> lock(mutex_);
   for_each_task(row_ids.size, pool, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       hashes_[row_ids.data[i]] = hash_of(arrays, row_ids.data[i]);
@@ -134,6 +138,7 @@ void RowHashes::record_range(const std::vector<RowArray>& arrays, RowRange range
                              ThreadPool* pool) {
   check_arrays(arrays);
   check_range(range);
+  std::lock_guard<std::mutex> lock(mutex_);
   for_each_task(range.size(), pool, [&](int64_t begin, int64_t end) {
     for (int64_t row_id = range.begin + begin; row_id < range.begin + end; ++row_id) {
       hashes_[row_id] = hash_of(arrays, row_id);
@@ -145,10 +150,11 @@ RowComparison RowHashes::compare(const std::vector<RowArray>& arrays, const RowT
                                  RowIds row_ids) {
   check_arrays(arrays);
   check_rows(row_ids);
+  std::lock_guard<std::mutex> lock(mutex_);
   RowComparison found;
   for (int64_t i = 0; i < row_ids.size; ++i) {
     const int64_t row_id = row_ids.data[i];
-    if (tracker.is_clean({row_id, row_id + 1}) && !is_same(arrays, row_id, &found)) break;
+    if (tracker.is_clean({row_id, row_id + 1}) && !is_same_locked(arrays, row_id, &found)) break;
   }
   return found;
 }
@@ -159,11 +165,12 @@ RowComparison RowHashes::compare_range(const std::vector<RowArray>& arrays,
   check_range(range);
   RowComparison found;
   const RowIdVector dirty = tracker.dirty_rows(range);
+  std::lock_guard<std::mutex> lock(mutex_);
   auto next = dirty.begin();
   for (int64_t row_id = range.begin; row_id < range.end; ++row_id) {
     if (next != dirty.end() && *next == row_id) {
       ++next;
-    } else if (!is_same(arrays, row_id, &found)) {
+    } else if (!is_same_locked(arrays, row_id, &found)) {
       break;
     }
   }
@@ -172,13 +179,21 @@ RowComparison RowHashes::compare_range(const std::vector<RowArray>& arrays,
 
 std::vector<uint16_t> RowHashes::values(RowIds row_ids) const {
   check_rows(row_ids);
+  std::lock_guard<std::mutex> lock(mutex_);
   std::vector<uint16_t> found;
   found.reserve(static_cast<size_t>(row_ids.size));
   for (int64_t i = 0; i < row_ids.size; ++i) found.push_back(hashes_[row_ids.data[i]]);
   return found;
 }
 
-bool RowHashes::is_same(const std::vector<RowArray>& arrays, int64_t row_id, RowComparison* found) {
+std::vector<uint16_t> RowHashes::range_values(RowRange range) const {
+  check_range(range);
+  std::lock_guard<std::mutex> lock(mutex_);
+  return {hashes_.begin() + range.begin, hashes_.begin() + range.end};
+}
+
+bool RowHashes::is_same_locked(const std::vector<RowArray>& arrays, int64_t row_id,
+                               RowComparison* found) {
   const uint16_t now = hash_of(arrays, row_id);
   if (hashes_[row_id] == 0) {
     hashes_[row_id] = now;

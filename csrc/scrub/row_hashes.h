@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -25,8 +26,8 @@ struct RowComparison {
   int64_t num_recorded = 0;  // clean rows whose hash was not known
 };
 
-// Of one thread at a time. The public calls throw UsageError for rows that the table or an array
-// does not have.
+// Any thread may call it; one call waits for another. The public calls throw UsageError for rows
+// that the table or an array does not have.
 class RowHashes {
  public:
   RowHashes(std::string name, int64_t num_rows);
@@ -49,16 +50,18 @@ class RowHashes {
 
   // The hashes of rows, 0 where it is not known.
   std::vector<uint16_t> values(RowIds row_ids) const;
+  std::vector<uint16_t> range_values(RowRange range) const;
 
   void check_arrays(const std::vector<RowArray>& arrays) const;
 
  private:
   void check_rows(RowIds row_ids) const;
   void check_range(RowRange range) const;
-  bool is_same(const std::vector<RowArray>& arrays, int64_t row_id, RowComparison* found);
+  bool is_same_locked(const std::vector<RowArray>& arrays, int64_t row_id, RowComparison* found);
 
   std::string name_;
-  HugeZeros<uint16_t> hashes_;  // 0: not known
+  mutable std::mutex mutex_;
+  HugeZeros<uint16_t> hashes_;  // guarded by mutex_; 0: not known
 };
 
 }  // namespace cpr_ext

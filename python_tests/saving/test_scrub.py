@@ -30,6 +30,10 @@ def train(run, row=3):
     return run.ckpt.step()
 
 
+def read_back(ckpt):
+    ckpt._saver._committer.call(ckpt._saver._round_trips.finish).result()
+
+
 def is_complete_on_disk(run):
     """What another process reads now."""
     return [record.is_complete for record in StoreReader(run.directory).dense.segments]
@@ -143,6 +147,7 @@ def test_a_difference_revokes_what_no_pass_has_proven_on_disk(tmp_path):
 def test_a_base_snapshot_captured_at_once_is_proven_and_stays_a_full_recovery_point(run):
     handle = run.ckpt.save("base")
     run.ckpt.wait()
+    read_back(run.ckpt)
     assert handle.is_proven
     write_past_pytorch(run, "t0", 5)
     with pytest.warns(UntrackedChangeWarning):
@@ -221,9 +226,10 @@ def test_a_pass_that_leaves_a_table_out_proves_nothing(tmp_path):
     run.ckpt.step()
     saved = run.ckpt.save("base")
     run.ckpt.wait()
+    read_back(run.ckpt)
     assert saved.is_proven  # all of it was copied at one moment
     snapshot = saved._snapshot
-    snapshot.is_proven = False  # as if its rows had been captured over several steps
+    snapshot.is_scrubbed = False  # as if its rows had been captured over several steps
     run.ckpt._saver._proofs._waiting.append(snapshot)
     assert run.ckpt.scrub() == {}
     assert not saved.is_proven
