@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from cpr_ext.cuda import is_capturing, use_training_streams
@@ -10,6 +11,14 @@ from cpr_ext.errors import UsageError
 from cpr_ext.runtime.forks import Creator
 from cpr_ext.storage.store import Store
 from cpr_ext.tracking.table_watch import TableWatch
+
+
+class _Call:
+    """A call in progress. It ends with its frame, also if Ctrl-C comes before its last line."""
+
+
+def _no_call() -> None:
+    return None
 
 
 class CallGuard:
@@ -21,18 +30,22 @@ class CallGuard:
 
     Attributes:
         is_closed: its resources are released.
-        is_busy: a call is being made: the handler of a signal may make another one.
         may_train: nothing is in the store, or it was recovered.
     """
 
     def __init__(self, store: Store, watch: TableWatch, devices: Sequence[int]) -> None:
         self.is_closed = False
-        self.is_busy = False
+        self._call: Callable[[], _Call | None] = _no_call
         self.may_train = store.is_empty
         self._store = store
         self._watch = watch
         self._devices = devices
         self._creator = Creator()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is being made: the handler of a signal may make another one."""
+        return self._call() is not None
 
     @property
     def is_forked(self) -> bool:
@@ -74,9 +87,10 @@ class CallGuard:
     def in_call(self, name: str) -> Iterator[None]:
         """Allow one call at a time: a signal handler may interrupt one."""
         self.require_idle(name)
-        self.is_busy = True
+        call = _Call()
         try:
+            self._call = weakref.ref(call)
             use_training_streams(self._devices)
             yield
         finally:
-            self.is_busy = False
+            self._call = _no_call

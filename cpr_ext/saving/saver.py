@@ -279,8 +279,23 @@ class Saver:
         """Capture about ``max_bytes`` of rows (0: all) unless the capture thread does; commit."""
         self.pause()
         snapshot = self.in_flight
-        if snapshot is None or snapshot.state != "capturing":
+        if snapshot is None:
             return
+        if snapshot.state == "capturing":
+            snapshot = self._capture(snapshot, max_bytes, wait_for_slot=wait_for_slot, rows=rows)
+        self._submit(snapshot)
+
+    def _submit(self, snapshot: Snapshot) -> None:
+        """Have a captured snapshot committed, unless it was handed over before."""
+        if snapshot.is_captured and not snapshot.is_submitted:
+            # In this order: Ctrl-C in between submits it again, which does nothing.
+            self._committer.submit(snapshot.commit)
+            snapshot.is_submitted = True
+
+    def _capture(
+        self, snapshot: Snapshot, max_bytes: int, *, wait_for_slot: bool, rows: bool
+    ) -> Snapshot:
+        """Capture more of the snapshot in flight; return the one that is in flight then."""
         if self._base_rule.array_names() != self._arrays:
             # The optimizer has made per-row state since: rows without it and a dense part that
             # tells of it would not fit together.
@@ -303,8 +318,7 @@ class Saver:
         if rows and snapshot.mode not in (CaptureMode.CHOOSE_FIRST, CaptureMode.GATHER):
             snapshot.capture_rows(step, max_bytes=max_bytes, wait_for_slot=wait_for_slot)
         snapshot.finish_if_captured(step, num_samples)
-        if snapshot.is_captured:
-            self._committer.submit(snapshot.commit)
+        return snapshot
 
     def _gather(self, snapshot: Snapshot) -> bool:
         """Copy chosen rows on their GPUs; return False if training must wait for the host's."""
@@ -557,6 +571,7 @@ class Saver:
                 self.in_flight.put_back()
                 self.in_flight = None
                 return
+            self._submit(self.in_flight)
             self.in_flight.wait_until_done()
             self.settle()
 

@@ -92,6 +92,7 @@ class Snapshot:
         is_complete: it makes a full-recovery point.
         is_scrubbed: and a pass of the scrub has found since that this is true.
         is_read_back: and its files, or others of the same form, were read back as captured.
+        is_submitted: it was handed over to be committed.
         mode: how rows are chosen and captured; :meth:`fix_step` and :meth:`gather` change it.
         error: why it failed.
 
@@ -140,6 +141,8 @@ class Snapshot:
         self._capture_dense = capture_dense
         self._dense: DensePart | None = None
         self._done = threading.Event()
+        self.is_submitted = False
+        self._is_committing = False
         self._creator = Creator()
         self._parts: list[_Part] = []
         self._choice = RowChoice(selector, kind, store.num_shards)
@@ -410,6 +413,9 @@ class Snapshot:
 
     def commit(self) -> None:
         """Finish every segment and commit it; the dense part last. On the committer's thread."""
+        if self._is_committing:
+            return
+        self._is_committing = True
         try:
             for part in self._parts:
                 capture = self._begun(part)

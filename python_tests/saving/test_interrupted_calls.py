@@ -1,5 +1,6 @@
 """Calls by handlers of signals, and while an exception ends training."""
 
+import contextlib
 import signal
 import sys
 import time
@@ -16,8 +17,10 @@ from cpr_ext.errors import (
     StorageError,
     UsageError,
 )
+from cpr_ext.storage.commit_thread import Committer
 from cpr_ext.storage.manifest import Manifest
 from python_tests.saving.halves import Steps
+from python_tests.saving.interrupts import InterruptedCall
 
 
 def test_a_handler_may_save_wherever_the_library_calls_the_users_code(tmp_path):
@@ -187,3 +190,72 @@ def test_the_first_base_lost_to_a_write_in_the_window_is_taken_again_at_once(tmp
     run.checkpointer.wait()
     assert run.newest().last_step <= 3
     run.checkpointer.close()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_ctrl_c_before_a_captured_snapshot_is_handed_over_costs_nothing(
+    tmp_path, monkeypatch, number
+):
+    submit, calls = Committer.submit, []
+
+    def interrupted(committer, change):
+        calls.append(change)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        submit(committer, change)
+
+    monkeypatch.setattr(Committer, "submit", interrupted)
+    run = Steps(tmp_path, overlap="never", schedule=cpr_ext.EverySteps(2))
+    num_interrupts = 0
+    for _ in range(8):
+        try:
+            run.train(1)
+        except KeyboardInterrupt:
+            num_interrupts += 1
+    assert num_interrupts == 1
+    assert run.checkpointer.wait(60)  # for ever, once
+    run.checkpointer.close()
+    assert run.checkpointer.metrics.failed_snapshots == 0
+    assert run.checkpointer.step_count == 8
+    assert [call.__self__.state for call in calls] == ["committed"] * len(calls)
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_ctrl_c_while_a_call_begins_or_ends_leaves_no_call_in_progress(tmp_path, at):
+    run = Steps(tmp_path)
+    run.train(1)
+    guard = run.checkpointer._guard
+
+    def call():
+        with guard.in_call("step()"):
+            pass
+
+    with contextlib.suppress(KeyboardInterrupt):
+        InterruptedCall(at)(call)
+    assert not guard.is_busy
+    run.checkpointer.close()
+
+
+@pytest.mark.parametrize("overlap", ["never", "always"])
+@pytest.mark.parametrize("part", range(4))
+def test_ctrl_c_at_any_line_of_a_step_that_is_repeated_loses_nothing(tmp_path, overlap, part):
+    def run_to_the_end(at, directory):
+        run = Steps(directory, overlap=overlap, schedule=cpr_ext.EverySteps(2))
+        run.train(2)
+        call = InterruptedCall(at)
+        run.backward()
+        run.update()
+        with contextlib.suppress(KeyboardInterrupt):
+            call(run.checkpointer.step, 10)
+        if run.checkpointer.step_count == 2:
+            run.checkpointer.step(10)
+        run.train(3)
+        state = run.state()
+        run.checkpointer._saving._save_at_close = True
+        run.checkpointer.close()
+        run.assert_recovers(state, step=6)
+        return call.num_lines
+
+    num_lines = run_to_the_end(0, tmp_path / "whole")
+    for index in range(4):
+        run_to_the_end(1 + (4 * part + index) * num_lines // 16, tmp_path / str(index))
