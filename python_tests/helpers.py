@@ -171,6 +171,9 @@ def die(checkpointer):
         checkpointer._saver.in_flight.wait_until_done()
     checkpointer._recorder.detach()
     checkpointer._watch.detach()
+    committer = checkpointer._saver._committer
+    if committer._thread.is_alive():  # the dead read nothing back
+        committer.call(checkpointer._saver._round_trips.drop).result()
     checkpointer.store.close()
 
 

@@ -232,7 +232,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 #: A difference, and the points of the form in which it was found.
-Found = tuple[DifferenceError, list[Snapshot]]
+FoundIn = tuple[DifferenceError, list[Snapshot]]
 
 
 class RoundTrips:
@@ -266,7 +266,7 @@ class RoundTrips:
         self._trip: RoundTrip | None = None
         self._compared: Form | None = None
         self._waiting: list[Snapshot] = []  # for the trip
-        self._found: queue.SimpleQueue[Found] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[FoundIn] = queue.SimpleQueue()
 
     def note_committed(self, snapshot: Snapshot, dense: DensePart) -> None:
         """Note that a snapshot is committed; read it back if none of its form was."""
@@ -331,7 +331,7 @@ class RoundTrips:
         while not self._found.empty():
             self._found.get()
 
-    def take_found(self) -> list[Found]:
+    def take_found(self) -> list[FoundIn]:
         """Return each difference that was found, once, and the points that it revokes."""
         found = []
         while not self._found.empty():

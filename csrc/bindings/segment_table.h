@@ -54,7 +54,7 @@ struct TableSpec {
 
   // Checks that every row of the segment in [begin, end) is in memory. A restore of row ids checks
   // them when they are read from the file.
-  void require_rows_in_memory(int64_t begin = 0, int64_t end = INT64_MAX) const;
+  void require_rows_in_memory(int64_t begin = INT64_MIN, int64_t end = INT64_MAX) const;
 
  private:
   void add(SegmentArray array, const pybind11::object& tensor);
