@@ -120,6 +120,8 @@ def _show(summary: StoreSummary) -> None:
 
 def _kind_of(point: Point) -> str:
     kind = "full-recovery point" if point.is_full_recovery_point else ""
+    if point.is_proven:
+        kind = f"proven {kind}"
     if point.rounding_error == 0:
         return kind
     rounded = "a header is damaged"

@@ -22,6 +22,7 @@ class Point:
     Attributes:
         rounding_error: no value of a row differs by more from the one that was captured; 0: rows
             are kept bit for bit. None: not known, a header is damaged.
+        is_proven: training has confirmed the full-recovery point, see ``SnapshotHandle.is_proven``.
     """
 
     snapshot: int
@@ -30,6 +31,7 @@ class Point:
     is_full_recovery_point: bool
     dense_bytes: int
     rounding_error: float | None = 0.0
+    is_proven: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def _inspect(reader: StoreReader) -> StoreSummary:
         Point(
             *(r.snapshot, r.last_step, r.num_samples, r.is_complete, r.file_bytes),
             _rounding_error(reader, r.snapshot),
+            r.is_proven,
         )
         for r in reader.dense.segments
     )

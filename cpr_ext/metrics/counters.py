@@ -44,6 +44,7 @@ class Metrics:
             was saved.
         round_trips, round_trips_failed: full-recovery points that were read back from disk as
             captured, and not as captured.
+        proven_step: of the newest full-recovery point that is proven; 0: none is.
         rows_damaged: rows that recoveries found older than saved, or without a state, as the store
             was damaged.
         rows_changed_unseen: rows that this found to differ, one of each table at a time.
@@ -68,6 +69,7 @@ class Metrics:
     rows_changed_unseen: int = 0
     round_trips: int = 0
     round_trips_failed: int = 0
+    proven_step: int = 0
     rows_damaged: int = 0
     remote_lag_seconds: float = 0.0
     remote_lag_bytes: int = 0

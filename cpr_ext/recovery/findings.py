@@ -41,6 +41,7 @@ class Findings:
     seconds: float = 0.0
     extra_state: Any = None
     differences: list[str] = field(default_factory=list)
+    is_proven: bool = False
     source: StateSource | None = None
 
     def report(self) -> RecoveryReport:

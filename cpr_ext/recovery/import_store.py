@@ -28,10 +28,15 @@ BLOCK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class StoreAt:
-    """A store, and the number of the snapshot to take from it: one it committed as a whole."""
+    """A store, and the snapshot to take from it: one it committed as a whole."""
 
     reader: StoreReader
-    snapshot: int
+    record: SegmentRecord
+
+    @property
+    def snapshot(self) -> int:
+        """The number of the snapshot."""
+        return self.record.snapshot
 
 
 def newest_of_all(
@@ -57,7 +62,7 @@ def newest_of_all(
         found = [newest_undamaged(r.dense, r.dense.segments, findings) for r in readers]
         records = [record for record, _ in found]
         record, part = max(found, key=lambda item: item[0].last_step)
-    stores = [StoreAt(r, at.snapshot) for r, at in zip(readers, records, strict=True)]
+    stores = [StoreAt(r, at) for r, at in zip(readers, records, strict=True)]
     return stores, record, part
 
 

@@ -188,6 +188,8 @@ class Recoverer:
         if position.rows_unsaved and (findings.older_rows or findings.missing_rows):
             # Rows that damage made older, or took, may be among those that were not saved anyway.
             findings.rows_stale = None
+        if findings.damaged_segments or findings.differences:
+            findings.is_proven = False
         unreadable = {d.path for d in findings.damaged_segments if d.is_unreadable}
         self._store.roll_back(source.snapshot, keep=unreadable)
         return findings

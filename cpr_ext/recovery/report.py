@@ -80,6 +80,8 @@ class RecoveryReport:
         seconds: its duration.
         extra_state: the caller's extra state in the snapshot (after a full restore).
         differences: with ``strict=False``: where the store's model differs, one sentence each.
+        is_proven: all of the restored state is of a full-recovery point that the store records as
+            proven; see ``SnapshotHandle.is_proven``.
         source: where the state came from; None: there was none.
     """
 
@@ -102,6 +104,7 @@ class RecoveryReport:
     seconds: float = 0.0
     extra_state: Any = None
     differences: list[str] = field(default_factory=list)
+    is_proven: bool = False
     source: StateSource | None = field(default=None, repr=False)
 
     @property

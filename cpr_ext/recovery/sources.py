@@ -92,6 +92,7 @@ class OwnStore:
         if candidates:
             record, part = newest_undamaged(dense, candidates, findings)
             self.snapshot = record.snapshot
+            findings.is_proven = record.is_proven
             findings.rows_stale = _stale_rows(part, record)
             return part
         if dense.segments and limit > 0:
@@ -178,6 +179,9 @@ class OtherStores:
                 "build the model that the store was made with"
             )
         findings.differences = differences
+        records = [at.record for at in stores]
+        is_one_step = len({each.last_step for each in records}) == 1
+        findings.is_proven = is_one_step and all(each.is_proven for each in records)
         # The stores of several processes are of several steps.
         findings.rows_stale = _stale_rows(part, record, differences) if self.by_name else None
         return part

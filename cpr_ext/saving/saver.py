@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from cpr_ext.cuda import trim_memory
-from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, StorageError
+from cpr_ext.errors import SnapshotError, SnapshotFailedWarning, StorageError, StoreError
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.log_text import encodable, logger_of
 from cpr_ext.saving.background_capture import Overlap
@@ -44,6 +44,7 @@ _CHUNK_BYTES = 512 << 10
 _POLL_SECONDS = 0.0005
 # The step that ends a snapshot copies the dense part, too.
 _TABLES_CHECKED_AT_END = 4
+_MOST_UNPROVEN = 1000  # older ones are superseded by then
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Saver:
         self._scrub = scrub
         self._inventory = inventory
         self._proofs = Proofs()
+        self._unproven: list[Snapshot] = []  # complete, and not recorded as proven
         self._round_trips = RoundTrips(
             store.directory,
             scrub,
@@ -341,12 +343,14 @@ class Saver:
 
     def _begin_proofs(self) -> None:
         self._proofs.begin_pass()
+        self._unproven = []
         self._committer.call(self._round_trips.drop).result()
 
     def scrub(self) -> list[ChangedRow]:
         """Compare all rows that count as clean now; return one of each table that differs.
 
-        A snapshot that is being read back is read to its end first.
+        A snapshot that is being read back is read to its end first. What is proven then is
+        recorded when this returns.
         """
         self.finish()
         self._committer.call(self._round_trips.finish).result()
@@ -357,6 +361,8 @@ class Saver:
         found = self._note_changed(self._scrub.run_pass())
         if not found:
             self._note_pass()
+        self._record_proofs()
+        self._committer.call(lambda: None).result()
         return found
 
     def are_unchanged(self, table: Table, ranges: RowSpans) -> bool:
@@ -418,6 +424,26 @@ class Saver:
             logger.error(text)
             warnings.warn(text, SnapshotFailedWarning, stacklevel=4)
 
+    def _record_proofs(self) -> None:
+        """Have the store record which snapshots are proven by now; waits for nothing."""
+        proven = [snapshot for snapshot in self._unproven if snapshot.is_proven]
+        if not proven:
+            return
+        self._unproven = [
+            each for each in self._unproven if each.is_complete and each not in proven
+        ]
+        metrics = self._account.metrics
+        metrics.proven_step = max(metrics.proven_step, *(each.last_step for each in proven))
+        numbers = [snapshot.number for snapshot in proven]
+
+        def record() -> None:
+            try:
+                self._store.note_proven(numbers)
+            except (StorageError, StoreError) as error:
+                logger.warning("that snapshots %s are proven is not recorded: %s", numbers, error)
+
+        self._committer.submit(record)
+
     def _arrays_of(self, difference: DifferenceError) -> str:
         """Name the arrays of a row that differ, if it has not changed since its capture."""
         name, row_id = difference.table, difference.row_id
@@ -476,6 +502,7 @@ class Saver:
         """Take note of a snapshot that was committed or failed, and of compaction."""
         self._settle_compaction()
         self._settle_round_trips()
+        self._record_proofs()
         snapshot = self.in_flight
         if snapshot is None or not snapshot.is_done:
             return
@@ -507,6 +534,8 @@ class Saver:
             self._scrub.is_known = True  # all rows were recorded
             self._proofs.forget()
         self._proofs.add(snapshot)
+        if snapshot.is_complete:
+            self._unproven = [*self._unproven[1 - _MOST_UNPROVEN :], snapshot]
         if snapshot.kind == "base" or snapshot.is_complete:
             self._watch.note_all_saved()
         logger.info(

@@ -51,6 +51,8 @@ class SegmentRecord:
         file_bytes, header_bytes, header_crc32c: how to read and check it.
         is_complete: dense only. The snapshots up to this one contain every row of every shard with
             its value at ``last_step``: a full-recovery point.
+        is_proven: dense only. It is complete, it or one of its form was read back as captured, and
+            a pass of the scrub has found no row that had changed unseen.
         chain_before, chain: of the directory, before it and after it; see
             :mod:`cpr_ext.storage.lineage`. A merged segment has the chain of its newest source.
         shards: dense only. The chain of each shard when it was committed.
@@ -71,6 +73,7 @@ class SegmentRecord:
     chain: str = NO_ID
     shards: tuple[str, ...] = ()
     is_mixed: bool = False
+    is_proven: bool = False
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -80,7 +83,7 @@ class SegmentRecord:
         ids = (self.chain_before, self.chain, *self.shards)
         if not all(value == NO_ID or is_id(value) for value in ids):
             raise ValueError("a chain is no chain")
-        flags = (self.is_complete, self.is_mixed)
+        flags = (self.is_complete, self.is_mixed, self.is_proven)
         if not isinstance(self.file, str) or any(type(flag) is not bool for flag in flags):
             raise ValueError("a field has another type")
         if parse_segment_name(self.file) != (self.snapshot, self.kind):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -237,8 +237,17 @@ class Store:
 
     def revoke(self, snapshots: Collection[int]) -> None:
         """Record that snapshots of these numbers are no full-recovery points after all."""
+        self._mark(snapshots, lambda r: replace(r, is_complete=False, is_proven=False))
+
+    def note_proven(self, snapshots: Collection[int]) -> None:
+        """Record that snapshots of these numbers are proven to be full-recovery points."""
+        self._mark(snapshots, lambda record: replace(record, is_proven=record.is_complete))
+
+    def _mark(
+        self, snapshots: Collection[int], mark: Callable[[SegmentRecord], SegmentRecord]
+    ) -> None:
         records = tuple(
-            replace(record, is_complete=False) if record.snapshot in snapshots else record
+            mark(record) if record.snapshot in snapshots else record
             for record in self.dense.segments
         )
         if records != self.dense.segments:

@@ -85,7 +85,7 @@ def test_any_cut_of_rows_gets_these_rows_and_no_other(stores, tmp_path, data):
         cut = data.draw(st.tuples(*[st.integers(0, table.num_embeddings)] * 2))
         if data.draw(st.booleans()):
             ranges[name] = (min(cut), max(cut))
-    store = StoreAt(reader, reader.newest().snapshot)
+    store = StoreAt(reader, reader.newest())
     import_rows(store, _copies(trained, ranges), Findings())
     for name, table in trained.tables.items():
         begin, end = ranges.get(name, (0, 0))
@@ -126,7 +126,7 @@ def _copies(live, ranges):
 
 def test_only_the_segments_and_chunks_whose_rows_are_needed_are_read(stores):
     reader = StoreReader(stores[8])
-    store = StoreAt(reader, reader.newest().snapshot)
+    store = StoreAt(reader, reader.newest())
 
     def read(ranges):
         findings = Findings()
