@@ -33,7 +33,7 @@ from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.schedules.intervals import EverySeconds, Schedule
 from cpr_ext.state.dense_state import DensePart, require_savable
 from cpr_ext.state.precision import Precision
-from cpr_ext.state.stateful import Stateful, as_stateful
+from cpr_ext.state.stateful import Stateful, as_declared
 from cpr_ext.state.table import Table
 from cpr_ext.storage.reading import OnReadError, falling_back
 from cpr_ext.storage.remote.objects import RemoteOptions
@@ -75,6 +75,9 @@ class Checkpointer:
         stateful: objects with ``state_dict()`` and ``load_state_dict()``, such as learning-rate
             schedulers and ``torch.amp.GradScaler``, always in the same order. Their states are
             saved with the dense part, and ``recover()`` loads them.
+        per_rank: objects of ``stateful``, and the word ``"extra_state"``, that each process of a
+            job has for itself, such as the reader of its own files. Else all processes resume with
+            the state of the one that saved last.
         rebase_after: take a base snapshot instead of a partial one after partial snapshots have
             written this many times the bytes of the last base; this bounds disk use and recovery
             time; None: never.
@@ -118,6 +121,7 @@ class Checkpointer:
         tables: Mapping[str, torch.Tensor | nn.Module] | Sequence[Table] | None = None,
         extra_state: Callable[[], Any] | None = None,
         stateful: Sequence[Stateful] | Stateful | None = None,
+        per_rank: Sequence[object] | object | None = None,
         rebase_after: float | None = 4.0,
         compaction: CompactionOptions | None = None,
         retention: Retention | None = None,
@@ -159,10 +163,9 @@ class Checkpointer:
         require_own_optimizers(model, self.optimizers, self.tables)
         require_savable(model, self.optimizers, self.tables)
         warn_of_large_parameters(model, self.tables)
-        objects = as_stateful(stateful)
-        parts = build_parts(
-            model, self.optimizers, self.tables, directory, settings, extra_state, objects
-        )
+        #: The state that no model or optimizer has.
+        self.declared = as_declared(stateful, extra_state, per_rank)
+        parts = build_parts(model, self.optimizers, self.tables, directory, settings, self.declared)
         self.store = parts.store
         self._parts = parts
         self._account = parts.account

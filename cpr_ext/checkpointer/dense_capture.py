@@ -20,7 +20,7 @@ from cpr_ext.state.dense_state import (
     shared_optimizers,
 )
 from cpr_ext.state.position import Position
-from cpr_ext.state.stateful import Stateful
+from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table
 from cpr_ext.state.unsaved_buffers import with_unsaved_buffers
 from cpr_ext.tracking.table_watch import TableWatch
@@ -37,9 +37,8 @@ class DenseCapture:
         refuses_nan: raise NanError rather than capture NaN for a snapshot.
 
     Attributes:
-        extra_state: the user's function, called at each capture; None: there is none.
-        stateful: the user's objects whose states are part of it.
         keeps_unsaved_buffers: snapshots have buffers that ``state_dict()`` leaves out, too.
+        declared: the state that the user names is part of it.
     """
 
     def __init__(
@@ -50,13 +49,11 @@ class DenseCapture:
         trackers: Mapping[str, Any],
         watch: TableWatch,
         account: RunState,
+        declared: Declared,
         *,
-        extra_state: Callable[[], Any] | None,
         refuses_nan: bool,
-        stateful: Sequence[Stateful] = (),
     ) -> None:
-        self.extra_state = extra_state
-        self.stateful = stateful
+        self.declared = declared
         self.keeps_unsaved_buffers = False
         self._model = model
         self._optimizers = optimizers
@@ -96,6 +93,8 @@ class DenseCapture:
     def restore_shared(self, part: DensePart, *, generators: bool, buffers: bool) -> Position:
         """Load the state that all workers have in common; return its position.
 
+        Objects that each process has for itself keep their state.
+
         Raises:
             StoreError: it is of another model; nothing was changed.
         """
@@ -108,7 +107,8 @@ class DenseCapture:
             self._tables,
             generators=generators,
             buffers=buffers,
-            stateful=self.stateful,
+            stateful=self.declared.stateful,
+            keep=self.declared.per_rank,
         )
         return position
 
@@ -118,7 +118,7 @@ class DenseCapture:
         Args:
             extra_state: in place of the user's; None: the user's.
         """
-        if extra_state is None and self.extra_state is not None:
+        if extra_state is None:
             extra_state = self.extra_state()
         position = {**self._place(), "extra_state": extra_state, "rows_unsaved": None}
         return self._with_unsaved(self._capture(self._optimizers, position))
@@ -130,11 +130,10 @@ class DenseCapture:
             StoreError: it is of another model; nothing was changed.
         """
         model, optimizers, tables = self._model, self._optimizers, self._tables
-        restore_dense(
-            part, model, optimizers, tables, generators=own is None, stateful=self.stateful
-        )
+        stateful = self.declared.stateful
+        restore_dense(part, model, optimizers, tables, generators=own is None, stateful=stateful)
         if own is not None:
-            restore_own_part(own, model, optimizers, tables)
+            restore_own_part(own, model, optimizers, tables, self.declared)
 
     @staticmethod
     def position_of(part: DensePart) -> Position:
@@ -144,7 +143,12 @@ class DenseCapture:
     def _capture(
         self, optimizers: Sequence[torch.optim.Optimizer], position: dict[str, Any]
     ) -> DensePart:
-        return capture_dense(self._model, optimizers, self._tables, position, self.stateful)
+        stateful = self.declared.stateful
+        return capture_dense(self._model, optimizers, self._tables, position, stateful)
+
+    def extra_state(self) -> Any:
+        """Return the user's extra state as it is now; None: there is none."""
+        return None if self.declared.extra_state is None else self.declared.extra_state()
 
     def _with_unsaved(self, part: DensePart) -> DensePart:
         return with_unsaved_buffers(part, self._model, self._tables)
@@ -159,7 +163,7 @@ class DenseCapture:
     def _position(self, count_waiting: Callable[[], int] = lambda: 0) -> dict[str, Any]:
         return {
             **self._place(),
-            "extra_state": self.extra_state() if self.extra_state else None,
+            "extra_state": self.extra_state(),
             "rows_unsaved": self._count_unsaved_rows(count_waiting),
         }
 

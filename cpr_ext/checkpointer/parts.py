@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector
 from cpr_ext.saving.slot_size import choose_slot_bytes
 from cpr_ext.state.row_caches import refuse_cached_rows
-from cpr_ext.state.stateful import Stateful
+from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table, find_tables, prioritized_tables, register_tables
 from cpr_ext.storage.commit_thread import Committer
 from cpr_ext.storage.compactor import make_compactor
@@ -94,8 +94,7 @@ def build_parts(
     tables: list[Table],
     directory: str | os.PathLike[str],
     settings: Settings,
-    extra_state: Callable[[], Any] | None,
-    stateful: Sequence[Stateful] = (),
+    declared: Declared,
 ) -> Parts:
     """Build all parts, open the store, and attach the hooks.
 
@@ -157,7 +156,7 @@ def build_parts(
         threads,
         # Files that were made just now are in the page cache.
         direct_io=staging.direct_io and not (remote is not None and remote.was_read),
-        stateful=stateful,
+        declared=declared,
     )
     dense = DenseCapture(
         model,
@@ -166,9 +165,8 @@ def build_parts(
         trackers,
         watch,
         account,
-        extra_state=extra_state,
+        declared,
         refuses_nan=settings.refuses_nan,
-        stateful=stateful,
     )
     selector = Selector(
         tables,
@@ -182,7 +180,10 @@ def build_parts(
     )
     base_rule = BaseRule(store, tables, settings.rebase_after)
     committer = Committer()
-    inventory = Inventory(model, optimizers, tables, stateful, is_declared=extra_state is not None)
+    inventory = Inventory(
+        *(model, optimizers, tables, declared.stateful),
+        is_declared=declared.extra_state is not None,
+    )
     watch.stranger_stepped = inventory.note_stranger
     scrub = Scrub(tables, trackers, threads, is_watched=watch.is_proven)
     saver = Saver(

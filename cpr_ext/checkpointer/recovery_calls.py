@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.healing import Healing
 from cpr_ext.checkpointer.parts import Parts
-from cpr_ext.errors import DamageError, UsageError
+from cpr_ext.errors import DamageError, UntrackedChangeWarning, UsageError
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
@@ -44,6 +45,7 @@ class RecoveryCalls:
         self._watch = parts.watch
         self._guard = guard
         self._num_shards = num_shards
+        self._has_recovered = False  # all of the state
 
     def recover(
         self,
@@ -161,13 +163,29 @@ class RecoveryCalls:
     ) -> Any:
         """Resume from the state of another worker of the same job."""
         self._saver.pause()
+        own_step, own_extra_state = self._account.step, self._own_extra_state()
         position = self._dense.restore_shared(part, generators=generators, buffers=buffers)
+        if self._has_recovered and own_step != position.step and self._dense.declared.is_per_rank:
+            text = (
+                f"per_rank= state of this process is of step {own_step}; training resumes at step "
+                f"{position.step}. A reader may give some samples again, or leave some out"
+            )
+            warnings.warn(text, UntrackedChangeWarning, stacklevel=4)
         self._watch.begin_step()
         self._watch.accept()
         self._recorder.begin_step()
         self._account.resume_at(position.step, position.num_samples)
         self._account.note_lost_samples(samples_lost)
-        return position.extra_state
+        owns = self._dense.declared.owns_extra_state
+        return own_extra_state if owns else position.extra_state
+
+    def _own_extra_state(self) -> Any:
+        """Return this process's extra state: as recovered, if nothing was trained since."""
+        if not self._dense.declared.owns_extra_state:
+            return None
+        recovered = self._recoverer.position
+        is_fresh = self._has_recovered and recovered.step == self._account.step
+        return recovered.extra_state if is_fresh else self._dense.extra_state()
 
     def _recover_shards(self, lost: Sequence[int], on_damage: OnDamage) -> Findings:
         self._recorder.flush()
@@ -222,7 +240,7 @@ class RecoveryCalls:
         self._watch.forget()
         self._saver.note_restored_rows()
         self._saver.restart_interval()
-        self._guard.may_train = True
+        self._guard.may_train = self._has_recovered = True
         # Of another store nothing is in this one yet: the next step() takes a base snapshot.
         if is_own_store and not self._store.is_empty:
             self._base_rule.note_recovered()

@@ -58,7 +58,7 @@ class SaveCalls:
         self._is_first_step = True
         self._has_trained = False  # since the last recovery
         self._save_at_close = save_at_close
-        self._schedule_order = ScheduleOrder(parts.dense.stateful)
+        self._schedule_order = ScheduleOrder(parts.dense.declared.stateful)
 
     def step(self, num_samples: int, started: float) -> SnapshotHandle | None:
         """End a training step that began to block at ``started``; the snapshot that began, if any.
@@ -68,8 +68,9 @@ class SaveCalls:
         if self._is_first_step:
             self._is_first_step = False
             warn_of_sparse_gradients(self._model, self._tables)
-            if self._dense.extra_state is None:
-                warn_of_schedulers(self._optimizers, self._dense.stateful)
+            declared = self._dense.declared
+            if declared.extra_state is None:
+                warn_of_schedulers(self._optimizers, declared.stateful)
         self._schedule_order.note_step()
         self._has_trained = True
         account, saver = self._account, self._saver

@@ -141,6 +141,9 @@ def _load_replicated_state(
     part = broadcast_part(group, source, own)
     position = read_position(part.tree())
     lost = max(0, position.num_samples - report.num_samples)
+    if position.step != report.step and checkpointer.declared.is_per_rank:
+        text = f"per_rank= state is of step {report.step}, the job resumes at {position.step}"
+        report = replace(report, differences=[*report.differences, text])
     if position.step > report.step:
         # Of the steps between, nobody knows which rows of this rank changed.
         report = replace(report, rows_stale=None, row_updates_lost=None)

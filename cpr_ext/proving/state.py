@@ -48,7 +48,7 @@ def known_objects(ckpt: Checkpointer) -> set[int]:
     for optimizer in ckpt.optimizers:
         for state in dict(optimizer.state).values():
             objects += [state, *(state.values() if isinstance(state, dict) else ())]
-    objects += ckpt._parts.dense.stateful
+    objects += ckpt._parts.dense.declared.stateful
     return {id(each) for each in objects}
 
 
@@ -81,10 +81,10 @@ def _state(ckpt: Checkpointer, with_objects: bool) -> Iterator[tuple[str, Print]
     yield from settings_of(ckpt).items()
     if not with_objects:
         return
-    for number, item in enumerate(ckpt._parts.dense.stateful):
+    for number, item in enumerate(ckpt._parts.dense.declared.stateful):
         state = item.state_dict()
         yield from leaves(f"stateful[{number}] ({type(item).__name__}): ", state)
-    if (extra := ckpt._parts.dense.extra_state) is not None:
+    if (extra := ckpt._parts.dense.declared.extra_state) is not None:
         yield from leaves("extra_state: ", extra())
 
 

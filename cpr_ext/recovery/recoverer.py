@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from cpr_ext.recovery.sources import ModelSource, OtherStores, OwnStore, RowsSou
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart, restore_dense
 from cpr_ext.state.position import Position
-from cpr_ext.state.stateful import Stateful, without_state
+from cpr_ext.state.stateful import Declared, without_state
 from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreReader
@@ -55,10 +56,10 @@ class Recoverer:
         threads: Any,
         *,
         direct_io: bool,
-        stateful: Sequence[Stateful] = (),
+        declared: Declared,
     ) -> None:
         by_name = {table.name: table for table in tables}
-        self._live = LiveModel(model, optimizers, by_name, threads, direct_io, stateful)
+        self._live = LiveModel(model, optimizers, by_name, threads, direct_io, declared)
         self._store = store
         self._trackers = trackers
         self._recorder = recorder
@@ -174,9 +175,12 @@ class Recoverer:
                 live.optimizers,
                 [*live.tables.values()],
                 strict=strict,
-                stateful=live.stateful,
+                stateful=live.declared.stateful,
+                keep=live.declared.per_rank if source.is_of_job else (),
             )
-            findings.differences = [*findings.differences, *self._warn_of_stateless(part)]
+            if source.is_of_job and live.declared.owns_extra_state:
+                position = replace(position, extra_state=None)
+            findings.differences = [*findings.differences, *self._warn_of_state(part, source)]
         self.position = position
         self._recorder.forget()
         findings.step, findings.num_samples = position.step, position.num_samples
@@ -194,17 +198,23 @@ class Recoverer:
         self._store.roll_back(source.snapshot, keep=unreadable)
         return findings
 
-    def _warn_of_stateless(self, part: DensePart) -> list[str]:
-        """Warn of objects whose state the snapshot lacks, and return the difference."""
-        types = without_state(part.tree().get("stateful", []), self._live.stateful)
-        if not types:
-            return []
-        text = (
-            f"the snapshot holds no state of stateful={types}: it was made without stateful=. They "
-            "keep the state that they have now, and the next snapshot saves it"
-        )
-        warnings.warn(text, UntrackedChangeWarning, stacklevel=6)
-        return [text]
+    def _warn_of_state(self, part: DensePart, source: ModelSource) -> list[str]:
+        """Warn of declared state that is not restored, and return the differences."""
+        declared, texts = self._live.declared, []
+        types = without_state(part.tree().get("stateful", []), declared.stateful)
+        if types:
+            texts.append(
+                f"the snapshot holds no state of stateful={types}: it was made without stateful=. "
+                "They keep the state that they have now, and the next snapshot saves it"
+            )
+        if source.is_of_job and declared.is_per_rank:
+            texts.append(
+                "per_rank= state is not taken from the stores of other processes: which of them "
+                "it would belong to is not known. It stays as it is now"
+            )
+        for text in texts:
+            warnings.warn(text, UntrackedChangeWarning, stacklevel=6)
+        return texts
 
     def _take_rows(self, shards: Sequence[int]) -> None:
         """Restored rows are as saved: not dirty, and their change is measured from here."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.shard_segments import ShardSegments, open_shard
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
-from cpr_ext.state.stateful import Stateful
+from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import WEIGHT, Table, shard_row_range
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.reading import damage_of, native_read_errors
@@ -44,7 +44,7 @@ class LiveModel:
     tables: Mapping[str, Table]
     threads: Any
     direct_io: bool
-    stateful: Sequence[Stateful] = ()
+    declared: Declared = field(default_factory=Declared)
 
 
 def restore_shards(

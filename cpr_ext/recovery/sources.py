@@ -42,6 +42,10 @@ class ModelSource(RowsSource, Protocol):
 
     snapshot: int
 
+    @property
+    def is_of_job(self) -> bool:
+        """Whether it is the state of several processes."""
+
     def newest(self, findings: Findings) -> DensePart | None:
         """Find the newest usable dense part, and refuse another model; changes nothing live.
 
@@ -69,6 +73,7 @@ class OwnStore:
     at_step: int | None = None
     steps_done: int = 0
     snapshot: int = field(default=0, init=False)
+    is_of_job: bool = field(default=False, init=False)
 
     def refuse_damage(self) -> None:
         """See :class:`RowsSource`."""
@@ -150,6 +155,11 @@ class OtherStores:
     snapshot: int = field(default=0, init=False)
     _plan: CopyPlan | None = field(default=None, init=False)
 
+    @property
+    def is_of_job(self) -> bool:
+        """See :class:`ModelSource`."""
+        return not self.by_name and len(self.readers) > 1
+
     def refuse_damage(self) -> None:
         """See :class:`RowsSource`."""
         for reader in self.readers:
@@ -164,7 +174,7 @@ class OtherStores:
         self._plan = plan = CopyPlan(stores, tables, by_name=self.by_name)
         differences = [
             *plan.differences,
-            *dense_differences(part, live.model, live.optimizers, tables, live.stateful),
+            *dense_differences(part, live.model, live.optimizers, tables, live.declared.stateful),
         ]
         if self.strict and differences:
             raise StoreError(

@@ -23,6 +23,7 @@ from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_schema import is_extra_state, unpack_dense
 from cpr_ext.state.flatten import pack, tensor_names
 from cpr_ext.state.stateful import (
+    Declared,
     Stateful,
     capture_stateful,
     restore_stateful,
@@ -137,11 +138,12 @@ def own_part(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     tables: Sequence[Table],
+    declared: Declared = Declared(),  # noqa: B008 - it is frozen
 ) -> DensePart:
     """Return what of a captured dense part one worker has of its own, for :func:`restore_own_part`.
 
     Buffers, generators, position, extra state, and the state of optimizers that update tables only.
-    Stateful objects belong to all workers.
+    Of stateful objects, those that the user says each process has for itself.
     """
     parameters = {
         name
@@ -159,7 +161,13 @@ def own_part(
             if id(optimizer) not in shared
         ],
     }
-    skeleton.pop("stateful", None)
+    states = skeleton.pop("stateful", [])
+    if declared.per_rank:
+        skeleton["stateful"] = [
+            state
+            for state, item in zip(states, declared.stateful, strict=True)
+            if any(item is own for own in declared.per_rank)
+        ]
     return DensePart(skeleton, {name: part.tensors[name] for name in tensor_names(skeleton)})
 
 
@@ -168,11 +176,12 @@ def restore_own_part(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     tables: Sequence[Table],
+    declared: Declared = Declared(),  # noqa: B008 - it is frozen
 ) -> None:
     """Put back what :func:`own_part` returned; all else stays unchanged."""
     shared = {id(optimizer) for optimizer in shared_optimizers(optimizers, tables)}
     own = [optimizer for optimizer in optimizers if id(optimizer) not in shared]
-    restore_dense(part, model, own, tables, strict=False)
+    restore_dense(part, model, own, tables, strict=False, stateful=declared.per_rank)
 
 
 def refuse_nan(part: DensePart) -> None:
@@ -196,6 +205,7 @@ def restore_dense(
     generators: bool = True,
     buffers: bool = True,
     stateful: Sequence[Stateful] = (),
+    keep: Sequence[Stateful] = (),
 ) -> Any:
     """Put a captured dense part back, in place; returns what was captured as ``extra``.
 
@@ -204,6 +214,7 @@ def restore_dense(
         generators: put random number generators back, too.
         buffers: put the model's buffers back, too.
         stateful: objects whose states were captured; without any captured they stay unchanged.
+        keep: those of them that stay unchanged.
 
     Raises:
         StoreError: the model, the optimizers or the objects are not those of the snapshot. Nothing
@@ -215,7 +226,7 @@ def restore_dense(
     differences = dense_differences(part, model, optimizers, tables, stateful) if strict else []
     if differences:
         raise StoreError("; ".join(differences))
-    restore_stateful(tree.get("stateful", []), stateful)
+    restore_stateful(tree.get("stateful", []), stateful, keep)
     same_optimizers = not _optimizer_differences(tree["optimizers"], optimizers)
     with torch.no_grad():
         _load_model(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -92,6 +93,60 @@ def as_stateful(given: Any) -> list[Stateful]:
     return objects
 
 
+EXTRA_STATE = "extra_state"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """State that the user names, as no model or optimizer has it.
+
+    Attributes:
+        stateful: objects with a state.
+        extra_state: returns more state, at each capture; None: there is none.
+        per_rank: those of ``stateful`` that each process of a job has for itself.
+        owns_extra_state: each process has its own extra state.
+    """
+
+    stateful: Sequence[Stateful] = ()
+    extra_state: Callable[[], Any] | None = None
+    per_rank: Sequence[Stateful] = ()
+    owns_extra_state: bool = False
+
+    @property
+    def is_per_rank(self) -> bool:
+        """Whether any of it is of one process alone."""
+        return bool(self.per_rank) or self.owns_extra_state
+
+
+def as_declared(stateful: Any, extra_state: Callable[[], Any] | None, per_rank: Any) -> Declared:
+    """Return what a user declares.
+
+    Args:
+        per_rank: objects of ``stateful``, and the word "extra_state"; None: nothing.
+
+    Raises:
+        UsageError: as :func:`as_stateful`; or ``per_rank`` names something else.
+    """
+    objects = as_stateful(stateful)
+    given = [] if per_rank is None else list(per_rank) if _is_sequence(per_rank) else [per_rank]
+    if isinstance(per_rank, str):
+        given = [per_rank]
+    own = []
+    for index, item in enumerate(given):
+        if isinstance(item, str) and item == EXTRA_STATE and extra_state is not None:
+            continue
+        found = [
+            each for each in objects if item is each or item is getattr(each, "generator", None)
+        ]
+        if isinstance(item, str) or not found:
+            raise UsageError(
+                f"per_rank[{index}] is {item!r:.100}; needed: an object that stateful= has, or "
+                '"extra_state" if extra_state= is given'
+            )
+        own += found
+    return Declared(objects, extra_state, own, any(isinstance(item, str) for item in given))
+
+
 def capture_stateful(objects: Sequence[Stateful]) -> list[dict[str, Any]]:
     """Return each object's type and state, as it is now."""
     return [{"type": type(item).__name__, "state": item.state_dict()} for item in objects]
@@ -113,8 +168,13 @@ def without_state(saved: Sequence[Any], objects: Sequence[Stateful]) -> list[str
     return [] if saved else [type(item).__name__ for item in objects]
 
 
-def restore_stateful(saved: Sequence[Any], objects: Sequence[Stateful]) -> None:
+def restore_stateful(
+    saved: Sequence[Any], objects: Sequence[Stateful], keep: Sequence[Stateful] = ()
+) -> None:
     """Load saved states into the objects, if they are of the same types.
+
+    Args:
+        keep: objects that keep the state that they have.
 
     Raises:
         StoreError: an object refuses its state; those before it have theirs.
@@ -122,6 +182,8 @@ def restore_stateful(saved: Sequence[Any], objects: Sequence[Stateful]) -> None:
     if stateful_differences(saved, objects):
         return
     for index, (item, state) in enumerate(zip(objects, saved, strict=False)):
+        if any(item is each for each in keep):
+            continue
         try:
             item.load_state_dict(_own(state["state"], item.state_dict()))
         except Exception as error:  # of the object's own code

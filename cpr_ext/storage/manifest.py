@@ -51,8 +51,8 @@ class SegmentRecord:
         file_bytes, header_bytes, header_crc32c: how to read and check it.
         is_complete: dense only. The snapshots up to this one contain every row of every shard with
             its value at ``last_step``: a full-recovery point.
-        is_proven: dense only. It is complete, it or one of its form was read back as captured, and
-            a pass of the scrub has found no row that had changed unseen.
+        is_proven: dense only. It is complete, and two proofs have confirmed that since: see
+            ``SnapshotHandle.is_proven``.
         chain_before, chain: of the directory, before it and after it; see
             :mod:`cpr_ext.storage.lineage`. A merged segment has the chain of its newest source.
         shards: dense only. The chain of each shard when it was committed.

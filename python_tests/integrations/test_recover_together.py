@@ -132,3 +132,37 @@ def test_extra_state_is_what_the_furthest_rank_saved(nursery, tmp_path):
 def test_a_replicated_table_is_refused_on_every_rank(nursery, tmp_path):
     job = Restarts(nursery, tmp_path, function="run_plain")
     assert job.live((1, True), (1, True)) == [1, 1]
+
+
+def test_each_rank_gets_the_state_back_that_it_says_is_its_own(nursery, tmp_path):
+    job = Restarts(nursery, tmp_path, function="run_readers")
+    assert job.live((3, True), (3, True)) == [0, 0], job.logs()
+    first = job.told()
+    assert job.live((0, True), (0, True)) == [0, 0], job.logs()
+    for rank, said in enumerate(job.told()):
+        assert said["step"] == 3
+        assert said["reader"] == {"rank": rank, "offset": 3 * (100 + rank)}
+        assert said["file"] == f"part-{rank}.parquet"
+        assert (said["differences"], said["warnings"]) == ([], [])
+    assert first[0]["draw"] != first[1]["draw"]
+    assert job.told()[0]["draw"] != job.told()[1]["draw"]
+
+
+def test_own_state_of_another_step_than_the_jobs_is_named(nursery, tmp_path):
+    job = Restarts(nursery, tmp_path, function="run_readers")
+    assert job.live((3, True), (5, True)) == [0, 0], job.logs()
+    assert job.live((0, True), (0, True)) == [0, 0], job.logs()
+    behind, ahead = job.told()
+    assert (behind["step"], ahead["step"]) == (5, 5)
+    assert behind["reader"] == {"rank": 0, "offset": 300}
+    assert behind["differences"] == ["per_rank= state is of step 3, the job resumes at 5"]
+    assert "per_rank= state of this process is of step 3" in behind["warnings"][0]
+    assert (ahead["differences"], ahead["warnings"]) == ([], [])
+    assert ahead["reader"] == {"rank": 1, "offset": 505}
+
+
+def test_without_a_word_all_ranks_get_the_state_of_one(nursery, tmp_path):
+    job = Restarts(nursery, tmp_path, function="run_readers")
+    assert job.live((3, False), (3, False)) == [0, 0], job.logs()
+    assert job.live((0, False), (0, False)) == [0, 0], job.logs()
+    assert [said["reader"]["rank"] for said in job.told()] == [0, 0]

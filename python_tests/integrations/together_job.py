@@ -6,6 +6,7 @@ Each rank writes what it recovered to ``RANK-LIFE.json``, where it ended to ``en
 import json
 import os
 import signal
+import warnings
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from cpr_ext.distributed import recover_together
 from cpr_ext.distributed.collective.comparison import checksum, facts_of
 from cpr_ext.integrations.torchrec import make_checkpointer
 from cpr_ext.storage.retention import Retention
+from python_tests.file_reader import Reader
 from python_tests.integrations.sharded_models import SAMPLES, join, make_batch, sharded
 
 STEPS = 9
@@ -99,4 +101,41 @@ def run_plain(directory, rank, world_size, life, steps, refuses):
             epoch["epoch"] = step + 1
             checkpointer.step()
         checkpointer.save("base").wait_until_done()
+    dist.destroy_process_group()
+
+
+def run_readers(directory, rank, world_size, life, steps, owns):
+    """Each rank reads files of its own; ``owns``: and says so."""
+    join(Path(directory) / f"meeting-{life}", rank, world_size)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(10, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reader, draws = Reader(rank), torch.Generator().manual_seed(rank)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with cpr_ext.Checkpointer(
+            model,
+            optimizer,
+            f"{directory}/store-{rank}",
+            stateful=[reader, draws],
+            extra_state=lambda: f"part-{rank}.parquet",
+            per_rank=[reader, draws, "extra_state"] if owns else None,
+            save_at_close=False,
+        ) as checkpointer:
+            report = recover_together(checkpointer)
+            said = {
+                "step": report.step,
+                "reader": reader.state_dict(),
+                "file": report.extra_state,
+                "differences": report.differences,
+                "warnings": [str(each.message) for each in caught],
+                "draw": torch.randint(0, 1000, (4,), generator=draws).tolist(),
+            }
+            (Path(directory) / f"{rank}-{life}.json").write_text(json.dumps(said))
+            for _ in range(steps):
+                reader.offset += 100 + rank
+                model(torch.tensor([[1, 2]])).sum().backward()
+                optimizer.step()
+                checkpointer.step()
+            checkpointer.save("base").wait_until_done()
     dist.destroy_process_group()

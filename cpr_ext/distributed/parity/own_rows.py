@@ -210,7 +210,9 @@ class OwnRows:
     def own_copy(self, state: int) -> DensePart:
         """Return the part of it that no other worker has."""
         known = self._checkpointer
-        return own_part(self._copies[state], known.model, known.optimizers, self.tables)
+        return own_part(
+            self._copies[state], known.model, known.optimizers, self.tables, known.declared
+        )
 
     def to_keep(self, state: int) -> KeptPart:
         """Return what a peer keeps of ``state`` in addition to parity, for :meth:`restore`."""

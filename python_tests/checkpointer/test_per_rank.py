@@ -1,0 +1,133 @@
+"""State that each process of a job has for itself: ``per_rank=``."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import cpr_ext
+from cpr_ext.errors import UntrackedChangeWarning, UsageError
+from cpr_ext.state.dense_state import own_part, restore_own_part
+from cpr_ext.state.table_part import TablePart
+from python_tests.file_reader import Reader
+from python_tests.tracking.watched import NEVER
+
+
+class Process:
+    """A process of a job, which reads files of its own."""
+
+    def __init__(self, directory, rank, **options):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.EmbeddingBag(10, 4), nn.Linear(4, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.reader, self.scheduler = Reader(rank), Reader(-1)
+        self.ckpt = cpr_ext.Checkpointer(
+            self.model,
+            self.optimizer,
+            directory,
+            stateful=[self.scheduler, self.reader],
+            extra_state=lambda: f"part-{rank}",
+            save_at_close=False,
+            **{"per_rank": [self.reader, "extra_state"], **NEVER, **options},
+        )
+
+    def train(self, steps):
+        for _ in range(steps):
+            self.reader.offset += 100
+            self.scheduler.offset += 1
+            self.model(torch.tensor([[1, 2]])).sum().backward()
+            self.optimizer.step()
+            self.ckpt.step()
+        self.ckpt.save("base")
+        self.ckpt.wait()
+        return self
+
+
+@pytest.fixture
+def pair(tmp_path):
+    processes = [Process(tmp_path / str(rank), rank).train(2 + rank) for rank in range(2)]
+    yield processes
+    for each in processes:
+        each.ckpt.close()
+
+
+def test_a_survivor_keeps_its_own_state_and_takes_the_rest(pair):
+    part = pair[1].ckpt.replicated_state()
+    assert pair[0].ckpt.load_replicated_state(part, generators=False) == "part-0"
+    assert pair[0].reader.state_dict() == {"rank": 0, "offset": 200}
+    assert pair[0].scheduler.offset == 3
+    assert pair[0].ckpt.step_count == 3
+
+
+def test_what_is_rebuilt_from_peers_has_its_own_state(pair):
+    part, declared = pair[1].ckpt.rewinding.whole_part(), pair[1].ckpt.declared
+    own = own_part(part, pair[1].model, [pair[1].optimizer], pair[1].ckpt.tables, declared)
+    assert [state["type"] for state in own.tree()["stateful"]] == ["Reader"]
+    pair[1].reader.offset, pair[1].scheduler.offset = -1, -1
+    restore_own_part(own, pair[1].model, [pair[1].optimizer], pair[1].ckpt.tables, declared)
+    assert pair[1].reader.state_dict() == {"rank": 1, "offset": 300}
+    assert pair[1].scheduler.offset == -1  # all workers have it
+
+
+def test_the_stores_of_a_job_give_nobody_the_state_of_another(pair, tmp_path):
+    for each in pair:
+        each.ckpt.close()
+    stores = [tmp_path / "0"]
+    alone = Process(tmp_path / "new", 7)
+    report = alone.ckpt.recover(from_store=stores)  # of one process: it is its own
+    assert (alone.reader.rank, report.extra_state, report.differences) == (0, "part-0", [])
+    alone.ckpt.close()
+
+
+def test_parts_of_several_processes_leave_it_alone(tmp_path):
+    def table(rows):
+        part = TablePart("t", rows, (0, 4), 10, 4)
+        return cpr_ext.Table(str(part), nn.Parameter(torch.ones(rows[1] - rows[0], 4)), part=part)
+
+    def process(name, rank, rows):
+        return Process(tmp_path / name, rank, tables=[table(rows)])
+
+    for rank, rows in enumerate([(0, 5), (5, 10)]):
+        process(str(rank), rank, rows).train(2).ckpt.close()
+    whole = process("whole", 7, (0, 10))
+    with pytest.warns(UntrackedChangeWarning, match="per_rank= state is not taken"):
+        report = whole.ckpt.recover(from_store=[tmp_path / "0", tmp_path / "1"])
+    assert whole.reader.state_dict() == {"rank": 7, "offset": 0}
+    assert whole.scheduler.offset == 2
+    assert report.extra_state is None
+    assert len(report.differences) == 1
+    whole.ckpt.close()
+
+
+@pytest.mark.parametrize(
+    ("per_rank", "options"),
+    [
+        ([Reader(1)], {}),
+        (["reader"], {}),
+        ("extra_state", {"extra_state": None}),
+        (3, {}),
+    ],
+)
+def test_what_is_not_declared_is_refused(tmp_path, per_rank, options):
+    model = nn.Embedding(10, 4)
+    with pytest.raises(UsageError, match=r"per_rank\[0\] is .*; needed: an object that stateful="):
+        cpr_ext.Checkpointer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            tmp_path,
+            **{"extra_state": lambda: 1, "per_rank": per_rank, **options},
+        )
+
+
+def test_one_object_or_a_generator_may_be_given_as_it_is(tmp_path):
+    model, draws = nn.Embedding(10, 4), random.Random(3)
+    with cpr_ext.Checkpointer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        tmp_path,
+        stateful=draws,
+        per_rank=draws,
+    ) as ckpt:
+        assert [each.generator for each in ckpt.declared.per_rank] == [draws]
+        assert not ckpt.declared.owns_extra_state
