@@ -19,6 +19,7 @@ from cpr_ext.state.dense_state import (
     restore_own_part,
     shared_optimizers,
 )
+from cpr_ext.state.grown_buffers import buffer_forms
 from cpr_ext.state.position import Position
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table
@@ -62,6 +63,7 @@ class DenseCapture:
         self._watch = watch
         self._account = account
         self._refuses_nan = refuses_nan
+        self._forms = buffer_forms(model)
 
     def capture(self, count_waiting: Callable[[], int] = lambda: 0) -> DensePart:
         """Return a copy for a snapshot.
@@ -144,7 +146,7 @@ class DenseCapture:
         self, optimizers: Sequence[torch.optim.Optimizer], position: dict[str, Any]
     ) -> DensePart:
         stateful = self.declared.stateful
-        return capture_dense(self._model, optimizers, self._tables, position, stateful)
+        return capture_dense(self._model, optimizers, self._tables, position, stateful, self._forms)
 
     def extra_state(self) -> Any:
         """Return the user's extra state as it is now; None: there is none."""

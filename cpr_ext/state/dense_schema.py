@@ -27,7 +27,8 @@ def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, A
         ``model`` (state_dict name -> tensor, or what a module's ``get_extra_state()`` gave),
         ``table_keys`` (state_dict name -> table), ``optimizers`` (each ``type``, ``groups``,
         ``states``), ``rng``, ``extra`` (see :func:`read_position`, which checks it); ``wrapped``
-        (paths of modules that wrappers hold) since 0.2; ``stateful`` (each ``type``, ``state``) if
+        (paths of modules that wrappers hold) since 0.2; ``grown`` (names of buffers whose form
+        changed in training), if there are any; ``stateful`` (each ``type``, ``state``) if
         the run had such objects; ``unsaved_buffers`` (name -> tensor) of a worker.
 
     Raises:
@@ -94,6 +95,8 @@ def _check(tree: Any) -> None:
     _require(_has_names(table_keys) and _all(str, table_keys.values()), "its table_keys")
     wrapped = tree.get("wrapped", [])
     _require(isinstance(wrapped, list) and _all(str, wrapped), "its wrapped modules")
+    grown = tree.get("grown", [])
+    _require(isinstance(grown, list) and _all(str, grown), "its buffers that grow")
     _require(_all(dict, optimizers), "its optimizers")
     for optimizer in optimizers:
         groups, states = optimizer["groups"], optimizer["states"]

@@ -22,6 +22,12 @@ from cpr_ext.errors import NanError, StoreError, UsageError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_schema import is_extra_state, unpack_dense
 from cpr_ext.state.flatten import pack, tensor_names
+from cpr_ext.state.grown_buffers import (
+    BufferForms,
+    grown_buffers,
+    is_growing,
+    make_grown_buffers,
+)
 from cpr_ext.state.stateful import (
     Declared,
     Stateful,
@@ -66,8 +72,13 @@ def capture_dense(
     tables: Sequence[Table],
     extra: Any,
     stateful: Sequence[Stateful] = (),
+    forms: BufferForms | None = None,
 ) -> DensePart:
-    """Copy everything that is not a table row, as it is now."""
+    """Copy everything that is not a table row, as it is now.
+
+    Args:
+        forms: those of buffers when the Checkpointer was made.
+    """
     table_names = {id(table.weight): table.name for table in tables}
     values = model.state_dict(keep_vars=True)
     tree = {
@@ -84,6 +95,8 @@ def capture_dense(
     }
     if stateful:
         tree["stateful"] = capture_stateful(stateful)
+    if grown := grown_buffers(model, forms or {}):
+        tree["grown"] = grown
     skeleton, tensors = pack(tree, "dense")
     strides = {
         name: list(tensor.stride()) for name, tensor in tensors.items() if _is_permuted(tensor)
@@ -228,6 +241,8 @@ def restore_dense(
         raise StoreError("; ".join(differences))
     restore_stateful(tree.get("stateful", []), stateful, keep)
     same_optimizers = not _optimizer_differences(tree["optimizers"], optimizers)
+    make_grown_buffers(model, tree["model"], tree.get("grown", ()))
+    live = _dense_values(model, tables)
     with torch.no_grad():
         _load_model(
             model,
@@ -294,7 +309,12 @@ def dense_differences(
     """Return what differs between a captured dense part and a live model, one sentence each."""
     tree = part.tree()
     saved, live = tree["model"], _dense_values(model, tables)
-    found = [_parameter_difference(name, saved, live) for name in sorted(saved.keys() | live)]
+    grown = tree.get("grown", ())
+    found = [
+        _parameter_difference(name, saved, live)
+        for name in sorted(saved.keys() | live)
+        if not is_growing(model, name, grown)
+    ]
     return [
         *(text for text in found if text),
         *_optimizer_differences(tree["optimizers"], optimizers),
