@@ -257,6 +257,7 @@ class Saver:
 
     def go_on(self) -> None:
         """Do a step's work for the scrub and the snapshot in progress before training resumes."""
+        self._scrub.note_step()
         self._scrub_some()
         if self.in_flight is None:
             return
@@ -385,6 +386,10 @@ class Saver:
             passes = self._scrub.num_passes
             if not self._note_changed(self._scrub.advance()) and self._scrub.num_passes != passes:
                 self._note_pass()
+                for table in self._scrub.take_trusted():
+                    kind = type(table.optimizer).__name__
+                    text = "table '%s': a %s leaves rows without a gradient alone; rows count now"
+                    logger.info(text, table.name, kind)
 
     def _check_clean_rows(self, most_tables: int | None = None) -> bool:
         """Return whether a row that counts as clean was found to be changed."""

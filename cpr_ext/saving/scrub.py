@@ -35,6 +35,8 @@ _SLICE_BYTES = 256 << 10
 _ROWS_OF_A_TABLE = 16
 _CHECKED_OF_A_WINDOW = 4  # tables; training waits for it
 _ROWS_OF_A_COPY = 1 << 20
+_PASSES_OF_A_TRIAL = 3
+_STEPS_OF_A_TRIAL = 1000
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,38 @@ class SavedHashes(NamedTuple):
     values: Any
 
 
+@dataclass
+class Trial:
+    """Whether an optimizer that is not known leaves rows without a gradient alone.
+
+    Attributes:
+        steps: steps since the last pass that counted.
+        passes: passes without a difference, one after the other.
+    """
+
+    steps: int = 0
+    passes: int = 0
+    _num_compared: int = 0
+
+    def note(self, are_same: bool, num_compared: int) -> None:
+        """Note that rows without a gradient were compared."""
+        self._num_compared += num_compared
+        if not are_same:
+            self.steps = self.passes = self._num_compared = 0
+
+    def end_pass(self) -> None:
+        """Note that all rows were compared; over too few steps that shows nothing."""
+        if self.steps >= _STEPS_OF_A_TRIAL and self._num_compared > 0:
+            self.passes += 1
+            self.steps = self._num_compared = 0
+
+
 class _TableScrub:
     """The hashes of one table.
 
     Attributes:
         form: of the rows that have hashes; empty: none has.
+        trial: of an optimizer that is not known.
         position: the row at which the current pass resumes.
     """
 
@@ -75,6 +104,7 @@ class _TableScrub:
         count = min(_ROWS_OF_A_TABLE, table.num_embeddings)
         self._spread = np.arange(count, dtype=np.int64) * table.num_embeddings // count
         self._shift = 0
+        self.trial = Trial()
 
     def _arrays(self) -> list[torch.Tensor]:
         """Return all that belongs to rows; hashes of other arrays are forgotten."""
@@ -121,7 +151,16 @@ class _TableScrub:
         return None
 
     def compare(self, row_ids: RowIds) -> ChangedRow | None:
-        row_id, _, _ = self._hashes.compare(self._arrays(), self._tracker, row_ids)
+        row_id, compared, _ = self._hashes.compare(self._arrays(), self._tracker, row_ids)
+        return self._judged(row_id, compared)
+
+    def _judged(self, row_id: int, num_compared: int) -> ChangedRow | None:
+        """Return a row that differs; in a trial that is no fault, but ends it."""
+        if self.table.may_earn_trust():
+            self.trial.note(row_id < 0, num_compared)
+            return None
+        if row_id >= 0 and self.table.is_trusted:
+            self.table.is_trusted = None  # for good
         return None if row_id < 0 else ChangedRow(self.table, row_id)
 
     def compare_spread(self) -> ChangedRow | None:
@@ -150,9 +189,9 @@ class _TableScrub:
         row_bytes = sum(array[:1].nbytes for array in arrays)
         begin = self.position
         end = min(self.table.num_embeddings, begin + max(1, max_bytes // row_bytes))
-        row_id, _, _ = self._hashes.compare_range(arrays, self._tracker, begin, end)
+        row_id, compared, _ = self._hashes.compare_range(arrays, self._tracker, begin, end)
         self.position = end
-        return None if row_id < 0 else ChangedRow(self.table, row_id), (end - begin) * row_bytes
+        return self._judged(row_id, compared), (end - begin) * row_bytes
 
 
 class Scrub:
@@ -304,6 +343,25 @@ class Scrub:
                         found.append(changed)
         return found
 
+    def note_step(self) -> None:
+        """Note that a step was trained."""
+        for each in self._tables.values():
+            each.trial.steps += 1
+
+    def take_trusted(self) -> list[Table]:
+        """Trust the optimizers that have earned it; return their tables, once.
+
+        No snapshot may be capturing then: what counts as changed follows from it.
+        """
+        earned = [
+            each.table
+            for each in self._tables.values()
+            if each.trial.passes >= _PASSES_OF_A_TRIAL and each.table.may_earn_trust()
+        ]
+        for table in earned:
+            table.is_trusted = True
+        return earned
+
     def is_due(self) -> bool:
         """Return whether :meth:`advance` has something to do now."""
         return bool(self._left) and time.perf_counter() >= self._next_slice
@@ -331,9 +389,12 @@ class Scrub:
         if self._can_compare(scrub.table):
             with suppress(UsageError):
                 changed, size = scrub.compare_slice(max_bytes)
-        self._is_whole &= size > 0
+        # A table on trial proves nothing.
+        self._is_whole &= size > 0 and scrub.table.updates_only_looked_up_rows()
         if size == 0 or changed is not None or scrub.position == scrub.table.num_embeddings:
             self._left.pop(0)
+            if scrub.position == scrub.table.num_embeddings:
+                scrub.trial.end_pass()
             if not self._left:
                 self.num_passes += 1
                 self.was_whole = self._is_whole
@@ -341,7 +402,8 @@ class Scrub:
         return ([] if changed is None else [changed]), size
 
     def _can_compare(self, table: Table) -> bool:
-        return table.updates_only_looked_up_rows() and self._is_watched(table)
+        is_known = table.updates_only_looked_up_rows() and self._is_watched(table)
+        return is_known or table.may_earn_trust()
 
 
 def _spread(selection: Selection, first: int, count: int, num_rows: int) -> RowIds:

@@ -61,6 +61,8 @@ class Table:
         modules: the ``nn.Embedding`` / ``nn.EmbeddingBag`` modules that look rows up in it.
         lookups: reports lookups, in addition to ``modules``; several tables may have the same one.
         part: the part of a larger table that this is, if other processes hold the rest.
+        is_trusted: passes of the scrub have shown that its optimizer, which is not known, leaves
+            rows without a gradient alone. None: and later one has shown that it does not.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Table:
     modules: list[nn.Module] = field(default_factory=list)
     lookups: LookupSource | None = None
     part: TablePart | None = None
+    is_trusted: bool | None = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         shape = tuple(self.weight.shape)
@@ -172,17 +175,32 @@ class Table:
         """Return whether a step changes only rows that were looked up since the last one.
 
         Momentum, weight decay and dense Adam move every row at every step; for their tables
-        "not looked up" does not mean "not changed". Unknown optimizers are taken to move all rows.
+        "not looked up" does not mean "not changed". Unknown optimizers are taken to move all rows
+        until they have earned trust.
         """
         group = self._group()
         if self.optimizer is None or group is None:
             return True  # it was frozen: nothing updates it
-        if group.get("weight_decay", 0) != 0 or group.get("momentum", 0) != 0:
+        if _decays(group):
             return False
         # A subclass may do anything in its step.
-        return type(self.optimizer) in _KNOWN or bool(
-            getattr(self.optimizer, "updates_only_looked_up_rows", False)
+        return (
+            type(self.optimizer) in _KNOWN
+            or bool(getattr(self.optimizer, "updates_only_looked_up_rows", False))
+            or bool(self.is_trusted)
         )
+
+    def may_earn_trust(self) -> bool:
+        """Return whether it is not known if the optimizer moves rows without a gradient."""
+        group = self._group()
+        if group is None or _decays(group) or self.updates_only_looked_up_rows():
+            return False
+        is_of_torch = type(self.optimizer).__module__.startswith("torch.optim.")
+        return self.is_trusted is not None and not is_of_torch
+
+
+def _decays(group: dict[str, Any]) -> bool:
+    return bool(group.get("weight_decay", 0) != 0 or group.get("momentum", 0) != 0)
 
 
 def is_row_state(value: object, num_rows: int) -> bool:

@@ -29,6 +29,7 @@ class DriftingTables:
         groups = optimizer.param_groups
         settings = [bool(g.get("momentum")) + 2 * bool(g.get("weight_decay")) for g in groups]
         settings += owned
+        settings += [bool(self._tables[index].is_trusted) for index in owned]
         known = self._known.get(id(optimizer))
         if known is None or known[0] != settings:
             moved = [i for i in owned if not self._tables[i].updates_only_looked_up_rows()]
