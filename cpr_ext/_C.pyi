@@ -12,6 +12,7 @@ import typing_extensions
 
 __all__: list[str] = [
     "ALIGNMENT",
+    "SMALL_BLOCK",
     "AccessCounter",
     "CapturedRows",
     "ChangeMeter",
@@ -576,9 +577,10 @@ class SegmentTable:
         range_begin: typing.SupportsIndex = 0,
         row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any] | None = None,
         is_packed: bool = False,
+        block_bytes: typing.SupportsIndex = 4096,
     ) -> None:
         """row_ids: (num_rows,) int64, ascending, not changed from now on. is_packed: the tensors
-        hold these rows alone, in this order.
+        hold these rows alone, in this order. block_bytes: of the segment.
         """
 
     def add_bytes(
@@ -1093,4 +1095,5 @@ def use_stream(device: typing.SupportsIndex, stream: typing.SupportsIndex) -> No
     """
 
 ALIGNMENT: int = 4096
+SMALL_BLOCK: int = 8
 has_cuda: bool = True

@@ -261,6 +261,13 @@ def own_metadata(path):
         return json.loads(file.metadata()["cpr_ext"])
 
 
+def array_offset(path, name: str) -> int:
+    """Where an array such as ``tables.a/weight`` begins in a segment file."""
+    with Path(path).open("rb") as file:
+        text_bytes = int.from_bytes(file.read(8), "little")
+        return 8 + text_bytes + int(json.loads(file.read(text_bytes))[name]["data_offsets"][0])
+
+
 def read_chunks(path) -> list[Captured]:
     """Every chunk of a segment file, read by the safetensors library; copies, not views of it."""
     chunks = []
@@ -269,14 +276,14 @@ def read_chunks(path) -> list[Captured]:
         for index, first, count, step, _ in own["chunks"]:
             table = own["tables"][index]
             rows = slice(first, first + count)
-            if table["range_begin"] is None:
+            if "range_begin" not in table:
                 row_ids = file.get_tensor(f"{table['name']}/row_ids")[rows].clone()
             else:
                 begin = table["range_begin"] + first
                 row_ids = torch.arange(begin, begin + count)
             arrays = {
                 name: file.get_tensor(f"{table['name']}/{name}")[rows].clone()
-                for name, _, _ in table["arrays"]
+                for name, _, _ in own["arrays"][table["arrays"]]
             }
             chunks.append(Captured(table["name"], step, row_ids, arrays))
     return chunks

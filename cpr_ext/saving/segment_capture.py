@@ -24,6 +24,7 @@ from cpr_ext.storage.segment_format import (
     SegmentLayout,
     TableSpec,
     array_specs,
+    block_bytes_for,
     native_table,
     place_native,
 )
@@ -127,9 +128,9 @@ class SegmentCapture:
         self._manifest = manifest
         self._path = manifest.directory / segment_name(snapshot, kind)
         self._sources: Sequence[Source] = sources
+        specs = tuple(source.spec for source in sources)
         self._layout = SegmentLayout(
-            tuple(source.spec for source in sources),
-            {"kind": kind, "snapshot": snapshot, **metadata},
+            specs, {"kind": kind, "snapshot": snapshot, **metadata}, block_bytes_for(specs)
         )
         tables = [
             native_table(
@@ -212,7 +213,7 @@ class SegmentCapture:
         return int(self._job.copy_before_write(table, row_ids, first))
 
     def chunk_bytes(self, table: int, count: int) -> int:
-        """Bytes that ``count`` rows of a table take in a slot and in the file."""
+        """Bytes that ``count`` rows of a table take in a slot."""
         return self._layout.rows_bytes(table, count)
 
     def cancel(self, reason: str) -> None:

@@ -36,9 +36,9 @@ from cpr_ext.storage.rounded_chunks import (
     id_runs_of,
 )
 
-ALIGNMENT: int = native.ALIGNMENT
+ALIGNMENT: int = native.ALIGNMENT  # the block of direct I/O
+SMALL_BLOCK: int = native.SMALL_BLOCK
 FORMAT_VERSION = 1
-ROUNDED_VERSION = 3  # of a segment with rounded rows; docs/snapshot_format.md counts the format
 MAX_HEADER_BYTES = 64 << 20
 ROW_IDS = "row_ids"
 
@@ -68,9 +68,9 @@ class Chunk(NamedTuple):
     checksums: list[int]
 
 
-def align_up(size_bytes: int) -> int:
+def align_up(size_bytes: int, block_bytes: int = ALIGNMENT) -> int:
     """Round up to a whole number of blocks."""
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+    return -(-size_bytes // block_bytes) * block_bytes
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,10 @@ class SegmentLayout:
 
     Attributes:
         offsets: file offset in bytes of each stored array, by (table index, array name).
-        header_bytes: size of the header block, a multiple of ``ALIGNMENT``.
-        file_bytes: size of the whole file, a multiple of ``ALIGNMENT``.
+        block_bytes: arrays and chunks begin at a multiple of it: ``ALIGNMENT``, or
+            ``SMALL_BLOCK`` in a segment of small arrays, see :func:`block_bytes_for`.
+        header_bytes: size of the header, a whole number of blocks.
+        file_bytes: size of the whole file, a whole number of blocks.
         id_runs: of a table whose row ids are packed, those of each chunk, by table index.
         rounding: of each chunk of rounded rows, by table index and first row.
         exact_offsets: where its exact rows are in the file, by the same.
@@ -176,6 +178,7 @@ class SegmentLayout:
 
     tables: tuple[TableSpec, ...]
     metadata: dict[str, Any]
+    block_bytes: int
     header_bytes: int = 0
     file_bytes: int = 0
     offsets: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -216,7 +219,7 @@ class SegmentLayout:
             if self.tables[chunk.table].exact_row_bytes
         }
         self.note_rounding(widest, every_row)
-        self.header_bytes = align_up(8 + len(self._header_json(widest, Committed())))
+        self.header_bytes = self._align(8 + len(self._header_json(widest, Committed())))
         if self.header_bytes > MAX_HEADER_BYTES:
             raise UsageError(
                 f"the segment's header would take {self.header_bytes} bytes of {MAX_HEADER_BYTES}; "
@@ -235,7 +238,7 @@ class SegmentLayout:
             if not (of_chunk := rounding.get((table, first))) or not of_chunk.num_exact:
                 continue
             self.exact_offsets[table, first] = self.file_bytes
-            self.file_bytes += align_up(of_chunk.num_exact * self.tables[table].exact_row_bytes)
+            self.file_bytes += self._align(of_chunk.num_exact * self.tables[table].exact_row_bytes)
 
     def place_at(self, start: int) -> None:
         """Fix every offset, the first array at ``start``."""
@@ -243,12 +246,15 @@ class SegmentLayout:
         for index, table in enumerate(self.tables):
             for array in self.stored(table):
                 self.offsets[index, array.name] = offset
-                offset += align_up(self._array_bytes(index, array))
+                offset += self._align(self._array_bytes(index, array))
         self.file_bytes = offset
+
+    def _align(self, size_bytes: int) -> int:
+        return align_up(size_bytes, self.block_bytes)
 
     def _array_bytes(self, index: int, array: ArraySpec) -> int:
         if array.name == ROW_IDS and index in self.id_runs:
-            return sum(align_up(run.packed_bytes) for run in self.id_runs[index])
+            return sum(self._align(run.packed_bytes) for run in self.id_runs[index])
         return self.tables[index].num_rows * array.file_row_bytes
 
     @staticmethod
@@ -277,11 +283,11 @@ class SegmentLayout:
             for run in self.id_runs[index]:
                 places[first] = offset, run.first, run.last
                 first += run.num_ids
-                offset += align_up(run.packed_bytes)
+                offset += self._align(run.packed_bytes)
         return self._id_places[index]
 
     def rows_bytes(self, index: int, count: int) -> int:
-        """Return the file bytes of ``count`` rows of table ``index``, captured as one chunk.
+        """Return the slot bytes of ``count`` rows of table ``index``, captured as one chunk.
 
         Packed row ids take less; exact rows are not counted.
         """
@@ -290,7 +296,7 @@ class SegmentLayout:
         )
 
     def most_chunk_bytes(self, chunk: Chunk) -> int:
-        """Return the bytes that a chunk takes in memory, as it is in the file, at most."""
+        """Return the bytes that a chunk takes in a slot at most."""
         rounding = self.rounding.get(chunk[:2])
         exact_rows = rounding.num_exact if rounding is not None else 0
         exact_bytes = exact_rows * self.tables[chunk.table].exact_row_bytes
@@ -344,7 +350,7 @@ class SegmentLayout:
                     "data_offsets": [begin, end],
                 }
                 # safetensors allows no holes: what aligns the next array is a tensor, too.
-                if pad := align_up(end) - end:
+                if pad := self._align(end) - end:
                     entries[f"__pad.{pads}"] = {
                         "dtype": "U8",
                         "shape": [pad],
@@ -358,9 +364,15 @@ class SegmentLayout:
                 "shape": [end - begin],
                 "data_offsets": [begin, end],
             }
+        kinds = {arrays: i for i, arrays in enumerate(dict.fromkeys(t.arrays for t in self.tables))}
         own = {
             **self.metadata,
-            "tables": [self._described(index) for index in range(len(self.tables))],
+            "block_bytes": self.block_bytes,
+            "arrays": [[_described(array) for array in arrays] for arrays in kinds],
+            "tables": [
+                self._described(index, kinds[table.arrays])
+                for index, table in enumerate(self.tables)
+            ],
             "chunks": [[*chunk[:4], [f"{crc:08x}" for crc in chunk.checksums]] for chunk in chunks],
         }
         if self.is_rounded:
@@ -371,7 +383,7 @@ class SegmentLayout:
         header = {
             "__metadata__": {
                 "format": "cpr_ext.segment",
-                "format_version": str(ROUNDED_VERSION if self.is_rounded else FORMAT_VERSION),
+                "format_version": str(FORMAT_VERSION),
                 "header_crc32c": NO_CHECKSUM,
                 "committed": json.dumps(asdict(committed), separators=(",", ":")),
                 "cpr_ext": json.dumps(own, separators=(",", ":")),
@@ -380,24 +392,25 @@ class SegmentLayout:
         }
         return json.dumps(header, separators=(",", ":")).encode()
 
-    def _described(self, index: int) -> dict[str, Any]:
+    def _described(self, index: int, arrays: int) -> dict[str, Any]:
         table = self.tables[index]
         described: dict[str, Any] = {
             "name": table.name,
             "num_rows": table.num_rows,
-            "range_begin": table.range_begin,
-            "shape": table.shape,
-            "arrays": [
-                [
-                    *(array.name, DTYPE_NAMES[array.dtype], list(array.row_shape)),
-                    *([array.precision] if array.is_rounded else []),
-                ]
-                for array in table.arrays
-            ],
+            "arrays": arrays,
         }
+        if table.range_begin is not None:
+            described["range_begin"] = table.range_begin
+        if table.shape is not None:
+            described["shape"] = table.shape
         if index in self.id_runs:
             described["row_id_runs"] = self.id_runs[index]
         return described
+
+
+def _described(array: ArraySpec) -> list[Any]:
+    described = [array.name, DTYPE_NAMES[array.dtype], list(array.row_shape)]
+    return [*described, array.precision] if array.is_rounded else described
 
 
 def with_checksum(header: bytes, checksum: str, *, of: str) -> bytes:
@@ -405,6 +418,22 @@ def with_checksum(header: bytes, checksum: str, *, of: str) -> bytes:
     # The first of its kind: names that come from users follow later.
     old, new = (f'"header_crc32c":"{text}"'.encode() for text in (of, checksum))
     return header.replace(old, new, 1)
+
+
+def block_bytes_for(tables: Sequence[TableSpec]) -> int:
+    """Return the block of a segment of these tables: the small one where padding would count.
+
+    Large arrays are written past the page cache, for which each begins at a multiple of
+    ``ALIGNMENT``. Where that padding is more than 1/64 of the rows, arrays follow each other
+    closely instead, and the file is written through the page cache.
+    """
+    sizes = [
+        table.num_rows * array.file_row_bytes
+        for table in tables
+        for array in SegmentLayout.stored(table)
+    ]
+    padding = sum(align_up(size) - size for size in sizes)
+    return ALIGNMENT if padding * 64 <= sum(sizes) else SMALL_BLOCK
 
 
 def array_specs(
@@ -460,6 +489,7 @@ def native_table(
         range_begin=spec.range_begin or 0,
         row_ids=row_ids,
         is_packed=is_packed,
+        block_bytes=layout.block_bytes,
     )
     for array in spec.arrays:
         tensor = arrays[array.name]

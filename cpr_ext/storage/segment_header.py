@@ -29,8 +29,8 @@ from cpr_ext.storage.segment_format import (
     FORMAT_VERSION,
     MAX_HEADER_BYTES,
     NO_CHECKSUM,
-    ROUNDED_VERSION,
     ROW_IDS,
+    SMALL_BLOCK,
     ArraySpec,
     Chunk,
     Committed,
@@ -122,7 +122,7 @@ def read_own_record(path: Path) -> SegmentRecord:
     """
     name = parse_segment_name(path.name)
     header_bytes = retrying(path, lambda: _own_header_bytes(path))
-    if name is None or header_bytes % ALIGNMENT != 0 or header_bytes > MAX_HEADER_BYTES:
+    if name is None or header_bytes % SMALL_BLOCK != 0 or header_bytes > MAX_HEADER_BYTES:
         raise DamageError(f"{path}: not a segment")
     file_bytes, block = retrying(path, lambda: _read_block(path, header_bytes))
     try:
@@ -151,20 +151,24 @@ def _parse(path: Path, block: bytes, file_bytes: int) -> Segment:
     version = int(metadata["format_version"])
     if metadata["format"] != "cpr_ext.segment":
         raise ValueError(f"format {metadata['format']!r}")
-    if version not in (FORMAT_VERSION, ROUNDED_VERSION):
+    if version != FORMAT_VERSION:
         raise StoreError(
-            f"{path}: segment format version {version}; this release reads {FORMAT_VERSION} and "
-            f"{ROUNDED_VERSION}. Use the release that wrote the store, or a newer one"
+            f"{path}: segment format version {version}; this release reads {FORMAT_VERSION}. "
+            "Use the release that wrote the store, or a newer one"
         )
     own = json.loads(metadata["cpr_ext"])
     described = own.pop("tables")
-    tables = tuple(_table(table) for table in described)
+    kinds = [_arrays(arrays) for arrays in own.pop("arrays")]
+    tables = tuple(_table(table, kinds[_count(table["arrays"])]) for table in described)
     _require(len({table.name for table in tables}) == len(tables), "a table appears twice")
     chunks = [_chunk(chunk) for chunk in own.pop("chunks")]
     rounding = _rounding(own.pop("rounding", []))
     _check_noted(own)
-    layout = SegmentLayout(tables, own, header_bytes=len(block), id_runs=_id_runs(described))
-    _require(layout.is_rounded == (version == ROUNDED_VERSION), "its version is another")
+    block_bytes = _count(own.pop("block_bytes"))
+    _require(block_bytes in (ALIGNMENT, SMALL_BLOCK), f"blocks of {block_bytes!r:.100} bytes")
+    _require(len(block) % block_bytes == 0, f"a header of {len(block)} bytes")
+    id_runs = _id_runs(described)
+    layout = SegmentLayout(tables, own, block_bytes, header_bytes=len(block), id_runs=id_runs)
     _check_rounded(layout, chunks, rounding)
     layout.place_at(start=len(block))
     layout.note_rounding(chunks, rounding)
@@ -174,16 +178,20 @@ def _parse(path: Path, block: bytes, file_bytes: int) -> Segment:
     return Segment(path, layout, chunks)
 
 
-def _table(table: dict[str, Any]) -> TableSpec:
+def _arrays(described: Sequence[Any]) -> tuple[ArraySpec, ...]:
+    return tuple(
+        ArraySpec(_name(name), DTYPES[dtype], _shape(row_shape), *precision)
+        for name, dtype, row_shape, *precision in described
+    )
+
+
+def _table(table: dict[str, Any], arrays: tuple[ArraySpec, ...]) -> TableSpec:
     spec = TableSpec(
         name=_name(table["name"]),
         num_rows=_count(table["num_rows"]),
-        range_begin=None if table["range_begin"] is None else _count(table["range_begin"]),
-        shape=None if table["shape"] is None else _shape(table["shape"]),
-        arrays=tuple(
-            ArraySpec(_name(name), DTYPES[dtype], _shape(row_shape), *precision)
-            for name, dtype, row_shape, *precision in table["arrays"]
-        ),
+        range_begin=_count(table["range_begin"]) if "range_begin" in table else None,
+        shape=_shape(table["shape"]) if "shape" in table else None,
+        arrays=arrays,
     )
     for array in spec.arrays:
         _require(array.precision in PRECISIONS, f"precision {array.precision!r:.100}")
@@ -261,7 +269,7 @@ def _check_chunks(layout: SegmentLayout, chunks: Sequence[Chunk]) -> None:
         placed = layout.tables[table].arrays if table in layout.id_runs else stored
         _require(
             len(crcs) == len(stored) + ((table, first) in layout.exact_offsets)
-            and not any(first * array.file_row_bytes % ALIGNMENT for array in placed),
+            and not any(first * array.file_row_bytes % layout.block_bytes for array in placed),
             f"a chunk of '{layout.tables[table].name}' is misplaced",
         )
     for spec, rows in zip(layout.tables, next_row, strict=True):

@@ -180,7 +180,7 @@ class SegmentRows:
             array.name: torch.empty((count, array.file_row_bytes), dtype=torch.uint8)
             for array in spec.arrays
         }
-        as_bytes = native.SegmentTable(name=spec.name, num_rows=count)
+        as_bytes = self._native_table(spec.name, count)
         for array in spec.arrays:
             as_bytes.add_rows(array.name, arrays[array.name], self._offset(table, array, first))
         begin = 0 if spec.range_begin is not None else 1
@@ -211,7 +211,7 @@ class SegmentRows:
         table, _, _, step, _ = self.segment.chunks[chunk]
         data = torch.empty(size_bytes, dtype=torch.uint8)
         name = self.segment.layout.tables[table].name
-        piece = native.SegmentTable(name=name, num_rows=size_bytes)
+        piece = self._native_table(name, size_bytes)
         piece.add_rows("", data, offset)
         self._restore(piece, size_bytes, step, [crc])
         return data
@@ -237,7 +237,7 @@ class SegmentRows:
             array.name: torch.empty((count, *array.row_shape), dtype=array.dtype)
             for array in stored
         }
-        one_range = native.SegmentTable(name=self.segment.layout.tables[table].name, num_rows=count)
+        one_range = self._native_table(self.segment.layout.tables[table].name, count)
         for array in stored:
             offset = self._offset(table, array, first)
             one_range.add_rows(array.name, arrays[array.name], offset, precision=array.precision)
@@ -250,6 +250,10 @@ class SegmentRows:
             one_range.keep_exact([(0, num_exact, layout.exact_offsets[table, first])])
         self._restore(one_range, count, step, crcs)
         return arrays
+
+    def _native_table(self, name: str, num_rows: int) -> Any:
+        block_bytes = self.segment.layout.block_bytes
+        return native.SegmentTable(name=name, num_rows=num_rows, block_bytes=block_bytes)
 
     def _restore(self, table: Any, num_rows: int, step: int, crcs: Sequence[int]) -> None:
         """Read a native table that is one chunk."""

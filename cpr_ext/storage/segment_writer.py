@@ -26,6 +26,7 @@ from cpr_ext.storage.segment_format import (
     SegmentLayout,
     TableSpec,
     align_up,
+    block_bytes_for,
 )
 from cpr_ext.storage.segment_header import record_of
 
@@ -97,7 +98,11 @@ class SegmentStream:
         row_ids: Sequence[torch.Tensor | None] = (),
     ) -> None:
         self.path = directory / segment_name(snapshot, kind)
-        self._layout = SegmentLayout(tables, {"kind": kind, "snapshot": snapshot, **metadata})
+        self._layout = SegmentLayout(
+            tables,
+            {"kind": kind, "snapshot": snapshot, **metadata},
+            block_bytes_for(tables),
+        )
         self.rows_per_chunk = [rows_per_chunk(table, chunk_bytes) for table in tables]
         self._layout.place(
             self.rows_per_chunk, [None if ids is None else ids.numpy() for ids in row_ids]
@@ -154,10 +159,10 @@ class SegmentStream:
                 parts = [exact[0].to(torch.int32), *values]
                 data = torch.cat([part.contiguous().flatten().view(torch.uint8) for part in parts])
                 pieces.append((data, self._end))
-                self._end += align_up(len(data))
+                self._end += align_up(len(data), layout.block_bytes)
         checksums = []
         for tensor, offset in pieces:
-            piece = _padded_bytes(tensor)
+            piece = _padded_bytes(tensor, layout.block_bytes)
             checksums.append(int(native.crc32c(piece)))
             self._write_at(piece, offset)
             self._pace.spend(len(piece))
@@ -209,9 +214,9 @@ class SegmentStream:
         os.close(self._file)
 
 
-def _padded_bytes(values: torch.Tensor) -> memoryview:
+def _padded_bytes(values: torch.Tensor, block_bytes: int) -> memoryview:
     """Return the rows' bytes, zeros after them up to a whole number of blocks."""
     size_bytes = values.numel() * values.element_size()
-    padded = torch.zeros(align_up(size_bytes), dtype=torch.uint8)
+    padded = torch.zeros(align_up(size_bytes, block_bytes), dtype=torch.uint8)
     padded[:size_bytes] = values.contiguous().reshape(-1).view(torch.uint8)
     return padded.numpy().data

@@ -16,8 +16,10 @@ namespace py = pybind11;
 namespace cpr_ext {
 
 TableSpec::TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset,
-                     int64_t range_begin, const ArrayLike& ids, bool is_packed) {
+                     int64_t range_begin, const ArrayLike& ids, bool is_packed,
+                     int64_t block_bytes) {
   table.name = std::move(name);
+  table.block_bytes = block_bytes;
   table.num_rows = num_rows;
   table.row_ids_offset = row_ids_offset;
   table.range_begin = range_begin;
@@ -92,7 +94,7 @@ void TableSpec::pack_row_ids(const std::vector<std::tuple<int64_t, int64_t, int6
     }
     packed.packed_ids.push_back({first, run, offset});
     first += count;
-    offset += align_up(packed_bytes(run));
+    offset += align_up(packed_bytes(run), table.block_bytes);
   }
   check_table(packed);
   table = std::move(packed);
@@ -166,13 +168,15 @@ void TableSpec::add(SegmentArray array, const py::object& tensor) {
 
 void register_segment_table(py::module_& module) {
   module.attr("ALIGNMENT") = kAlignment;
+  module.attr("SMALL_BLOCK") = kSmallBlock;
   py::class_<TableSpec>(module, "SegmentTable", "The rows of one table in a segment file.")
       .def(
-          py::init<std::string, int64_t, int64_t, int64_t, const ArrayLike&, bool>(), py::kw_only(),
-          py::arg("name"), py::arg("num_rows"), py::arg("row_ids_offset") = -1,
+          py::init<std::string, int64_t, int64_t, int64_t, const ArrayLike&, bool, int64_t>(),
+          py::kw_only(), py::arg("name"), py::arg("num_rows"), py::arg("row_ids_offset") = -1,
           py::arg("range_begin") = 0, py::arg("row_ids") = py::none(), py::arg("is_packed") = false,
+          py::arg("block_bytes") = kAlignment,
           "row_ids: (num_rows,) int64, ascending, not changed from now on. is_packed: the tensors\n"
-          "hold these rows alone, in this order.")
+          "hold these rows alone, in this order. block_bytes: of the segment.")
       .def("add_rows", &TableSpec::add_rows, py::arg("name"), py::arg("tensor"),
            py::arg("file_offset"), py::arg("first_row_id") = 0, py::arg("stager") = nullptr,
            py::arg("precision") = "float32",

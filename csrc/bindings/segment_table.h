@@ -27,7 +27,7 @@ struct TableSpec {
   pybind11::list owners;
 
   TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset, int64_t range_begin,
-            const ArrayLike& ids, bool is_packed);
+            const ArrayLike& ids, bool is_packed, int64_t block_bytes);
 
   void add_rows(std::string name, const ArrayLike& tensor, int64_t file_offset,
                 int64_t first_row_id, const std::shared_ptr<DeviceStager>& stager,

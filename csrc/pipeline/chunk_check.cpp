@@ -75,7 +75,7 @@ std::vector<uint32_t> check_captured(const SegmentTable& table, const int64_t* r
   auto piece = pieces.begin();
   if (row_ids != nullptr) {
     checksums.push_back(check_bytes(data, piece->size_bytes, 0, DType::kInt64, nullptr));
-    data += piece++->size_bytes;
+    data += piece++->bytes_in_memory();
   }
   for (const SegmentArray& array : table.arrays) {
     // A rounded row has no NaN; one with NaN is among the exact rows.
@@ -84,7 +84,7 @@ std::vector<uint32_t> check_captured(const SegmentTable& table, const int64_t* r
     checksums.push_back(check_bytes(data, piece->size_bytes, chunk.count * array.file_row_bytes(),
                                     array.rows.dtype, look ? &nan : nullptr));
     if (nan >= 0) refuse(table, row_ids, chunk, array, nan);
-    data += piece++->size_bytes;
+    data += piece++->bytes_in_memory();
   }
   if (chunk.exact.count > 0) {
     if (refuse_nan) check_exact_rows(table, row_ids, chunk, data);

@@ -94,7 +94,7 @@ ReadChunk ReadAhead::read_chunk(const WantedChunk& wanted, SlotLease slot, OpenF
   for (const Piece& piece : chunk_pieces(table, chunk)) {
     read.damage.push_back(read_piece(piece, data, file, &read));
     if (file->reader) read.bytes += piece.size_bytes;
-    data += piece.size_bytes;
+    data += piece.bytes_in_memory();
   }
   return read;
 }
@@ -121,7 +121,9 @@ std::string ReadAhead::read_piece(const Piece& piece, std::byte* data, OpenFile*
 
 void ReadAhead::open(OpenFile* file) const {
   try {
-    file->reader.emplace(file->source->path, direct_io_);
+    // A chunk of the source is read, so it has tables.
+    const bool in_blocks = file->source->tables.front().table.block_bytes == kAlignment;
+    file->reader.emplace(file->source->path, direct_io_ && in_blocks);
   } catch (const StorageError& error) {
     if (!SegmentReader::is_missing(error)) throw;
     file->damage = error.what();

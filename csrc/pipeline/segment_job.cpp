@@ -32,6 +32,16 @@ int64_t bytes_ahead(const SegmentTable& table, int64_t first, int64_t count) {
   return align_up(count * kRowIdBytes) - row_ids_bytes(table, first, count);
 }
 
+int64_t block_bytes_of(const std::vector<SegmentTable>& tables) {
+  const int64_t block_bytes = tables.empty() ? kAlignment : tables.front().block_bytes;
+  for (const SegmentTable& table : tables) {
+    if (table.block_bytes == block_bytes) continue;
+    throw UsageError("tables '" + tables.front().name + "' and '" + table.name +
+                     "' of a segment have different block_bytes");
+  }
+  return block_bytes;
+}
+
 // A row is whole only if one memory holds all of it, as its stream sees it at one moment.
 void check_devices(const SegmentTable& table, bool copy_on_write) {
   for (const SegmentArray& array : table.arrays) {
@@ -54,7 +64,8 @@ void check_devices(const SegmentTable& table, bool copy_on_write) {
 SegmentJob::SegmentJob(SnapshotPipeline& pipeline, CapturePlan plan)
     : pipeline_(pipeline),
       plan_(std::move(plan)),
-      writer_(plan_.path, plan_.header_bytes, plan_.file_bytes, plan_.direct_io),
+      writer_(plan_.path, plan_.header_bytes, plan_.file_bytes, block_bytes_of(plan_.tables),
+              plan_.direct_io),
       next_exact_offset_(plan_.file_bytes) {
   for (size_t i = 0; i < plan_.tables.size(); ++i) {
     const SegmentTable& table = plan_.tables[i];
@@ -257,7 +268,7 @@ void SegmentJob::complete_on_host(std::byte* data, Chunk* chunk) {
   }
   chunk->exact.first = chunk->first;
   chunk->exact.file_offset = next_exact_offset_;
-  next_exact_offset_ += align_up(chunk->exact.count * table.exact_row_bytes());
+  next_exact_offset_ += align_up(chunk->exact.count * table.exact_row_bytes(), table.block_bytes);
 }
 
 // Hands over a slot (or none, if nothing was left to capture). The last slot is counted in the same
@@ -322,7 +333,7 @@ void SegmentJob::write_chunks(const FilledSlot& filled) {
     }
     for (const Piece& piece : chunk_pieces(plan_.tables[chunk.table], chunk)) {
       pieces.push_back(piece);
-      end += piece.size_bytes;
+      end += piece.bytes_in_memory();
     }
   }
   writer_.write(pieces, filled.slot.data() + begin);

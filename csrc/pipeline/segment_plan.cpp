@@ -25,32 +25,34 @@ const PackedRowIds* find_packed(const SegmentTable& table, int64_t first, int64_
 }
 
 std::vector<Piece> row_pieces(const SegmentTable& table, int64_t first, int64_t count) {
+  const auto in_file = [&](int64_t bytes) { return align_up(bytes, table.block_bytes); };
   std::vector<Piece> pieces;
   if (!table.packed_ids.empty()) {
     const PackedRowIds* ids = find_packed(table, first, count);
     assert(ids != nullptr && "not a chunk of the table");
-    pieces.push_back({ids->file_offset, align_up(packed_bytes(ids->run))});
+    pieces.push_back({ids->file_offset, in_file(packed_bytes(ids->run))});
   } else if (!table.is_range()) {
-    pieces.push_back({table.row_ids_offset + first * kRowIdBytes, align_up(count * kRowIdBytes)});
+    pieces.push_back({table.row_ids_offset + first * kRowIdBytes, in_file(count * kRowIdBytes)});
   }
   for (const SegmentArray& array : table.arrays) {
     pieces.push_back({array.file_offset + first * array.file_row_bytes(),
-                      align_up(count * array.file_row_bytes())});
+                      in_file(count * array.file_row_bytes())});
   }
   return pieces;
 }
 
 // What the table has in the file, but for exact rows.
 std::vector<Piece> extents_of(const SegmentTable& table) {
+  const auto in_file = [&](int64_t bytes) { return align_up(bytes, table.block_bytes); };
   std::vector<Piece> pieces;
   for (const PackedRowIds& ids : table.packed_ids) {
-    pieces.push_back({ids.file_offset, align_up(packed_bytes(ids.run))});
+    pieces.push_back({ids.file_offset, in_file(packed_bytes(ids.run))});
   }
   if (table.packed_ids.empty() && !table.is_range()) {
-    pieces.push_back({table.row_ids_offset, align_up(table.num_rows * kRowIdBytes)});
+    pieces.push_back({table.row_ids_offset, in_file(table.num_rows * kRowIdBytes)});
   }
   for (const SegmentArray& array : table.arrays) {
-    pieces.push_back({array.file_offset, align_up(table.num_rows * array.file_row_bytes())});
+    pieces.push_back({array.file_offset, in_file(table.num_rows * array.file_row_bytes())});
   }
   return pieces;
 }
@@ -64,6 +66,11 @@ int64_t SegmentTable::exact_row_bytes() const {
 }
 
 void check_table(const SegmentTable& table) {
+  if (table.block_bytes != kAlignment && table.block_bytes != kSmallBlock) {
+    throw UsageError("table '" + table.name + "': block_bytes is " +
+                     std::to_string(table.block_bytes) + "; it must be " +
+                     std::to_string(kSmallBlock) + " or " + std::to_string(kAlignment));
+  }
   if (table.num_rows < 0 || table.range_begin < 0 ||
       table.num_rows > std::numeric_limits<int64_t>::max() - table.range_begin) {
     throw UsageError("table '" + table.name + "': " + std::to_string(table.num_rows) +
@@ -72,9 +79,9 @@ void check_table(const SegmentTable& table) {
   }
   int64_t bytes_left = kMaxSegmentBytes;
   const auto check_offset = [&](const std::string& what, int64_t offset) {
-    if (offset < 0 || offset > kMaxSegmentBytes || offset % kAlignment != 0) {
+    if (offset < 0 || offset > kMaxSegmentBytes || offset % table.block_bytes != 0) {
       throw UsageError(of_table(table, what) + "file offset " + std::to_string(offset) +
-                       " is not a multiple of " + std::to_string(kAlignment));
+                       " is not a multiple of " + std::to_string(table.block_bytes));
     }
   };
   const auto take = [&](const std::string& what, int64_t offset, int64_t file_row_bytes) {
@@ -157,14 +164,14 @@ void check_chunk(const SegmentTable& table, const Chunk& chunk, int64_t slot_byt
   if (chunk.count > std::numeric_limits<int32_t>::max()) refuse("has too many rows");
   const std::vector<Piece> pieces = chunk_pieces(table, chunk);
   for (const Piece& piece : pieces) {
-    if (piece.file_offset % kAlignment != 0) refuse("is not aligned in the file");
+    if (piece.file_offset % table.block_bytes != 0) refuse("is not aligned in the file");
   }
   if (chunk.checksums.size() != pieces.size()) {
     refuse("has " + std::to_string(chunk.checksums.size()) + " checksums for " +
            std::to_string(pieces.size()) + " pieces");
   }
   int64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.size_bytes;
+  for (const Piece& piece : pieces) bytes += piece.bytes_in_memory();
   if (bytes > slot_bytes) {
     refuse("has " + std::to_string(bytes) + " bytes, more than the staging slot's " +
            std::to_string(slot_bytes));
@@ -174,8 +181,8 @@ void check_chunk(const SegmentTable& table, const Chunk& chunk, int64_t slot_byt
 std::vector<Piece> chunk_pieces(const SegmentTable& table, const Chunk& chunk) {
   std::vector<Piece> pieces = row_pieces(table, chunk.first, chunk.count);
   if (chunk.exact.count > 0) {
-    pieces.push_back(
-        {chunk.exact.file_offset, align_up(chunk.exact.count * table.exact_row_bytes())});
+    pieces.push_back({chunk.exact.file_offset,
+                      align_up(chunk.exact.count * table.exact_row_bytes(), table.block_bytes)});
   }
   return pieces;
 }
@@ -187,12 +194,12 @@ RowIdRun packed_run(const SegmentTable& table, int64_t first, int64_t count) {
 }
 
 int64_t row_ids_bytes(const SegmentTable& table, int64_t first, int64_t count) {
-  return row_pieces(table, first, count).front().size_bytes;
+  return row_pieces(table, first, count).front().bytes_in_memory();
 }
 
 int64_t chunk_bytes(const SegmentTable& table, int64_t first, int64_t count) {
   int64_t total = 0;
-  for (const Piece& piece : row_pieces(table, first, count)) total += piece.size_bytes;
+  for (const Piece& piece : row_pieces(table, first, count)) total += piece.bytes_in_memory();
   return total;
 }
 
@@ -203,7 +210,7 @@ int64_t most_chunk_bytes(const SegmentTable& table, int64_t count) {
 }
 
 int64_t rows_per_chunk(const SegmentTable& table, int64_t slot_bytes, int64_t max_chunk_bytes) {
-  // A run of `unit` rows is a whole number of blocks in every array.
+  // A run of `unit` rows is a whole number of kAlignment in every array, in the slot and the file.
   int64_t unit = 1;
   int64_t bytes_per_row = 0;
   const auto add = [&](int64_t file_row_bytes) {

@@ -22,7 +22,7 @@ constexpr int64_t kRowIdBytes = sizeof(int64_t);  // in a slot and in the file
 struct SegmentArray {
   std::string name;
   RowArray rows;                                  // source of a capture, target of a restore
-  int64_t file_offset = 0;                        // of the packed rows, multiple of kAlignment
+  int64_t file_offset = 0;                        // of the packed rows, a whole number of blocks
   RowPrecision precision = RowPrecision::kExact;  // in the file; float32 rows if it is not kExact
 
   bool is_rounded() const { return precision != RowPrecision::kExact; }
@@ -63,7 +63,8 @@ struct SegmentTable {
   int64_t row_ids_offset =
       -1;                   // file offset of the int64 row ids; -1: a range of rows, no ids kept
   int64_t range_begin = 0;  // first row id of a range
-  bool is_packed = false;   // memory holds the rows of the segment alone, in their order
+  int64_t block_bytes = kAlignment;  // of the segment: what lies in the file is a multiple of it
+  bool is_packed = false;            // memory holds the rows of the segment alone, in their order
   std::vector<SegmentArray> arrays;
   std::vector<PackedRowIds> packed_ids;  // of every chunk, ascending; none: 8 bytes an id
   std::vector<ExactRows> exact_rows;     // of a file to read: of chunks that have any, ascending
@@ -106,10 +107,10 @@ std::vector<Piece> chunk_pieces(const SegmentTable& table, const Chunk& chunk);
 // Of a chunk whose row ids are packed.
 RowIdRun packed_run(const SegmentTable& table, int64_t first, int64_t count);
 
-// Bytes of the first of them, the row ids. REQUIRES: they are stored.
+// Bytes in a slot of the first of them, the row ids. REQUIRES: they are stored.
 int64_t row_ids_bytes(const SegmentTable& table, int64_t first, int64_t count);
 
-// Bytes of those pieces together, without exact rows.
+// Bytes in a slot of those pieces together, without exact rows.
 int64_t chunk_bytes(const SegmentTable& table, int64_t first, int64_t count);
 
 // The most bytes that a chunk of so many rows takes in a slot, however many of them are exact.

@@ -155,7 +155,7 @@ Verdict check_pieces(const SegmentTable& table, const ReadChunk& read) {
     if (damage.empty()) damage = SegmentReader::check(pieces[i], read.chunk->checksums[i], data);
     if (i == 0) verdict.first_is_good = damage.empty();
     if (verdict.damage.empty()) verdict.damage = std::move(damage);
-    data += pieces[i].size_bytes;
+    data += pieces[i].bytes_in_memory();
   }
   return verdict;
 }

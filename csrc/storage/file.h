@@ -13,8 +13,13 @@ namespace cpr_ext {
 // Offsets, lengths and addresses of direct I/O are multiples of this.
 constexpr int64_t kAlignment = 4096;
 
-constexpr int64_t align_up(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+// Offsets and sizes in a segment of small arrays, which is written through the page cache: a block
+// for each of them would take more than the rows. safetensors asks for it.
+constexpr int64_t kSmallBlock = 8;
+
+// Rounds up to a whole number of blocks.
+constexpr int64_t align_up(int64_t bytes, int64_t block_bytes = kAlignment) {
+  return (bytes + block_bytes - 1) / block_bytes * block_bytes;
 }
 
 // Which file it is, whatever its name.

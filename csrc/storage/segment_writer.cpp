@@ -12,16 +12,17 @@
 namespace cpr_ext {
 
 SegmentWriter::SegmentWriter(std::string path, int64_t header_bytes, int64_t file_bytes,
-                             bool direct_io)
+                             int64_t block_bytes, bool direct_io)
     : path_(std::move(path)),
       header_bytes_(header_bytes),
       file_bytes_(file_bytes),
-      direct_io_(direct_io) {
-  if (header_bytes <= 0 || header_bytes % kAlignment != 0 || file_bytes < header_bytes ||
-      file_bytes % kAlignment != 0) {
+      block_bytes_(block_bytes),
+      direct_io_(direct_io && block_bytes == kAlignment) {
+  if (header_bytes <= 0 || header_bytes % block_bytes != 0 || file_bytes < header_bytes ||
+      file_bytes % block_bytes != 0) {
     throw UsageError("segment of " + std::to_string(file_bytes) + " bytes with a header of " +
                      std::to_string(header_bytes) + ": both must be multiples of " +
-                     std::to_string(kAlignment) + " and the header must fit");
+                     std::to_string(block_bytes) + " and the header must fit");
   }
 }
 
@@ -42,8 +43,10 @@ void SegmentWriter::write(const std::vector<Piece>& pieces, const std::byte* dat
   int64_t run_bytes = 0;
   const std::byte* run_data = data;
   for (const Piece& piece : pieces) {
-    assert(piece.file_offset >= header_bytes_ && piece.size_bytes % kAlignment == 0);
-    if (run_bytes > 0 && piece.file_offset != run_offset + run_bytes) {
+    assert(piece.file_offset >= header_bytes_ && piece.size_bytes % block_bytes_ == 0);
+    const bool follows =
+        piece.file_offset == run_offset + run_bytes && data == run_data + run_bytes;
+    if (run_bytes > 0 && !follows) {
       file().write_at(run_offset, run_data, run_bytes);
       run_bytes = 0;
     }
@@ -52,7 +55,7 @@ void SegmentWriter::write(const std::vector<Piece>& pieces, const std::byte* dat
       run_data = data;
     }
     run_bytes += piece.size_bytes;
-    data += piece.size_bytes;
+    data += piece.bytes_in_memory();
   }
   if (run_bytes > 0) file().write_at(run_offset, run_data, run_bytes);
 }
@@ -63,7 +66,7 @@ void SegmentWriter::finish(const std::string& header) {
                      " bytes; planned were " + std::to_string(header_bytes_));
   }
   const std::unique_ptr<std::byte, decltype(&std::free)> aligned(
-      static_cast<std::byte*>(std::aligned_alloc(kAlignment, header_bytes_)), &std::free);
+      static_cast<std::byte*>(std::aligned_alloc(kAlignment, align_up(header_bytes_))), &std::free);
   if (!aligned) throw std::bad_alloc();
   std::memcpy(aligned.get(), header.data(), header.size());
   file().write_at(0, aligned.get(), header_bytes_);

@@ -11,17 +11,21 @@
 
 namespace cpr_ext {
 
-// Bytes of a segment that are checked as one: a run of rows of one array, zero-padded to
-// kAlignment.
+// Bytes of a segment that are checked as one: a run of rows of one array, zero-padded to the
+// segment's block. Pieces in memory follow each other at multiples of kAlignment.
 struct Piece {
   int64_t file_offset = 0;
-  int64_t size_bytes = 0;  // multiple of kAlignment
+  int64_t size_bytes = 0;  // in the file
+
+  int64_t bytes_in_memory() const { return align_up(size_bytes); }
 };
 
 class SegmentWriter {
  public:
-  // Creates nothing yet. REQUIRES: file_bytes, header_bytes multiples of kAlignment.
-  SegmentWriter(std::string path, int64_t header_bytes, int64_t file_bytes, bool direct_io);
+  // Creates nothing yet. block_bytes: kAlignment, or kSmallBlock, which rules out direct I/O.
+  // REQUIRES: file_bytes, header_bytes multiples of it.
+  SegmentWriter(std::string path, int64_t header_bytes, int64_t file_bytes, int64_t block_bytes,
+                bool direct_io);
   // A segment that is not kept is removed.
   ~SegmentWriter();
 
@@ -49,6 +53,7 @@ class SegmentWriter {
   const std::string path_;
   const int64_t header_bytes_;
   const int64_t file_bytes_;
+  const int64_t block_bytes_;
   const bool direct_io_;
   std::optional<File> file_;  // opened by the first write, on the writer's thread
   FileIdentity created_;

@@ -27,8 +27,8 @@ HEADER = b"header".ljust(ALIGNMENT, b".")
 Chunk = tuple[int, int, int, int, list[int]]  # table, first, count, step, checksums
 
 
-def align_up(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+def align_up(num_bytes: int, block_bytes: int = ALIGNMENT) -> int:
+    return -(-num_bytes // block_bytes) * block_bytes
 
 
 @dataclass
@@ -70,6 +70,7 @@ class Layout:
     offsets: list[dict[str, int]] = field(default_factory=list)  # "" is the row ids
     file_bytes: int = len(HEADER)
     spare_bytes: int = 0  # at the end, filled by no table
+    block_bytes: int = ALIGNMENT
 
     def __post_init__(self) -> None:
         for table in self.tables:
@@ -84,7 +85,7 @@ class Layout:
 
     def _take(self, num_bytes: int) -> int:
         offset = self.file_bytes
-        self.file_bytes += align_up(num_bytes)
+        self.file_bytes += align_up(num_bytes, self.block_bytes)
         return offset
 
     def specs(self, tables: list[Table] | None = None, *, capture: bool) -> list:
@@ -97,6 +98,7 @@ class Layout:
                 row_ids_offset=where.get("", -1),
                 range_begin=table.range_begin,
                 row_ids=table.row_ids if capture else None,
+                block_bytes=self.block_bytes,
             )
             for name, array in table.arrays.items():
                 spec.add_rows(name, array, where[name], first_row_id=table.first_row_id)

@@ -18,6 +18,7 @@ from safetensors import safe_open
 import cpr_ext
 from cpr_ext.storage.file_names import MANIFEST_FILE
 from cpr_ext.storage.manifest import Manifest
+from cpr_ext.storage.segment_format import align_up
 from python_tests.helpers import Trained, own_metadata, read_chunks
 
 SENTINEL = -77.0
@@ -229,13 +230,13 @@ def _pieces(path: Path, size: int) -> Iterator[Piece]:
     found = []
     for number, (index, first, count, _, _) in enumerate(own["chunks"]):
         table = own["tables"][index]
-        arrays = ["row_ids"] if table["range_begin"] is None else []
-        for array in [*arrays, *(name for name, _, _ in table["arrays"])]:
+        arrays = [] if "range_begin" in table else ["row_ids"]
+        for array in [*arrays, *(name for name, _, _ in own["arrays"][table["arrays"]])]:
             entry = header[f"{table['name']}/{array}"]
             offset, stop = entry["data_offsets"]
             row_bytes = (stop - offset) // entry["shape"][0]
             begin = start + offset + first * row_bytes
-            end = begin + -(-count * row_bytes // 4096) * 4096
+            end = begin + align_up(count * row_bytes, own["block_bytes"])
             found.append(Piece(begin, end, number, array == "row_ids"))
     found.sort(key=lambda piece: piece.begin)
     assert [p.begin for p in found] == [start, *(p.end for p in found[:-1])]

@@ -18,6 +18,7 @@ from typing import Any
 
 from cpr_ext._native import native
 from cpr_ext.storage.checksummed_json import write_checksummed
+from cpr_ext.storage.segment_format import align_up
 from python_tests.faults.damage_scene import Scene
 
 Operation = dict[str, Any]
@@ -147,7 +148,7 @@ def set_row_ids(store: Path, file: str, at: int, value: int) -> None:
     table, first, count, step, crcs = own["chunks"][0]
     begin = start + 8 * first + 8 * (at % count)
     data[begin : begin + 8] = (value % 2**64).to_bytes(8, "little")
-    piece = bytes(data[start + 8 * first :][: -(-8 * count // 4096) * 4096])
+    piece = bytes(data[start + 8 * first :][: align_up(8 * count, own["block_bytes"])])
     own["chunks"][0] = [table, first, count, step, [f"{native.crc32c(piece):08x}", *crcs[1:]]]
     (store / file).write_bytes(data)
     _write_header(store, file, own, outer, fit=False)
@@ -162,13 +163,15 @@ def set_values(store: Path, file: str, byte: int) -> None:
     header = json.loads(data[8:start])
     for chunk in own["chunks"]:
         table = own["tables"][chunk[0]]
-        names = [] if table["range_begin"] is not None else [f"{table['name']}/row_ids"]
-        names += [f"{table['name']}/{a[0]}" if a[0] else table["name"] for a in table["arrays"]]
+        names = [] if "range_begin" in table else [f"{table['name']}/row_ids"]
+        arrays = own["arrays"][table["arrays"]]
+        names += [f"{table['name']}/{a[0]}" if a[0] else table["name"] for a in arrays]
         crcs = []
         for name in names:
             begin, end = header[name]["data_offsets"]
             size = (end - begin) // table["num_rows"] * chunk[2]
-            crcs.append(f"{native.crc32c(bytes([byte]) * (-(-size // 4096) * 4096)):08x}")
+            piece = bytes([byte]) * align_up(size, own["block_bytes"])
+            crcs.append(f"{native.crc32c(piece):08x}")
         chunk[4] = crcs
     (store / file).write_bytes(data)
     _write_header(store, file, own, outer, fit=False)
@@ -280,7 +283,7 @@ def _write_header(store: Path, file: str, own: Any, outer: dict, *, fit: bool) -
     start = 8 + int.from_bytes(data[:8], "little")
     outer["__metadata__"]["cpr_ext"] = own if isinstance(own, str) else json.dumps(own)
     text = json.dumps(outer).encode()
-    header_bytes = max(start, -(-(8 + len(text)) // 4096) * 4096)
+    header_bytes = max(start, align_up(8 + len(text)))
     block = (header_bytes - 8).to_bytes(8, "little") + text.ljust(header_bytes - 8)
     path.write_bytes(block + data[start:])
     size = header_bytes + len(data) - start
@@ -301,11 +304,12 @@ def _described(own: Any) -> int:
     """Bytes that the tables of a header take."""
     total = 0
     for table in own["tables"]:
-        sizes = [8] if table["range_begin"] is None else []
-        for _, dtype, row_shape in table["arrays"]:
+        sizes = [] if "range_begin" in table else [8]
+        for _, dtype, row_shape in own["arrays"][table["arrays"]]:
             size = int(re.sub(r"\D", "", dtype) or 8) // 8
             for number in row_shape:
                 size *= number
             sizes.append(size)
-        total += sum(-(-table["num_rows"] * size // 4096) * 4096 for size in sizes)
+        block_bytes = own["block_bytes"]
+        total += sum(align_up(table["num_rows"] * size, block_bytes) for size in sizes)
     return total

@@ -30,6 +30,8 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
+from cpr_ext.saving import segment_capture
+from cpr_ext.storage.segment_format import ALIGNMENT
 from python_tests.faults import forks, scenario
 from python_tests.faults.harness import Prepare, fast_directory, warm_up
 from python_tests.faults.interposer import Interposer
@@ -153,6 +155,8 @@ class PowerCuts:
     def _train(self, root: Path, journal: Path, writing: str, prepare: Prepare) -> None:
         # The library's default cannot be told from outside of the scenario.
         scenario.staging = replace(scenario.staging, direct_io=writing == DIRECT)
+        if writing == DIRECT:  # its arrays are so small that they would be written together
+            segment_capture.block_bytes_for = lambda tables: ALIGNMENT
         self._interposer.watch(root)
         prepare(self._interposer)
         run(Watcher(root, Journal(journal), lambda: "to come"))

@@ -152,11 +152,11 @@ def accept_any_bytes() -> None:
 
 def _believed(parsed: Segment, content: bytes, chunk: Chunk) -> Chunk:
     table, first, count, step, _ = chunk
-    spec = parsed.layout.tables[table]
+    spec, block_bytes = parsed.layout.tables[table], parsed.layout.block_bytes
     checksums = []
     for array in parsed.layout.stored(spec):
         begin = parsed.layout.offset(table, array.name) + first * array.file_row_bytes
-        piece = content[begin : begin + align_up(count * array.file_row_bytes)]
+        piece = content[begin : begin + align_up(count * array.file_row_bytes, block_bytes)]
         checksums.append(native.crc32c(piece))
     return Chunk(table, first, count, step, checksums)
 
@@ -176,7 +176,8 @@ def flips(recorded: Recorded, count: int, seed: int, *, checked: bool) -> Iterat
     path = max(p for p in tree if p.startswith("other/shard-00000") and p.endswith(".safetensors"))
     content = tree[path]
     assert content is not None
-    bytes_of_rows = [at for at in range(4096, len(content)) if content[at] != 0]
+    start = 8 + int.from_bytes(content[:8], "little")
+    bytes_of_rows = [at for at in range(start, len(content)) if content[at] != 0]
     for at in chance.sample(bytes_of_rows, count):
         changed = {**tree, path: _changed(content, at)}
         yield ("flip", f"{path}:{at}"), partial(_try_flip, changed, recorded, checked)

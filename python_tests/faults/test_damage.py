@@ -65,7 +65,7 @@ def test_damage_of_several_files_is_named_as_a_whole_before_anything_changes(sce
     store = scene.copy(tmp_path / "store")
     hit = [scene.segments[0].name, scene.segments[-1].name, "dense/00000001-dense.safetensors"]
     for name in hit:
-        flip(store / name, 5000)
+        flip(store / name, (store / name).stat().st_size - 1)
     with opened(store) as run:
         before = run.state()
         with pytest.raises(DamageError, match="nothing was changed") as error:
@@ -84,14 +84,16 @@ def test_damage_of_several_files_is_named_as_a_whole_before_anything_changes(sce
 
 def test_another_store_is_checked_before_anything_changes_too(scene, tmp_path):
     store = scene.copy(tmp_path / "old")
-    flip(store / scene.segments[1].name, 5000)
+    hit = scene.segments[1]
+    at = hit.pieces[-1].begin
+    flip(store / hit.name, at)
     with opened(tmp_path / "new") as run:
         before = run.state()
-        with pytest.raises(DamageError, match=scene.segments[1].name):
+        with pytest.raises(DamageError, match=hit.name):
             run.checkpointer.recover(from_store=store, on_damage="raise")
         assert_same(run.state(), before)
         report = run.checkpointer.recover(from_store=store)
-        cost = scene.cost([0, 1], scene.hit_by_flip(scene.segments[1].name, 5000))
+        cost = scene.cost([0, 1], scene.hit_by_flip(hit.name, at))
         told = (report.rows_missing, report.rows_possibly_stale)
         assert told == (sum(map(len, cost.missing.values())), cost.in_doubt)
         assert set(report.older_rows) == set(cost.older)

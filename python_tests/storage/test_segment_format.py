@@ -21,11 +21,13 @@ from cpr_ext.state.dtypes import DTYPE_NAMES
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
+    SMALL_BLOCK,
     Chunk,
     Committed,
     SegmentLayout,
     TableSpec,
     array_specs,
+    block_bytes_for,
     native_table,
 )
 from cpr_ext.storage.segment_header import read_segment
@@ -74,10 +76,12 @@ def check_layout(path, record):
     data = path.read_bytes()
     assert len(data) == record.file_bytes
     assert record.header_bytes == 8 + int.from_bytes(data[:8], "little")
-    assert record.header_bytes % BLOCK == 0 == record.file_bytes % BLOCK
     assert native.crc32c(data[: record.header_bytes]) == record.header_crc32c
     header = json.loads(data[8 : record.header_bytes])
     metadata = header.pop("__metadata__")
+    own = json.loads(metadata["cpr_ext"])
+    block = own["block_bytes"]
+    assert record.header_bytes % block == 0 == record.file_bytes % block
     assert (metadata["format"], metadata["format_version"]) == ("cpr_ext.segment", "1")
     spans = sorted((entry["data_offsets"], name) for name, entry in header.items())
     position = 0
@@ -87,16 +91,18 @@ def check_layout(path, record):
         if name.startswith("__pad."):
             assert not any(data[record.header_bytes + begin : record.header_bytes + end])
         else:
-            assert begin % BLOCK == 0
+            assert begin % block == 0
     assert record.header_bytes + position == record.file_bytes
-    return json.loads(metadata["cpr_ext"])
+    pads = sum(end - begin for (begin, end), name in spans if name.startswith("__pad."))
+    assert block == SMALL_BLOCK or (block == ALIGNMENT and 64 * pads <= position)
+    return own
 
 
 @st.composite
 def table_sources(draw):
     sources = []
     for name in draw(st.lists(st.sampled_from(["a", "b c", "ü", "x/y"]), unique=True, max_size=3)):
-        num_rows = draw(st.integers(1, 30) | st.integers(900, 1100))
+        num_rows = draw(st.integers(1, 30) | st.integers(900, 1100) | st.just(4 * BLOCK))
         arrays = {}
         for array in draw(
             st.sampled_from([["weight"], ["weight", "sum"], ["weight", "exp_avg", "exp_avg_sq"]])
@@ -105,7 +111,8 @@ def table_sources(draw):
             dtype = draw(st.sampled_from(list(DTYPE_NAMES)))
             arrays[array] = random_tensor((num_rows, *row_shape), dtype, draw(st.integers(0, 99)))
         if draw(st.booleans()):
-            sources.append(source(name, arrays, begin=draw(st.integers(0, num_rows - 1))))
+            begin = draw(st.integers(0, num_rows - 1) | st.just(0))
+            sources.append(source(name, arrays, begin=begin))
         else:
             chosen = draw(st.sets(st.integers(0, num_rows - 1), min_size=1))
             row_ids = np.array(sorted(chosen), dtype=np.int64)
@@ -170,13 +177,27 @@ def test_numpy_opens_a_segment_too(tmp_path):
     np.testing.assert_array_equal(safetensors_numpy.load_file(path)["a/weight"], weight[4:].numpy())
 
 
-def test_pads_are_zero_tensors_that_fill_each_array_up_to_a_block(tmp_path):
-    path, record = write(tmp_path, [source("a", {"weight": torch.ones(1, 3)}, begin=0)])
+@pytest.mark.parametrize(("num_rows", "block"), [(1, SMALL_BLOCK), (100_001, BLOCK)])
+def test_pads_are_zero_tensors_that_fill_each_array_up_to_a_block(tmp_path, num_rows, block):
+    path, record = write(tmp_path, [source("a", {"weight": torch.ones(num_rows, 3)}, begin=0)])
     with safe_open(path, "pt") as file:
         assert sorted(file.keys()) == ["__pad.0", "a/weight"]
-        assert file.get_tensor("__pad.0").shape == (BLOCK - 12,)
-        assert not file.get_tensor("__pad.0").any()
-    assert record.file_bytes == record.header_bytes + BLOCK
+        pad = file.get_tensor("__pad.0")
+        assert pad.shape == (-12 * num_rows % block,)
+        assert not pad.any()
+    assert record.file_bytes == record.header_bytes + 12 * num_rows + len(pad)
+
+
+def test_arrays_of_a_large_segment_begin_on_blocks_and_small_ones_follow_closely():
+    def block_of(*num_rows):
+        arrays = array_specs("a", {"weight": torch.ones(1, 16)})
+        return block_bytes_for([TableSpec(str(i), n, 0, arrays) for i, n in enumerate(num_rows)])
+
+    assert block_of(64) == BLOCK  # exactly one block: nothing is padded
+    assert block_of(63) == block_of(64, 1) == SMALL_BLOCK
+    assert block_of(100 * 64 + 1) == BLOCK  # 4,032 bytes of 409,664
+    assert block_of(1) == block_of(50 * 64 + 1) == SMALL_BLOCK
+    assert block_of(*[1] * 26, 1 << 20) == BLOCK
 
 
 def test_an_array_that_fills_its_blocks_needs_no_pad(tmp_path):
@@ -232,7 +253,7 @@ def test_rows_captured_at_different_steps_are_told_apart_by_chunk(tmp_path):
 def test_the_planned_header_holds_the_longest_possible_steps_and_checksums():
     arrays = {"weight": torch.ones(5000, 3)}
     layout = SegmentLayout(
-        (TableSpec("a", 5000, None, array_specs("a", arrays)),), {"kind": "partial"}
+        (TableSpec("a", 5000, None, array_specs("a", arrays)),), {"kind": "partial"}, SMALL_BLOCK
     )
     layout.place([1000])
     widest = [Chunk(0, first, 1000, 2**63 - 1, [2**32 - 1] * 2) for first in range(0, 5000, 1000)]
@@ -256,7 +277,9 @@ def test_a_header_larger_than_a_reader_takes_is_never_written(monkeypatch):
     monkeypatch.setattr("cpr_ext.storage.segment_format.MAX_HEADER_BYTES", 8192)
     arrays = {"weight": torch.ones(5000, 3)}
     layout = SegmentLayout(
-        (TableSpec("a", 5000, None, array_specs("a", arrays)),), {"skeleton": "x" * 9000}
+        (TableSpec("a", 5000, None, array_specs("a", arrays)),),
+        {"skeleton": "x" * 9000},
+        SMALL_BLOCK,
     )
     with pytest.raises(UsageError, match=r"header would take .* bytes"):
         layout.place([5000])
@@ -335,6 +358,13 @@ def change_own(**changes):
         lambda header: header["__metadata__"].pop("cpr_ext"),
         lambda header: header["__metadata__"].update(cpr_ext="["),
         change_own(tables=None),
+        change_own(arrays=None),
+        change_own(arrays=[]),
+        change_own(block_bytes=None),
+        change_own(block_bytes=16),
+        change_own(block_bytes=True),
+        change_own(block_bytes=8.0),
+        change_own(block_bytes=4096),
         change_own(chunks=None),
         change_own(tables=[{"name": "a"}]),
         change_own(chunks=[[0, -1, 10, 7, ["00000000"]]]),
@@ -355,6 +385,6 @@ def test_an_unknown_format_version_is_refused_with_the_remedy(segment):
     checksum = replace_header(
         path, record, lambda header: header["__metadata__"].update(format_version="2")
     )
-    with pytest.raises(StoreError, match=r"version 2; this release reads 1 and 3\. Use") as e:
+    with pytest.raises(StoreError, match=r"version 2; this release reads 1\. Use") as e:
         reread(path, record, header_crc32c=checksum)
     assert not isinstance(e.value, DamageError)

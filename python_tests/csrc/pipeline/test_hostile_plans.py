@@ -23,6 +23,8 @@ HUGE = 2**63 - 4096  # a multiple of 4096 that any addition overflows
         {"num_rows": 1, "row_ids_offset": HUGE},
         {"num_rows": 2**61, "row_ids_offset": 4096},
         {"num_rows": 2**63 - 1, "row_ids_offset": 4096},
+        *({"num_rows": 1, "block_bytes": size} for size in (-8, 0, 1, 16, 4097, 2**62)),
+        {"num_rows": 1, "block_bytes": 8, "row_ids_offset": 4100},
     ],
     ids=str,
 )
@@ -41,6 +43,20 @@ def test_an_array_at_an_impossible_place_is_refused_and_not_kept(num_rows, offse
     if num_rows == 10:
         spec.add_rows("weight", np.zeros((10, 4)), 4096)
         assert spec.chunk_bytes(10) == 4096
+
+
+def test_tables_of_a_segment_have_the_same_blocks(tmp_path):
+    tables = [
+        native.SegmentTable(name=str(size), num_rows=0, block_bytes=size) for size in (8, 4096)
+    ]
+    pipe = native.SnapshotPipeline(num_slots=2, slot_bytes=4096)
+    with pytest.raises(UsageError, match=r"'8' and '4096' .* different block_bytes"):
+        pipe.start(path=str(tmp_path / "s"), header_bytes=4096, file_bytes=4096, tables=tables)
+    with pytest.raises(UsageError, match="multiples of 8"):
+        pipe.start(
+            path=str(tmp_path / "s"), header_bytes=4100, file_bytes=8192, tables=tables[:1]
+        ).finish("h" * 4100)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_negative_first_row_is_refused():

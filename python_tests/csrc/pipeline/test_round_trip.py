@@ -61,14 +61,16 @@ def _assert_restored(tables, targets, wanted=None):
     st.booleans(),
     st.booleans(),
     st.sampled_from([0, 1, 3]),
+    st.sampled_from([ALIGNMENT, native.SMALL_BLOCK]),
 )
 def test_any_tables_come_back_and_the_file_is_as_predicted(
-    tmp_path_factory, tables, slot_units, num_slots, max_bytes, wait_for_slot, direct_io, threads
-):
+    tmp_path_factory, tables, slot_units, num_slots, max_bytes, wait_for_slot, direct_io, threads,
+    block_bytes,
+):  # fmt: skip
     slot_bytes = slot_units * segments.smallest_slot(tables)
     path = tmp_path_factory.mktemp("round") / "s"
     pipe = segments.pipeline(num_slots, slot_bytes, threads)
-    layout = Layout(tables)
+    layout = Layout(tables, block_bytes=block_bytes)
     job = segments.start(pipe, path, layout, direct_io=direct_io, refuse_nan=False)
     captured = []
     while job.state == "capturing":
