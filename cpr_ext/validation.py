@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,29 +12,48 @@ import torch
 
 from cpr_ext.errors import UsageError
 
+_MOST = 2**62
+
 
 def require_one_of(option: str, value: str, allowed: Sequence[str]) -> None:
     """Raise UsageError unless ``value`` is one of ``allowed``."""
-    if value not in allowed:
-        raise UsageError(f"{option} is {value!r}; allowed: {', '.join(allowed)}")
+    if not isinstance(value, str) or value not in allowed:
+        raise UsageError(f"{option} is {value!r:.100}; allowed: {', '.join(allowed)}")
 
 
-def require_positive_or_none(option: str, value: float | None) -> None:
-    """Raise UsageError for a number that is not above zero."""
-    if value is not None and not value > 0:
+def as_number(option: str, value: Any) -> float:
+    """Return ``value`` as a float: any real number, such as ``np.float32`` or a tensor of one.
+
+    Raises:
+        UsageError: it is none, or NaN.
+    """
+    try:
+        if isinstance(value, str | bytes | bool):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise UsageError(f"{option} is {value!r:.100}; needed: a number") from None
+    if math.isnan(number):
+        raise UsageError(f"{option} is NaN; needed: a number")
+    return number
+
+
+def require_positive_or_none(option: str, value: Any) -> None:
+    """Raise UsageError unless ``value`` is None or a number above zero."""
+    if value is not None and not as_number(option, value) > 0:
         raise UsageError(f"{option} is {value}; it must be positive, or None")
 
 
-def require_at_least_one(option: str, value: int | None, otherwise: str = "") -> None:
-    """Raise UsageError for a number below one; ``otherwise`` ends the message."""
-    if value is not None and value < 1:
-        raise UsageError(f"{option} is {value}; it must be at least 1{otherwise}")
+def require_flag(option: str, value: object) -> None:
+    """Raise UsageError unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{option} is {value!r:.100}; allowed: True, False")
 
 
 def require_kind(option: str, value: object, kind: type, example: str) -> None:
     """Raise UsageError unless ``value`` is None or of the class ``kind``."""
     if value is not None and not isinstance(value, kind):
-        raise UsageError(f"{option} is {value!r}; needed: such as {example}")
+        raise UsageError(f"{option} is {value!r:.100}; needed: such as {example}")
 
 
 def as_whole_number(option: str, value: Any, least: int, otherwise: str = "") -> int:
@@ -45,12 +66,32 @@ def as_whole_number(option: str, value: Any, least: int, otherwise: str = "") ->
         number = operator.index(value)
     except (TypeError, RuntimeError, ValueError):
         if not isinstance(value, float) or not value.is_integer():
-            raise UsageError(f"{option} is {value!r}; needed: a whole number") from None
+            raise UsageError(f"{option} is {value!r:.100}; needed: a whole number") from None
         number = int(value)
+    if number > _MOST:
+        raise UsageError(f"{option} is {number}; it must be at most {_MOST}")
     if number < least:
         meaning = "must not be negative" if least == 0 else f"must be at least {least}"
         raise UsageError(f"{option} is {number}; it {meaning}{otherwise}")
     return number
+
+
+def require_model(model: object) -> None:
+    """Raise UsageError unless ``model`` is a module."""
+    if isinstance(model, torch.optim.Optimizer):
+        raise UsageError("model is an optimizer; the model comes first, then its optimizers")
+    require_some("model", model, torch.nn.Module, "a torch.nn.Module")
+
+
+def require_path(option: str, value: object) -> None:
+    """Raise UsageError unless ``value`` names a file or directory."""
+    require_some(option, value, (str, os.PathLike), "a path")
+
+
+def require_some(option: str, value: object, kind: type | tuple[type, ...], needed: str) -> None:
+    """Raise UsageError unless ``value`` is of a class ``kind``."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{option} is {value!r:.100}; needed: {needed}")
 
 
 def as_optimizers(given: Any) -> list[torch.optim.Optimizer]:

@@ -44,7 +44,9 @@ from cpr_ext.validation import (
     as_optimizers,
     as_whole_number,
     require_callable_or_none,
+    require_model,
     require_one_of,
+    require_path,
 )
 
 
@@ -135,6 +137,8 @@ class Checkpointer:
         remote: str | RemoteOptions | None = None,
         precision: Precision | None = None,
     ) -> None:
+        require_model(model)
+        require_path("directory", directory)
         require_callable_or_none("extra_state", extra_state)
         settings = Settings(
             priority=MostFrequentlyUsed() if priority is None else priority,
@@ -149,6 +153,7 @@ class Checkpointer:
             staging=StagingOptions() if staging is None else staging,
             compaction=CompactionOptions(after=None) if compaction is None else compaction,
             count_row_updates=count_row_updates,
+            save_at_close=save_at_close,
             scalar_writer=scalar_writer,
             remote=RemoteOptions(remote) if isinstance(remote, str) else remote,
             precision=Precision() if precision is None else precision,

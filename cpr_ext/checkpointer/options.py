@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpr_ext.validation import as_whole_number, require_positive_or_none
+from cpr_ext.validation import as_whole_number, require_flag, require_positive_or_none
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class StagingOptions:
     def __post_init__(self) -> None:
         for name, least in (("num_slots", 2), ("copy_on_write_bytes", 0), ("gather_bytes", 0)):
             object.__setattr__(self, name, as_whole_number(name, getattr(self, name), least))
+        require_flag("direct_io", self.direct_io)
         for name in ("slot_bytes", "num_threads"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_whole_number(name, value, 1, ", or None"))

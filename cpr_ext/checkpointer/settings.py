@@ -17,6 +17,7 @@ from cpr_ext.storage.remote.objects import RemoteOptions
 from cpr_ext.storage.retention import Retention
 from cpr_ext.validation import (
     as_whole_number,
+    require_flag,
     require_kind,
     require_one_of,
     require_positive_or_none,
@@ -47,6 +48,7 @@ class Settings:
     count_row_updates: bool
     scalar_writer: ScalarWriter | None
     remote: RemoteOptions | None = None
+    save_at_close: bool = True
     precision: Precision = field(default_factory=Precision)
 
     def __post_init__(self) -> None:
@@ -61,6 +63,17 @@ class Settings:
         require_kind("staging", self.staging, StagingOptions, "StagingOptions(num_slots=3)")
         require_kind("compaction", self.compaction, CompactionOptions, "CompactionOptions()")
         require_kind("precision", self.precision, Precision, 'Precision(partial="int8")')
+        require_kind("retention", self.retention, Retention, "Retention(full_recovery_points=3)")
+        require_kind("remote", self.remote, RemoteOptions, "'s3://bucket/job'")
+        require_flag("count_row_updates", self.count_row_updates)
+        require_flag("save_at_close", self.save_at_close)
+        if not callable(getattr(self.scalar_writer, "add_scalar", None)) and (
+            self.scalar_writer is not None
+        ):
+            raise UsageError(
+                f"scalar_writer is {self.scalar_writer!r:.100}; needed: an object with "
+                "add_scalar(tag, value, step), such as TensorBoard's SummaryWriter"
+            )
         if isinstance(self.priority, LargestChange) and self.on_nan == "save":
             raise UsageError('LargestChange cannot rank NaN rows; use on_nan="raise" with it')
 

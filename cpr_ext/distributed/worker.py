@@ -72,7 +72,7 @@ from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import generator_states, restore_generators
 from cpr_ext.storage.job_stores import find_stores
-from cpr_ext.validation import require_at_least_one
+from cpr_ext.validation import as_whole_number
 
 logger = logger_of("jobs")
 
@@ -132,7 +132,8 @@ class Worker:
         start_over: bool = False,
         nccl: bool = False,
     ) -> None:
-        require_at_least_one("check_every_steps", check_every_steps, ", or None")
+        if check_every_steps is not None:
+            as_whole_number("check_every_steps", check_every_steps, 1, ", or None")
         require_recovery(recovery, parity)
         self.identity = identity
         self.recoveries: list[Recovery] = []

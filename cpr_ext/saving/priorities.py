@@ -11,6 +11,7 @@ from cpr_ext.cuda import device_of, record_on_stream
 from cpr_ext.errors import UsageError
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.trackers import CountedTracker, counts_updates, native_tracker
+from cpr_ext.validation import as_number, as_whole_number
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Priority(ABC):
     fraction: float = 0.125
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
+        if not 0 < as_number(f"{type(self).__name__}: fraction", self.fraction) <= 1:
             raise UsageError(
                 f"{type(self).__name__}: fraction is {self.fraction}; allowed: above 0, at most 1"
             )
@@ -61,8 +62,8 @@ class SubSampledUsed(Priority):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.period < 1:
-            raise UsageError(f"SubSampledUsed: period is {self.period}; it must be at least 1")
+        as_whole_number("SubSampledUsed: period", self.period, 1)
+        as_whole_number("SubSampledUsed: seed", self.seed, 0)
 
     def make_tracker(self, table: Table) -> Any:  # noqa: D102
         return _tracker(

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from cpr_ext.errors import UsageError
+from cpr_ext.validation import as_number, as_whole_number, require_positive_or_none
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,7 @@ class EverySteps(Schedule):
     steps: int
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"EverySteps({self.steps}): the interval must be at least 1 step")
+        object.__setattr__(self, "steps", as_whole_number("EverySteps.steps", self.steps, 1))
 
     def is_due(self, since_last: Progress) -> bool:  # noqa: D102
         return since_last.steps >= self.steps
@@ -92,7 +92,7 @@ class EverySeconds(Schedule):
     seconds: float
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0:
+        if not as_number("EverySeconds.seconds", self.seconds) > 0:
             raise UsageError(f"EverySeconds({self.seconds}): the interval must be positive")
 
     def is_due(self, since_last: Progress) -> bool:  # noqa: D102
@@ -115,10 +115,8 @@ class Continuous(Schedule):
     min_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        rate = self.max_bytes_per_second
-        if rate is not None and not rate > 0:
-            raise UsageError(f"max_bytes_per_second is {rate}; it must be positive, or None")
-        if not self.min_seconds >= 0:
+        require_positive_or_none("max_bytes_per_second", self.max_bytes_per_second)
+        if not as_number("min_seconds", self.min_seconds) >= 0:
             raise UsageError(f"min_seconds is {self.min_seconds}; it must not be negative")
 
     @property

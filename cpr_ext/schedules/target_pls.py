@@ -18,6 +18,7 @@ from cpr_ext.policy import (
 )
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.schedules.intervals import Progress, RunCosts, Schedule
+from cpr_ext.validation import as_number
 
 logger = logger_of("schedules")
 
@@ -83,7 +84,7 @@ class TargetPLS(Schedule):
         parity: ParityCosts | None = None,
         spend_bytes: bool = False,
     ) -> None:
-        if not 0 < target_pls <= 1:
+        if not 0 < as_number("target_pls", target_pls) <= 1:
             raise UsageError(f"target_pls is {target_pls}; it is a share: above 0, at most 1")
         if (mtbf_hours is None) == (failures is None):
             raise UsageError("TargetPLS needs mtbf_hours or failures, and not both")

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cpr_ext.errors import UsageError
 from cpr_ext.storage.manifest import SegmentRecord
+from cpr_ext.validation import as_whole_number, require_flag
 
 Records = tuple[SegmentRecord, ...]
 
@@ -31,12 +31,10 @@ class Retention:
     release_when_full: bool = False
 
     def __post_init__(self) -> None:
-        if self.full_recovery_points < 0:
-            raise UsageError(
-                f"full_recovery_points is {self.full_recovery_points}; it must not be negative"
-            )
-        if self.max_bytes is not None and self.max_bytes < 1:
-            raise UsageError(f"max_bytes is {self.max_bytes}; it must be positive, or None")
+        as_whole_number("full_recovery_points", self.full_recovery_points, 0)
+        if self.max_bytes is not None:
+            as_whole_number("max_bytes", self.max_bytes, 1, ", or None")
+        require_flag("release_when_full", self.release_when_full)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpr_ext.errors import UsageError
-from cpr_ext.validation import require_at_least_one
+from cpr_ext.validation import as_whole_number
 
 DEFAULT_DELTA_BYTES = 256 << 20
 
@@ -45,15 +45,24 @@ class Parity:
     rebuild_bytes_per_second: int | None = None
 
     def __post_init__(self) -> None:
-        if self.group_size < 2:
+        if as_whole_number("group_size", self.group_size, 0) < 2:
             raise UsageError(
                 f"group_size is {self.group_size}; it must be 2 (a mirror) or more: a worker alone "
                 "has no peer that could hold its parity"
             )
-        require_at_least_one("delta_bytes", self.delta_bytes)
-        require_at_least_one("every_steps", self.every_steps)
+        if self.hosts is not None and (
+            isinstance(self.hosts, str | bytes)
+            or not isinstance(self.hosts, Sequence)
+            or not all(isinstance(host, str | int) for host in self.hosts)
+        ):
+            raise UsageError(
+                f"hosts is {self.hosts!r:.100}; needed: the host of each rank, such as [0, 0, 1, 1]"
+            )
+        as_whole_number("delta_bytes", self.delta_bytes, 1)
+        as_whole_number("every_steps", self.every_steps, 1)
         for name in ("encode_bytes_per_second", "rebuild_bytes_per_second"):
-            require_at_least_one(name, getattr(self, name), ", or None")
+            if (value := getattr(self, name)) is not None:
+                as_whole_number(name, value, 1, ", or None")
         if self.rebuild_bytes_per_second is not None and self.every_steps != 1:
             raise UsageError(
                 f"rebuild_bytes_per_second goes with every_steps=1, not {self.every_steps}: rows "

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from cpr_ext.errors import CprError, RemoteError, UsageError
 from cpr_ext.storage.remote.file_objects import FileObjects
+from cpr_ext.validation import as_number, require_kind, require_positive_or_none
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://", re.ASCII)
 _QUERY = re.compile(r"\?[^\s\"']*")
@@ -101,8 +102,13 @@ class RemoteOptions:
                 "in RemoteOptions(config=...)"
             )
         _require_one_spelling(self.address, path)
-        if self.bytes_per_second is not None and not self.bytes_per_second > 0:
-            raise UsageError(f"bytes_per_second is {self.bytes_per_second}; it must be positive")
+        require_positive_or_none("bytes_per_second", self.bytes_per_second)
+        if not as_number("wait_at_close_seconds", self.wait_at_close_seconds) >= 0:
+            raise UsageError(
+                f"wait_at_close_seconds is {self.wait_at_close_seconds}; it must not be negative"
+            )
+        for name in ("config", "client_options", "retry_config"):
+            require_kind(name, getattr(self, name), Mapping, '{"key": "value"}')
 
 
 def _require_one_spelling(address: str, path: str) -> None:
