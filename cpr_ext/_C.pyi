@@ -12,7 +12,6 @@ import typing_extensions
 
 __all__: list[str] = [
     "ALIGNMENT",
-    "SMALL_BLOCK",
     "AccessCounter",
     "CapturedRows",
     "ChangeMeter",
@@ -30,6 +29,7 @@ __all__: list[str] = [
     "RowHashes",
     "RowSampler",
     "RowTracker",
+    "SMALL_BLOCK",
     "SegmentJob",
     "SegmentTable",
     "ShardChecksums",

@@ -241,7 +241,8 @@ def register_tables(
 ) -> list[Table]:
     """Return tables given by name: parameters, or modules with a ``weight``; or ready-made."""
     if not isinstance(named, Mapping):
-        if isinstance(named, str | torch.Tensor) or not isinstance(named, Iterable):
+        given: Any = named
+        if isinstance(given, str | torch.Tensor) or not isinstance(given, Iterable):
             raise UsageError(
                 f"tables is a {type(named).__name__}; needed: modules or parameters by name, such "
                 'as tables={"items": model.items}'

@@ -109,6 +109,11 @@ class RemoteOptions:
             )
         for name in ("config", "client_options", "retry_config"):
             require_kind(name, getattr(self, name), Mapping, '{"key": "value"}')
+        if self.credential_provider is not None and not callable(self.credential_provider):
+            raise UsageError(
+                f"credential_provider is a {type(self.credential_provider).__name__}; needed: a "
+                "function that returns credentials"
+            )
 
 
 def _require_one_spelling(address: str, path: str) -> None:
