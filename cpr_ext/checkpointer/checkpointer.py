@@ -16,7 +16,7 @@ from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
 from cpr_ext.checkpointer.parts import build_parts, choose_tables
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
-from cpr_ext.checkpointer.refused_models import refuse_sharded_models
+from cpr_ext.checkpointer.refused_models import refuse_several_processes, refuse_sharded_models
 from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
 from cpr_ext.checkpointer.settings import OnNan, Settings
@@ -25,6 +25,8 @@ from cpr_ext.metrics.counters import Metrics, ScalarWriter
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.forks import leave_to_parent_when_forked
+from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.runtime.termination import EXIT_CODE, OnSigterm, Termination
 from cpr_ext.saving.background_capture import OverlapChoice
 from cpr_ext.saving.priorities import MostFrequentlyUsed, Priority
 from cpr_ext.saving.saver import Consistency, WhenBusy
@@ -48,6 +50,8 @@ from cpr_ext.validation import (
     require_one_of,
     require_path,
 )
+
+logger = logger_of("saving")
 
 
 class Checkpointer:
@@ -103,6 +107,9 @@ class Checkpointer:
             ``"s3://bucket/job"``, or ``cpr_ext.storage.remote.RemoteOptions``. If ``directory`` is
             empty, the state there is read into it first. See ``docs/remote.md``.
         precision: how many bits snapshots keep of each row: :class:`cpr_ext.Precision`. None: all.
+        on_sigterm: ``"save"``: after SIGTERM the step in flight is the last. Its :meth:`step` saves
+            all rows, waits until they are durable, closes this object and raises
+            ``SystemExit(143)``. For training in one process.
 
     Raises:
         UsageError: the model has no tables or is under FSDP, or an option is out of range.
@@ -136,6 +143,7 @@ class Checkpointer:
         scalar_writer: ScalarWriter | None = None,
         remote: str | RemoteOptions | None = None,
         precision: Precision | None = None,
+        on_sigterm: OnSigterm | None = None,
     ) -> None:
         require_model(model)
         require_path("directory", directory)
@@ -158,6 +166,9 @@ class Checkpointer:
             remote=RemoteOptions(remote) if isinstance(remote, str) else remote,
             precision=Precision() if precision is None else precision,
         )
+        self._termination = Termination(on_sigterm)
+        if on_sigterm is not None:
+            refuse_several_processes()
         refuse_sharded_models(model)
         self.model = model
         self.optimizers = as_optimizers(optimizers)
@@ -185,6 +196,7 @@ class Checkpointer:
         self._recovery = RecoveryCalls(parts, self._guard, self.num_shards)
         #: For rows that are rebuilt from peers' memory.
         self.rewinding = Rewinding(parts, self._guard, self.tables)
+        self._termination.listen()
         leave_to_parent_when_forked(self)
 
     @property
@@ -237,7 +249,10 @@ class Checkpointer:
         num_samples = as_whole_number("num_samples", num_samples, 0)
         self._guard.require_savable()
         with self._guard.in_call("step()"):
-            return self._saving.step(num_samples, started)
+            begun = self._saving.step(num_samples, started)
+        if self._termination.is_wanted:
+            self._save_and_end()
+        return begun
 
     def save(self, kind: SnapshotKind = "partial") -> SnapshotHandle:
         """Take a snapshot now: capture all of it at this step, and commit it in the background.
@@ -444,6 +459,7 @@ class Checkpointer:
         finally:
             release_kept()
             self._saving.release()
+            self._termination.close()
         self._saving.raise_unreported()
 
     def __enter__(self) -> Checkpointer:
@@ -458,6 +474,7 @@ class Checkpointer:
         if exc_type is None:
             self.close()
         elif not (self._guard.is_closed or self._guard.is_forked):
+            self._termination.close()
             self._saving.abort(is_reported=exc_value is not None)
 
     def leave_to_parent(self) -> None:
@@ -465,6 +482,13 @@ class Checkpointer:
         self._recorder.detach()
         self._watch.detach()
         self._saver.leave_to_parent()
+
+    def _save_and_end(self) -> None:
+        self.save("base")
+        self.wait()
+        self.close()
+        logger.warning("SIGTERM: all rows of step %d are saved, training ends", self.step_count)
+        raise SystemExit(EXIT_CODE)
 
     def _release(self) -> None:
         self._saving.release()

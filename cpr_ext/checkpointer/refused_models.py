@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
 from torch import nn
 
 from cpr_ext.errors import UsageError
@@ -21,3 +22,13 @@ def refuse_sharded_models(model: nn.Module) -> None:
                     "DistributedDataParallel instead, and shard tables with TorchRec or by hand "
                     "(cpr_ext.Table with part=)"
                 )
+
+
+def refuse_several_processes() -> None:
+    """Raise UsageError if this process trains with others, which would end at other steps."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise UsageError(
+            f'on_sigterm="save" is for training in one process, and this is one of '
+            f"{dist.get_world_size()}: SIGTERM reaches them at different steps. Leave it "
+            "out, and have your script end all of them after the same step: close() saves all rows"
+        )
