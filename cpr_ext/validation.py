@@ -34,7 +34,7 @@ def as_number(option: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise UsageError(f"{option} is {value!r:.100}; needed: a number") from None
     if math.isnan(number):
-        raise UsageError(f"{option} is NaN; needed: a number")
+        raise UsageError(f"{option} is {number}; needed: a number")
     return number
 
 
