@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 from collections.abc import Iterable, Sequence
@@ -24,8 +23,10 @@ def require_one_of(option: str, value: str, allowed: Sequence[str]) -> None:
 def as_number(option: str, value: Any) -> float:
     """Return ``value`` as a float: any real number, such as ``np.float32`` or a tensor of one.
 
+    NaN is one; it fails every comparison.
+
     Raises:
-        UsageError: it is none, or NaN.
+        UsageError: it is none.
     """
     try:
         if isinstance(value, str | bytes | bool):
@@ -33,8 +34,6 @@ def as_number(option: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise UsageError(f"{option} is {value!r:.100}; needed: a number") from None
-    if math.isnan(number):
-        raise UsageError(f"{option} is {number}; needed: a number")
     return number
 
 

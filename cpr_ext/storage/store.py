@@ -240,7 +240,12 @@ class Store:
         self._mark(snapshots, lambda r: replace(r, is_complete=False, is_proven=False))
 
     def note_proven(self, snapshots: Collection[int]) -> None:
-        """Record that snapshots of these numbers are proven to be full-recovery points."""
+        """Record that snapshots of these numbers are proven to be full-recovery points.
+
+        Raises:
+            StoreError: a directory of the store was moved or replaced: they may be gone.
+        """
+        self.require_in_place()
         self._mark(snapshots, lambda record: replace(record, is_proven=record.is_complete))
 
     def _mark(

@@ -43,6 +43,7 @@ class Recorded:
         self.source, self.calls = source, []
 
     snapshot = property(lambda self: self.source.snapshot)
+    is_of_job = property(lambda self: self.source.is_of_job)
 
     def refuse_damage(self):
         self.calls.append("refuse_damage")
