@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from cpr_ext.state.grown_buffers import buffer_forms
 from cpr_ext.state.position import Position
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table
-from cpr_ext.state.unsaved_buffers import with_unsaved_buffers
+from cpr_ext.state.unsaved_buffers import copy_unsaved_buffers
 from cpr_ext.tracking.table_watch import TableWatch
 
 # Counting the rows that are not saved reads every counter, while training waits.
@@ -153,7 +154,9 @@ class DenseCapture:
         return None if self.declared.extra_state is None else self.declared.extra_state()
 
     def _with_unsaved(self, part: DensePart) -> DensePart:
-        return with_unsaved_buffers(part, self._model, self._tables)
+        tree, tensors = copy_unsaved_buffers(self._model, self._tables)
+        skeleton = {**part.skeleton, **tree}
+        return replace(part, skeleton=skeleton, tensors={**part.tensors, **tensors})
 
     def _place(self) -> dict[str, Any]:
         return {

@@ -7,37 +7,38 @@ counter that the forward pass advances would end in other bits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from cpr_ext.state.table import Table
 
-if TYPE_CHECKING:
-    from cpr_ext.state.dense_state import DensePart
-
 _KEY = "unsaved_buffers"
 
 
-def with_unsaved_buffers(part: DensePart, model: nn.Module, tables: Sequence[Table]) -> DensePart:
-    """Return ``part`` with copies of the model's buffers that no snapshot has."""
+def copy_unsaved_buffers(
+    model: nn.Module, tables: Sequence[Table]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return copies of the model's buffers that no snapshot has.
+
+    Returns:
+        What a dense part's skeleton gets of them, and its tensors; both empty if there are none.
+    """
     buffers = _unsaved(model, tables)
     if not buffers:
-        return part
+        return {}, {}
     copies = {
         f"{_KEY}.{name}": value.detach().to("cpu", copy=True).contiguous()
         for name, value in buffers.items()
     }
-    skeleton = {**part.skeleton, _KEY: {name: {"$tensor": f"{_KEY}.{name}"} for name in buffers}}
-    return replace(part, skeleton=skeleton, tensors={**part.tensors, **copies})
+    return {_KEY: {name: {"$tensor": f"{_KEY}.{name}"} for name in buffers}}, copies
 
 
 def restore_unsaved_buffers(
     tree: Mapping[str, Any], model: nn.Module, tables: Sequence[Table]
 ) -> None:
-    """Put back, in place, the buffers that :func:`with_unsaved_buffers` copied.
+    """Put back, in place, the buffers that :func:`copy_unsaved_buffers` copied.
 
     One that had another shape or type is put in the place of the live one.
 
