@@ -1,6 +1,5 @@
 """Notes that workers leave for each other, the store of a round, and calls without an end."""
 
-import asyncio
 import subprocess
 import sys
 import threading
@@ -12,20 +11,11 @@ import torch.distributed as dist
 
 from cpr_ext.distributed.identity.worker_identity import Identity
 from cpr_ext.distributed.rendezvous.coordination_store import Notes, call_with_timeout
-from cpr_ext.distributed.rendezvous.host import Host
 from cpr_ext.distributed.rendezvous.host_connection import HostConnection
 from cpr_ext.distributed.rendezvous.round_store import RoundStore
 from cpr_ext.distributed.rendezvous_host import listen
 
 SECRET = "of-the-tests-of-notes-and-no-other"
-
-
-@pytest.fixture(scope="module")
-def place():
-    listener = listen("127.0.0.1", 0)
-    serving = Host(SECRET.encode(), is_first=True).serve(listener)
-    threading.Thread(target=asyncio.run, args=(serving,), daemon=True).start()
-    return listener.getsockname()
 
 
 def connection(place, job="cpr", rank=0):

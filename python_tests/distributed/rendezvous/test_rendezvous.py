@@ -1,28 +1,16 @@
 """A worker's seat at the rendezvous: whom it meets, and with what reason it gives up."""
 
-import asyncio
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cpr_ext.distributed.identity.worker_identity import Identity, TimeOuts
 from cpr_ext.distributed.rendezvous import rendezvous
-from cpr_ext.distributed.rendezvous.host import Host
 from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
-from cpr_ext.distributed.rendezvous_host import listen
 from cpr_ext.errors import RendezvousError, UsageError
 
 SECRET = "of-the-tests-of-the-rendezvous-and-no-other"
 QUICK = TimeOuts(join_seconds=1.0, heartbeat_seconds=0.5)
-
-
-@pytest.fixture(scope="module")
-def place():
-    listener = listen("127.0.0.1", 0)
-    serving = Host(SECRET.encode(), is_first=True).serve(listener)
-    threading.Thread(target=asyncio.run, args=(serving,), daemon=True).start()
-    return listener.getsockname()
 
 
 def seat(place, rank, job, *, world_size=2, secret=SECRET, time_outs=QUICK):
