@@ -85,5 +85,8 @@ def test_stores_of_a_job_that_was_killed_stand_at_the_steps_that_are_told(make_c
     steps = {w.worker: w.summary.points[-1].step for w in inspect_job(stores).workers}
     assert {store.worker: store.step for store in report.stores} == steps
     assert report.step == max(steps.values()) >= 20
-    assert report.step_of_rows is None
+    # All may have died at the same full-recovery point.
+    are_whole = all(store.is_full_recovery_point for store in report.stores)
+    is_one_step = len(set(steps.values())) == 1
+    assert report.step_of_rows == (report.step if are_whole and is_one_step else None)
     load_file(tmp_path / "out" / "model.safetensors")

@@ -64,7 +64,9 @@ class Member:
 
     def __init__(self, rank, world_size, place, job):
         identity = Identity(rank, world_size, *place, job, address="127.0.0.1", secret=SECRET)
-        self.rendezvous = Rendezvous(identity, TimeOuts(join_seconds=200.0, heartbeat_seconds=30.0))
+        self.rendezvous = Rendezvous(
+            identity, TimeOuts(join_seconds=200.0, heartbeat_seconds=600.0)
+        )
         self.group = ReformableGroup(rank, world_size, "0")
         self.pair = ReformableGroup(rank % 2, 2, f"pair-{rank // 2}")
 
