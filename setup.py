@@ -7,6 +7,7 @@ sources on the CPU, for tests.
 """
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -70,8 +71,17 @@ class CMakeBuild(build_ext):
             subprocess.run(command, check=True, env={**os.environ, "PATH": path})
 
 
+def described() -> str:
+    """README.md for a page outside the checkout: relative links become their text."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+    return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
 modules = ["cpr_ext._C", *["cpr_ext._emulated"] * EMULATED]
 setup(
+    long_description=described(),
+    long_description_content_type="text/markdown",
     ext_modules=[Extension(name, sources=[]) for name in modules],
     cmdclass={"build_ext": CMakeBuild},
 )

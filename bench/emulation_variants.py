@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from cpr_ext.dlrm.presets import find_preset
-from cpr_ext.dlrm.trainer import Trainer, TrainOptions
-from cpr_ext.emulation.machine import describe_machine
-from cpr_ext.emulation.presets import PRESET_NAMES, find_scenario
-from cpr_ext.emulation.run_strategy import Training, plan_failures
-from cpr_ext.emulation.scenario import Scenario
-from cpr_ext.emulation.statistics import estimate, estimate_ratio
+from cpr_ext.lab.dlrm.presets import find_preset
+from cpr_ext.lab.dlrm.trainer import Trainer, TrainOptions
+from cpr_ext.lab.emulation.machine import describe_machine
+from cpr_ext.lab.emulation.presets import PRESET_NAMES, find_scenario
+from cpr_ext.lab.emulation.run_strategy import Training, plan_failures
+from cpr_ext.lab.emulation.scenario import Scenario
+from cpr_ext.lab.emulation.statistics import estimate, estimate_ratio
 from cpr_ext.saving.priorities import AllRows, MostFrequentlyUsed, Priority, SubSampledUsed
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -22,13 +22,13 @@ from typing import Any
 
 from results import FOLDER
 
-from cpr_ext.emulation.machine import code_digests
+from cpr_ext.lab.emulation.machine import code_digests
 
 ROOT = Path(__file__).resolve().parents[1]
 SAVING = ("csrc", "checkpointer", "saving", "state", "storage", "tracking")
 RECOVERY = (*SAVING, "recovery")
 JOBS = (*RECOVERY, "distributed")
-EMULATION = (*RECOVERY, "dlrm", "emulation")
+EMULATION = (*RECOVERY, "lab")
 ROUNDED = ("csrc", "state", "storage")
 #: The folders that each result measures: csrc, and those of cpr_ext.
 MEASURES: dict[str, tuple[str, ...]] = {
@@ -39,10 +39,11 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "emulation_production_synthetic": EMULATION,
     "emulation_variants_movietweetings": EMULATION,
     "emulation_variants_production_synthetic": EMULATION,
-    "freshness": (*RECOVERY, "publishing"),
+    "freshness": (*RECOVERY, "tools"),
     "gpu": SAVING,
     "gpu_host_cost": SAVING,
     "gpu_host_cost_before": SAVING,
+    "key_costs": JOBS,
     "operations": RECOVERY,
     "parity_overhead": JOBS,
     "parity_reliability": ("policy",),
@@ -54,6 +55,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "precision_accuracy_synthetic": EMULATION,
     "precision_restores_movietweetings": EMULATION,
     "precision_restores_synthetic": EMULATION,
+    "proof_costs": SAVING,
     "rebuild_speed": JOBS,
     "recovery_time": JOBS,
     "recovery_time_tables": JOBS,

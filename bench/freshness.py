@@ -24,8 +24,8 @@ from results import keep, parser_of
 from torch import nn
 
 from cpr_ext.errors import StoreError
-from cpr_ext.publishing import Subscriber, publish, read_publication
 from cpr_ext.storage.remote import RemoteOptions
+from cpr_ext.tools.publishing import Subscriber, publish, read_publication
 
 Place = Path | RemoteOptions
 PAUSE_SECONDS = 0.02  # between looks for a snapshot

@@ -108,28 +108,26 @@ class Stages:
 
 def watch_all(stages: Stages) -> None:
     """Every place of the package where training's thread spends time."""
-    from cpr_ext import cuda
-    from cpr_ext._native import native
     from cpr_ext.checkpointer import call_guard, checkpointer
-    from cpr_ext.saving import segment_capture, selection, snapshot
-    from cpr_ext.tracking import table_watch
+    from cpr_ext.runtime import cuda
+    from cpr_ext.saving import segment_capture, selection, snapshot, snapshot_rows
+    from cpr_ext.tracking import gradient_rows, table_watch
 
     for module in (table_watch, call_guard):
         stages.watch(module, "use_training_streams", "tell the native core the stream")
-    stages.watch(table_watch, "keep_for_stream", "keep tensors for the stream")
+    stages.watch(cuda._HeldTensors, "hold", "keep tensors for the stream")
     stages.watch(selection, "record_on_stream", "keep tensors for the stream")
     stages.watch(table_watch.TableWatch, "_before_step", "hooks of the optimizer")
     stages.watch(table_watch.TableWatch, "_after_step", "hooks of the optimizer")
-    stages.watch(table_watch.TableWatch, "_note_gradients", "read the gradients")
-    stages.watch(native, "count_lookups", "submit counting")
+    stages.watch(gradient_rows.GradientRows, "count", "read the gradients, count")
     stages.watch(checkpointer.Checkpointer, "step", "step() itself")
     stages.watch(selection.Selector, "begin_partial", "submit choosing")
     stages.watch(selection.Selector, "partial", "read the chosen rows")
     stages.watch(segment_capture.SegmentCapture, "__init__", "start segments")
     stages.watch(segment_capture, "native_table", "describe tables (SegmentTable)")
     stages.watch(segment_capture.SegmentCapture, "capture", "submit gathers")
-    stages.watch(snapshot.Snapshot, "_finish_capture", "copy the dense part")
-    stages.watch(snapshot, "gather", _GATHER)
+    stages.watch(snapshot.Snapshot, "_capture_dense", "copy the dense part")
+    stages.watch(snapshot_rows, "gather", _GATHER)
     stages.count(segment_capture, "native_table", "SegmentTable made")
     for name in ("_current_stream", "_record_stream"):
         stages.count(cuda, name, f"torch: {name[1:]}")

@@ -68,7 +68,7 @@ def record(store: Path, trace: Path, *, tiny: bool) -> None:
     for _ in range(5):
         protected.train_step()
     gpu_device.synchronize()
-    pipeline = protected.checkpointer._saver._pipeline
+    pipeline = protected.checkpointer._saver._parts.context.pipeline
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         with record_function(_CLOCK):
             clock = time.perf_counter_ns()

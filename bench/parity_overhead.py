@@ -31,8 +31,8 @@ from paired import paired_ratio, spread
 from parity_worker import build_model, sizes_of
 from results import keep
 
-from cpr_ext.dlrm.presets import find_preset
-from cpr_ext.dlrm.synthetic import Synthetic
+from cpr_ext.lab.dlrm.presets import find_preset
+from cpr_ext.lab.dlrm.synthetic import Synthetic
 from cpr_ext.policy.parity_costs import extra_memory_share, step_bytes
 
 HERE = Path(__file__).resolve().parent

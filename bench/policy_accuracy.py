@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cpr_ext.emulation.machine import describe_machine
+from cpr_ext.lab.emulation.machine import describe_machine
 from cpr_ext.policy import (
     ExponentialFailures,
     JobCosts,

@@ -23,13 +23,13 @@ import torch
 from precision_seeds import run_seeds
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from cpr_ext.dlrm.batch import Batch
-from cpr_ext.dlrm.evaluation import evaluate
-from cpr_ext.dlrm.model import DLRM
-from cpr_ext.dlrm.optimizers import build_optimizers
-from cpr_ext.dlrm.presets import find_preset
-from cpr_ext.emulation.run_strategy import Training
-from cpr_ext.emulation.statistics import estimate
+from cpr_ext.lab.dlrm.batch import Batch
+from cpr_ext.lab.dlrm.evaluation import evaluate
+from cpr_ext.lab.dlrm.model import DLRM
+from cpr_ext.lab.dlrm.optimizers import build_optimizers
+from cpr_ext.lab.dlrm.presets import find_preset
+from cpr_ext.lab.emulation.run_strategy import Training
+from cpr_ext.lab.emulation.statistics import estimate
 from cpr_ext.policy.precision import id_bytes, weight_bytes
 from cpr_ext.saving.priorities import MostFrequentlyUsed, make_tracker
 from cpr_ext.saving.selection import Selector

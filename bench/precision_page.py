@@ -19,7 +19,7 @@ from precision_accuracy import PRECISIONS
 from precision_tables import DATA, PARTS, kept, with_part
 from results import Row
 
-from cpr_ext.emulation.statistics import estimate
+from cpr_ext.lab.emulation.statistics import estimate
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 IMAGE = DOCS / "images/precision_accuracy.png"

@@ -16,9 +16,9 @@ import torch
 from precision_accuracy import Model
 from precision_seeds import run_seeds
 
-from cpr_ext.dlrm.evaluation import evaluate
-from cpr_ext.emulation.run_strategy import Training
-from cpr_ext.emulation.statistics import estimate
+from cpr_ext.lab.dlrm.evaluation import evaluate
+from cpr_ext.lab.emulation.run_strategy import Training
+from cpr_ext.lab.emulation.statistics import estimate
 from cpr_ext.state.precision import round_rows
 
 ARMS = (("int4", 1), ("int4", 3), ("int4", 20), ("int4", 100), ("int8", 20), ("int8", 100))

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from cpr_ext.emulation.machine import describe_machine
-from cpr_ext.emulation.run_strategy import Training
+from cpr_ext.lab.emulation.machine import describe_machine
+from cpr_ext.lab.emulation.run_strategy import Training
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

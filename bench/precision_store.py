@@ -19,10 +19,10 @@ from precision_accuracy import FRACTION, NUM_SHARDS, PRECISIONS, SHARES
 from precision_seeds import RESULTS
 
 from cpr_ext import MostFrequentlyUsed, Precision
-from cpr_ext.dlrm.failures import PlannedFailure
-from cpr_ext.dlrm.presets import find_preset
-from cpr_ext.dlrm.trainer import Trainer, TrainOptions
-from cpr_ext.emulation.run_strategy import Training
+from cpr_ext.lab.dlrm.failures import PlannedFailure
+from cpr_ext.lab.dlrm.presets import find_preset
+from cpr_ext.lab.dlrm.trainer import Trainer, TrainOptions
+from cpr_ext.lab.emulation.run_strategy import Training
 
 
 def main() -> None:

@@ -34,7 +34,6 @@ from torch import nn
 from training import PeakMemory, in_own_process
 
 import cpr_ext
-from cpr_ext.publishing import changed_rows
 from cpr_ext.storage.remote import RemoteOptions, fetch_store, open_objects
 from cpr_ext.storage.remote.objects import PART_BYTES
 from cpr_ext.storage.remote.opening import view_of
@@ -43,6 +42,7 @@ from cpr_ext.storage.remote.remote_state import StoreView
 from cpr_ext.storage.remote.remote_writer import RemoteWriter
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tools.publishing import changed_rows
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("upload", "recovery", "recovery_by_network", "changed_rows", "training")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cpr_ext.emulation.machine import describe_machine
+from cpr_ext.lab.emulation.machine import describe_machine
 
 FOLDER = Path(__file__).resolve().parent / "results"
 Row = dict[str, Any]
@@ -40,6 +40,17 @@ def standing(row: Row) -> str:
     """What a row of the operations is, or how fast it is beside its peers."""
     ratio = row.get("ratio_to_fastest_peer")
     return row["role"] if ratio is None else f"{ratio:.2f}x the fastest peer"
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print one line for each row, with the names of its values."""
+    for row in rows:
+        print(
+            ", ".join(
+                f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in row.items()
+            )
+        )
 
 
 def keep(name: str, rows: Sequence[Row], **more: Any) -> None:

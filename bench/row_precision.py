@@ -23,7 +23,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext._native import native
-from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.state.precision import PRECISIONS, stored_row_bytes
 
 SHARE = 8  # one of so many rows is saved

@@ -19,10 +19,10 @@ import torch
 from torch.nn import functional
 
 import cpr_ext
-from cpr_ext.dlrm.model import DLRM
-from cpr_ext.dlrm.optimizers import build_optimizers
-from cpr_ext.dlrm.presets import find_preset
-from cpr_ext.dlrm.synthetic import Synthetic
+from cpr_ext.lab.dlrm.model import DLRM
+from cpr_ext.lab.dlrm.optimizers import build_optimizers
+from cpr_ext.lab.dlrm.presets import find_preset
+from cpr_ext.lab.dlrm.synthetic import Synthetic
 from cpr_ext.schedules.intervals import Progress, Schedule
 from cpr_ext.state.table import find_tables
 
@@ -143,7 +143,7 @@ class Protected:
     def watch(self) -> None:
         """Watch again; rows that changed meanwhile are no finding of the scrub."""
         self.checkpointer._watch.attach()
-        self.checkpointer._saving._saver.forget_saved_rows()
+        self.checkpointer._saving._saver.claims.forget()
 
     def close(self) -> None:
         self.checkpointer.close()

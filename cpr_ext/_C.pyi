@@ -18,11 +18,14 @@ __all__: list[str] = [
     "DeviceAccessCounter",
     "DeviceChangeMeter",
     "DeviceDirtyRows",
+    "DeviceRowHashes",
     "DeviceRowSampler",
     "DeviceStager",
     "DirtyRows",
     "GradientCounter",
+    "HostRowHashes",
     "ParameterLists",
+    "PendingComparison",
     "PendingRows",
     "RestoreSource",
     "RowDelta",
@@ -43,6 +46,7 @@ __all__: list[str] = [
     "TensorVersions",
     "ThreadPool",
     "apply_delta",
+    "are_clean",
     "count_lookups",
     "crc32c",
     "device_top_rows",
@@ -54,6 +58,7 @@ __all__: list[str] = [
     "instruction_sets",
     "nonzero_rows",
     "num_devices",
+    "num_dirty_of",
     "pack_row_ids",
     "packed_row_id_bytes",
     "restore_rows",
@@ -64,6 +69,7 @@ __all__: list[str] = [
     "set_memory_reclaimer",
     "top_rows",
     "trim_memory",
+    "trim_memory_if_short",
     "unpack_row_ids",
     "use_dlpack",
     "use_instruction_set",
@@ -315,30 +321,8 @@ class ChangeMeter(RowTracker):
 class RowHashes:
     """Two bytes per row of one table: a hash of it as it was last saved.
 
-    arrays: all that belongs to a row, each (num_rows, ...), always in one order.
+    arrays: what is hashed of a row, each (num_rows, ...), always in one order.
     """
-
-    def __init__(self, *, name: str, num_rows: typing.SupportsIndex) -> None: ...
-    def compare(
-        self,
-        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
-        tracker: RowTracker,
-        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
-    ) -> tuple[int, int, int]:
-        """Compare those rows of row_ids (n) int64 that the tracker calls clean.
-
-        Returns (the first row that differs, or -1; rows compared; rows that were recorded
-        because their hash was not known).
-        """
-
-    def compare_range(
-        self,
-        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
-        tracker: RowTracker,
-        begin: typing.SupportsIndex,
-        end: typing.SupportsIndex,
-    ) -> tuple[int, int, int]:
-        """Compare those rows of [begin, end) that the tracker calls clean, as compare does."""
 
     def forget(self) -> None:
         """Forget all hashes: rows may have any values."""
@@ -368,10 +352,72 @@ class RowHashes:
     ) -> None:
         """Record the rows [begin, end) as they are now."""
 
+class HostRowHashes(RowHashes):
+    """Hashes of a table in the host's memory."""
+
+    def __init__(self, *, name: str, num_rows: typing.SupportsIndex) -> None: ...
+    def assign(
+        self, values: torch.Tensor | numpy.typing.NDArray[typing.Any], begin: typing.SupportsIndex
+    ) -> None:
+        """Take the hashes (n,) uint16 of the rows from `begin` on."""
+
+    def compare(
+        self,
+        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+        tracker: RowTracker,
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+    ) -> tuple[int, int, int]:
+        """Compare those rows of row_ids (n) int64 that the tracker calls clean.
+
+        Returns (the first row that differs, or -1; rows compared; rows that were recorded
+        because their hash was not known).
+        """
+
+    def compare_range(
+        self,
+        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+        tracker: RowTracker,
+        begin: typing.SupportsIndex,
+        end: typing.SupportsIndex,
+    ) -> tuple[int, int, int]:
+        """Compare those rows of [begin, end) that the tracker calls clean, as compare does."""
+
     def values(
         self, row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any]
     ) -> numpy.typing.NDArray[numpy.uint16]:
         """Return the hashes (n,) of rows row_ids (n) int64; 0: not known."""
+
+class PendingComparison:
+    """A comparison that a device makes."""
+
+    def is_ready(self) -> bool:
+        """Return True if read() need not wait."""
+
+    def read(self) -> tuple[int, int, int]:
+        """Return what HostRowHashes.compare does; all rows were compared. Waits for the device."""
+
+class DeviceRowHashes(RowHashes):
+    """Hashes of a table on a CUDA device, which compares them there. Only range_values waits."""
+
+    def __init__(
+        self, *, name: str, num_rows: typing.SupportsIndex, device: typing.SupportsIndex
+    ) -> None: ...
+    def begin_compare(
+        self,
+        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+        tracker: RowTracker,
+        begin: typing.SupportsIndex,
+        end: typing.SupportsIndex,
+        stride: typing.SupportsIndex = 1,
+    ) -> PendingComparison:
+        """Begin to compare every stride-th row of [begin, end) that the tracker calls clean."""
+
+    def record_chosen(
+        self,
+        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+        chosen: PendingRows,
+    ) -> None:
+        """Record rows that the table's tracker has chosen, and that were read."""
 
 class GradientCounter:
     """Counts the rows of the tables' sparse gradients on a thread of its own. A tracker's calls
@@ -387,12 +433,17 @@ class GradientCounter:
         """weights: the tables' tensors; trackers: of each table, those that count its rows."""
 
     def count(
-        self, tables: collections.abc.Sequence[typing.SupportsIndex]
+        self,
+        tables: collections.abc.Sequence[typing.SupportsIndex],
+        kept: list[torch.Tensor] | None = None,
     ) -> tuple[int, list[int], list[int]]:
         """Read the gradients of the tables at these positions.
 
+        kept: gets the tensors that GPUs will read, for the caller to keep until then. Without
+        it, gradients on GPUs are not read.
+
         Returns the number of their row ids, the positions of tables that have a gradient, and
-        the positions of those whose gradient it cannot read: dense, on a GPU, not contiguous.
+        the positions of those whose gradient it cannot read: dense, not contiguous.
         Raises RowIndexError, with nothing counted, and the error that ended counting.
         """
 
@@ -660,10 +711,10 @@ class CapturedRows:
         self,
         *,
         trackers: collections.abc.Sequence[RowTracker],
-        weight: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        weight: torch.Tensor | numpy.typing.NDArray[typing.Any] | None,
         begin: typing.SupportsIndex,
         end: typing.SupportsIndex,
-        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
+        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any] | None,
         chosen: PendingRows | None = None,
     ) -> None:
         """Add a table: its rows [begin, end), or `row_ids` (n,) int64 of them, ascending.
@@ -756,12 +807,15 @@ class SnapshotPipeline:
         refuse_nan: bool = True,
         max_chunk_bytes: typing.SupportsIndex = 0,
         copy_on_write: bool = False,
-        hashes: collections.abc.Sequence[RowHashes] = [],
+        hashes: collections.abc.Sequence[
+            tuple[RowHashes, typing.SupportsIndex, HostRowHashes]
+        ] = [],
         captured: CapturedRows | None = None,
     ) -> SegmentJob:
         """Start a segment. Raises UsageError if the tables do not fit the slots or the file.
 
-        hashes: of each table, or None; captured rows are recorded there.
+        hashes: of each table (hashes, n, stored). Captured rows are recorded in `hashes`, of
+        their first n arrays, and in `stored` as a restore will write them; both may be None.
         captured: whose trackers forget rows as they are captured; None: no tracker does.
         """
 
@@ -904,6 +958,15 @@ def apply_delta(
     again it takes itself back. Raises UsageError for a malformed one.
     """
 
+def are_clean(
+    trackers: collections.abc.Sequence[RowTracker],
+    begins: collections.abc.Sequence[typing.SupportsIndex],
+    ends: collections.abc.Sequence[typing.SupportsIndex],
+) -> bool:
+    """Check that no row [begins[i], ends[i]) of trackers[i] is dirty; waits once for each
+    device.
+    """
+
 def count_lookups(
     trackers: collections.abc.Sequence[RowTracker],
     indices: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
@@ -972,6 +1035,9 @@ def nonzero_rows(
 
 def num_devices() -> int:
     """Count the usable CUDA devices; 0 without a driver."""
+
+def num_dirty_of(trackers: collections.abc.Sequence[RowTracker]) -> list[int]:
+    """Count the dirty rows of each tracker; waits once for each device."""
 
 def pack_row_ids(
     row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
@@ -1072,6 +1138,9 @@ def top_rows(
 def trim_memory(device: typing.SupportsIndex) -> None:
     """Give memory of the device that is kept for later back to other allocators."""
 
+def trim_memory_if_short(device: typing.SupportsIndex) -> None:
+    """Do so if little of the device's memory is free."""
+
 def unpack_row_ids(
     packed: torch.Tensor | numpy.typing.NDArray[typing.Any],
     count: typing.SupportsIndex,
@@ -1091,7 +1160,8 @@ def use_instruction_set(name: str) -> None:
 
 def use_stream(device: typing.SupportsIndex, stream: typing.SupportsIndex) -> None:
     """Submit this thread's later work on the device to this stream (a cudaStream_t as a
-    number), the one that it trains on.
+    number), the one that it trains on. It comes after all that was submitted to the
+    stream before, which must still exist.
     """
 
 ALIGNMENT: int = 4096

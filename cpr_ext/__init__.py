@@ -14,7 +14,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cpr_ext.checkpointer.all_options import CheckpointerOptions
     from cpr_ext.checkpointer.checkpointer import Checkpointer
+    from cpr_ext.checkpointer.load_into import load_into
     from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
     from cpr_ext.errors import (
         CprError,
@@ -38,15 +40,17 @@ if TYPE_CHECKING:
         SubSampledUsed,
     )
     from cpr_ext.saving.snapshot_handle import SnapshotHandle
-    from cpr_ext.schedules.intervals import Continuous, EverySeconds, EverySteps, Schedule
+    from cpr_ext.schedules.intervals import Continuous, EverySeconds, EverySteps, Progress, Schedule
     from cpr_ext.schedules.target_pls import TargetPLS
     from cpr_ext.state.precision import Precision
+    from cpr_ext.state.slot_keys import SlotKeys
     from cpr_ext.state.table import Table
     from cpr_ext.storage.retention import Retention
 
 __all__ = [
     "AllRows",
     "Checkpointer",
+    "CheckpointerOptions",
     "CompactionOptions",
     "Continuous",
     "CprError",
@@ -58,10 +62,12 @@ __all__ = [
     "NanError",
     "Precision",
     "Priority",
+    "Progress",
     "RecoveryReport",
     "Retention",
     "RowIndexError",
     "Schedule",
+    "SlotKeys",
     "SnapshotError",
     "SnapshotFailedWarning",
     "SnapshotHandle",
@@ -73,6 +79,7 @@ __all__ = [
     "TargetPLS",
     "UntrackedChangeWarning",
     "UsageError",
+    "load_into",
     "prove",
 ]
 
@@ -83,6 +90,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "AllRows": "saving.priorities",
     "Checkpointer": "checkpointer.checkpointer",
+    "CheckpointerOptions": "checkpointer.all_options",
     "CompactionOptions": "checkpointer.options",
     "Continuous": "schedules.intervals",
     "CprError": "errors",
@@ -94,10 +102,12 @@ _MODULES = {
     "NanError": "errors",
     "Precision": "state.precision",
     "Priority": "saving.priorities",
+    "Progress": "schedules.intervals",
     "RecoveryReport": "recovery.report",
     "Retention": "storage.retention",
     "RowIndexError": "errors",
     "Schedule": "schedules.intervals",
+    "SlotKeys": "state.slot_keys",
     "SnapshotError": "errors",
     "SnapshotFailedWarning": "errors",
     "SnapshotHandle": "saving.snapshot_handle",
@@ -109,13 +119,27 @@ _MODULES = {
     "TargetPLS": "schedules.target_pls",
     "UntrackedChangeWarning": "errors",
     "UsageError": "errors",
+    "load_into": "checkpointer.load_into",
     "prove": "proving.prove",
+}
+# What is often looked for here.
+_ELSEWHERE = {
+    "CprCallback": "integrations.lightning",
+    "CprTrainerCallback": "integrations.transformers",
+    "Parity": "distributed",
+    "RemoteOptions": "storage.remote",
+    "Subscriber": "tools.publishing",
+    "Worker": "distributed",
+    "export_metrics": "integrations.opentelemetry",
+    "make_checkpointer": "integrations.torchrec",
+    "recover_together": "distributed",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module 'cpr_ext' has no attribute {name!r}")
+        place = f"; it is in cpr_ext.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"module 'cpr_ext' has no attribute {name!r}{place}")
     value = getattr(importlib.import_module(f"cpr_ext.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cpr_ext.report.run_picture import draw_runs
-from cpr_ext.report.run_table import format_bytes
+from cpr_ext.cli.output import size
+from cpr_ext.lab.report.run_picture import draw_runs
 
 OUT = Path("demo_out")
 # Half of the eight shards fail near the end of the 1,563 steps, and two of them once before.
@@ -52,7 +52,7 @@ def print_comparison(results: dict[str, dict]) -> None:
         recovery_seconds = sum(failure["seconds"] for failure in run["failures"])
         print(
             f"{label:<24}{run['auc']:>8.4f}{run['logloss']:>10.4f}{run['pls']:>8.3f}"
-            f"{format_bytes(run['snapshots']['bytes']):>10}"
+            f"{size(run['snapshots']['bytes']):>10}"
             f"{100 * run['stall_seconds']['total'] / run['seconds']:>8.1f} %"
             f"{1e3 * recovery_seconds:>8.0f} ms"
         )

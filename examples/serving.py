@@ -13,7 +13,7 @@ import time
 
 from torch import nn
 
-from cpr_ext.publishing import Subscriber, read_publication
+from cpr_ext.tools.publishing import KeyedRows, Subscriber, read_publication
 
 
 def main(arguments=None):
@@ -26,7 +26,9 @@ def main(arguments=None):
     while (publication := read_publication(options.publication)) is None:
         time.sleep(options.pause)
     tables = {
-        name: nn.EmbeddingBag(table.num_embeddings, table.embedding_dim, dtype=table.dtype)
+        name: (KeyedRows if table.is_keyed else nn.EmbeddingBag)(
+            table.num_embeddings, table.embedding_dim, dtype=table.dtype
+        )
         for name, table in publication.tables.items()
     }
     whole = sum(bag.weight.numel() * bag.weight.element_size() for bag in tables.values())
@@ -45,6 +47,8 @@ def main(arguments=None):
             f"{time.perf_counter() - started:.3f} s, visible {applied.saved_age_seconds:.1f} s "
             f"after training saved it, {applied.age_seconds:.1f} s after it was published"
         )
+        for name, keys in applied.gone.items():
+            print(f"{name}: {len(tables[name])} ids have a row, {len(keys)} have none any more")
     return tables
 
 

@@ -1,7 +1,6 @@
 """A loop that saves as often as its failures require. Run it from the root of the checkout."""
 
 import logging
-import tempfile
 
 import torch
 
@@ -17,12 +16,11 @@ generator = torch.Generator().manual_seed(0)
 failures = fit_failures(read_failure_log("examples/failure_log.csv", nodes=40)).model
 schedule = cpr_ext.TargetPLS(0.02, failures=failures, total_samples=200 * 128)
 
-with (
-    tempfile.TemporaryDirectory() as store,
-    cpr_ext.Checkpointer(model, optimizer, store, num_shards=16, schedule=schedule) as ckpt,
-):
-    ckpt.recover()
-    for step in range(200):
+with cpr_ext.Checkpointer(
+    model, optimizer, "store", num_shards=16, schedule=schedule, stateful=[generator]
+) as ckpt:
+    report = ckpt.recover()
+    for step in range(report.step, 200):
         rows = (100_000 * torch.rand(128, 4, generator=generator) ** 4).long()  # some rows are hot
         loss = torch.nn.functional.softplus(-model(rows)).mean()
         optimizer.zero_grad()

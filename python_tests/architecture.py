@@ -36,23 +36,21 @@ ROOMS_WITH_MACRO = ("bindings", "testing")
 
 # A room may import those of any line above its own.
 PYTHON_ROOMS: list[set[str]] = [
-    {"errors"},
-    {"_native", "validation", "runtime", "policy"},
-    {"cuda", "state", "schedules"},
+    {"errors", "_native"},
+    {"runtime", "policy"},
+    {"state", "schedules"},
     {"tracking", "storage"},
-    {"recovery", "metrics"},
+    {"recovery", "metrics", "cli"},
     {"saving"},
     {"checkpointer"},
-    {"proving"},
+    {"proving", "distributed"},
     {"__init__"},
-    {"dlrm", "distributed", "maintenance"},
-    {"emulation", "integrations", "publishing"},
-    {"report", "doctor"},
-    {"cli"},
+    {"integrations", "tools"},
+    {"lab"},
 ]
-# Pure rooms, which may import less, and the modules there that are not.
-PURE: dict[str, set[str]] = {"policy": {"errors"}, "dlrm": {"errors"}}
-IMPURE = ("dlrm/trainer", "dlrm/failures")  # train and fail the reference model
+# Pure folders, which may import less, and the modules there that are not.
+PURE: dict[str, set[str]] = {"policy": {"errors"}, "lab/dlrm": {"errors"}}
+IMPURE = ("lab/dlrm/trainer", "lab/dlrm/failures")  # train and fail the reference model
 COMPILED = "_C"  # only _native imports it
 
 HOW_TO_ADD = (
@@ -127,14 +125,23 @@ def python_rooms() -> set[str]:
 
 def room_of(path: str) -> str:
     """The room that cpr_ext/`path` is in."""
+    if path == "__main__.py":
+        return "cli"  # it is its door
     return Path(path).with_suffix("").parts[0]
+
+
+def pure_folder_of(path: str) -> str | None:
+    """The folder of PURE that a pure module is in."""
+    if path.startswith(IMPURE):
+        return None
+    return next((folder for folder in PURE if path.startswith(f"{folder}/")), None)
 
 
 def allowed_imports(path: str) -> set[str]:
     """The rooms that cpr_ext/`path` may import, besides its own."""
     room = room_of(path)
-    if room in PURE and not path.startswith(IMPURE):
-        return PURE[room]
+    if pure := pure_folder_of(path):
+        return PURE[pure]
     below: set[str] = {COMPILED} if room == "_native" else set()
     for line in PYTHON_ROOMS:
         if room in line:
@@ -158,7 +165,7 @@ def imported_paths(path: str, text: str) -> Iterator[str]:
             if base[:1] != ["cpr_ext"]:
                 continue
             for alias in node.names:
-                if len(base) > 1:  # `from cpr_ext.dlrm import trainer` names a module of its own
+                if len(base) > 1:  # `from cpr_ext.lab.dlrm import trainer` names a module
                     yield "/".join([*base[1:], alias.name])
                 else:  # from cpr_ext import x: a room, or a public name
                     yield alias.name if alias.name in {*python_rooms(), COMPILED} else ""
@@ -173,14 +180,39 @@ def python_faults(path: str, text: str) -> Iterator[str]:
     allowed = allowed_imports(path)
     for imported in imported_paths(path, text):
         target = room_of(imported + ".py") if imported else "__init__"
-        is_own = target == room and not f"{imported}.".startswith(IMPURE)
-        if is_own or (path.startswith(IMPURE) and target == room):
+        pure = pure_folder_of(path)
+        if target == room and pure in (None, pure_folder_of(f"{imported}/")):
             continue
         if target not in {*python_rooms(), COMPILED}:
             yield f"cpr_ext/{path} imports cpr_ext.{target}: {HOW_TO_ADD}"
         elif target not in allowed:
             names = ", ".join(sorted(allowed)) or "nothing of ours"
             yield f"cpr_ext/{path} imports {imported or target}; {room} may import {names}"
+
+
+def is_there(package: Path, imported: str) -> bool:
+    """Whether the package has this module, or name of a module, given as a path below it."""
+    for module in (package / imported, package / f"{imported}.py"):
+        if module.exists():
+            return True
+    folder, _, name = imported.rpartition("/")
+    for module in (package / folder / "__init__.py", package / f"{folder}.py"):
+        if module.is_file() and name in _names_of(ast.parse(module.read_text())):
+            return True
+    return False
+
+
+def _names_of(tree: ast.Module) -> set[str]:
+    """What a module defines or imports, wherever it does."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
 
 
 def module_graph(texts: Mapping[str, str]) -> dict[str, set[str]]:

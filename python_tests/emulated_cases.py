@@ -1,18 +1,20 @@
 """What only a GPU does: run by python_tests/test_emulated_gpu.py on the emulated device."""
 
+import gc
 from contextlib import nullcontext
 
 import pytest
 import torch
 
 import cpr_ext
-from cpr_ext import _emulated, cuda
+from cpr_ext import _emulated
 from cpr_ext.checkpointer import call_guard, parts
 from cpr_ext.errors import CudaError, RowIndexError, UntrackedChangeWarning, UsageError
-from cpr_ext.maintenance import compact
-from cpr_ext.saving import background_capture, priorities, scrub
+from cpr_ext.runtime import cuda
+from cpr_ext.saving import background_capture, priorities, table_scrub
 from cpr_ext.storage import segment_format, store
-from cpr_ext.tracking import lookup_recorder, table_watch
+from cpr_ext.tools.maintenance import compact
+from cpr_ext.tracking import gradient_rows, lookup_recorder, table_watch
 from python_tests.helpers import Trained, assert_same, read_chunks, shard_records
 
 emulator = _emulated.emulator
@@ -23,6 +25,7 @@ def calm():
     yield
     emulator.fail_call("", 0)
     emulator.set_lazy(False)
+    emulator.set_free_part(1.0)
 
 
 class Run:
@@ -63,15 +66,16 @@ def test_training_goes_on_while_the_device_chooses_rows(tmp_path, monkeypatch):
         pass
     snapshot = run.checkpointer._saver.in_flight
     assert snapshot.kind == "partial"
-    assert not snapshot.is_chosen
+    assert not snapshot.rows.are_chosen
     emulator.calls()
     run.step()
     calls = emulator.calls()
-    assert not snapshot.is_chosen
+    assert not snapshot.rows.are_chosen
     assert "cudaEventSynchronize" not in calls, "step() waited for the device"
-    for _ in range(30):
-        run.step()
-    assert snapshot.is_chosen
+    emulator.set_lazy(False)  # it catches up
+    run.step()
+    run.step()
+    assert snapshot.rows.are_chosen
     run.checkpointer.wait()
     assert snapshot.state == "committed"
     run.checkpointer.close()
@@ -141,6 +145,7 @@ def test_where_the_device_is_short_of_memory_slots_are_smaller_with_a_warning(tm
 def test_what_was_taken_on_the_device_is_freed_with_the_snapshot(tmp_path):
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(2))
     run.save_base()
+    gc.collect()  # what earlier tests have left
     sizes = []
     for _ in range(12):
         run.step()
@@ -150,20 +155,35 @@ def test_what_was_taken_on_the_device_is_freed_with_the_snapshot(tmp_path):
     run.checkpointer.close()
 
 
-def test_memory_of_a_snapshot_is_given_back_when_it_ends(tmp_path):
+def test_memory_of_a_snapshot_serves_the_next_and_is_given_back_in_the_end(tmp_path):
     cuda.trim_memory([0])
     before = emulator.pooled_bytes()
     run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
     run.save_base()
+    mapped = []
+    for _ in range(4):
+        run.step()
+        run.checkpointer.save("partial")
+        run.checkpointer.wait()
+        mapped.append(emulator.mappings())
+    assert mapped[2:] == [0, 0]
+    assert emulator.pooled_bytes() > before
+    run.checkpointer.close()
+    assert emulator.pooled_bytes() == before
+
+
+def test_memory_of_a_snapshot_is_given_back_when_it_ends_if_the_device_has_little(tmp_path):
+    cuda.trim_memory([0])
+    before = emulator.pooled_bytes()
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    emulator.set_free_part(0.01)
     run.step()
     run.checkpointer.save("partial")
     assert emulator.pooled_bytes() > before
     run.checkpointer.wait()
-    run.step()
-    run.checkpointer.save("partial")
-    run.checkpointer.wait()
-    run.checkpointer.close()
     assert emulator.pooled_bytes() == before
+    run.checkpointer.close()
 
 
 def test_torchs_cache_is_emptied_before_memory_counts_as_short(tmp_path, monkeypatch):
@@ -222,7 +242,7 @@ def saved_rows(directory, priority):
 
 def move_to_host(patch):
     """Tables are on the CPU from now on, in the same process."""
-    users = (parts, priorities, background_capture, scrub, lookup_recorder, table_watch)
+    users = (parts, priorities, background_capture, table_scrub, lookup_recorder, gradient_rows)
     for module in (cuda, *users):
         patch.setattr(module, "device_of", lambda tensor: None)
     patch.setattr(segment_format, "stager_of", lambda tensor: None)
@@ -329,14 +349,19 @@ def test_row_updates_lost_are_counted_beside_any_priority(tmp_path, priority):
 
 @pytest.fixture
 def capture(monkeypatch):
-    """Begins and ends the capture of a CUDA graph."""
+    """Begins and ends the capture of a CUDA graph; garbage first, as ``torch.cuda.graph`` does."""
 
     def set_capturing(capturing):
-        for module in (cuda, call_guard, lookup_recorder, table_watch):
+        if capturing:
+            gc.collect()
+            emulator.calls()  # those that freed the garbage do not count
+        for module in (cuda, call_guard, lookup_recorder, table_watch, gradient_rows):
             monkeypatch.setattr(module, "is_capturing", lambda: capturing)
-        emulator.set_capturing(capturing)
+        assert emulator.set_capturing(capturing), "a call has broken the capture"
 
+    gc.disable()
     yield set_capturing
+    gc.enable()
     emulator.set_capturing(False)
 
 
@@ -366,6 +391,29 @@ def test_a_step_that_is_captured_counts_rows_by_the_graph_and_is_never_called_co
     run.checkpointer.close()
 
 
+def test_a_graph_is_captured_while_the_device_is_still_at_steps_before(tmp_path, capture):
+    run = Run(tmp_path / "s", schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    # It asks whether work is done, which on the emulated device does a piece of it.
+    run.checkpointer._saver.claims.scrub._next_slice = float("inf")
+    emulator.set_lazy(True)
+    for step in range(3):
+        run.step([step])
+    assert emulator.num_waiting() > 0
+    emulator.calls()
+    capture(True)
+    run.optimizer.zero_grad()
+    run.model(torch.tensor([[7, 8]])).sum().backward()
+    run.optimizer.step()
+    assert emulator.calls() == {"cudaLaunchKernelEx": 1}
+    capture(False)
+    emulator.replay_graph()
+    run.checkpointer.step()
+    tracker = next(iter(run.checkpointer._trackers.values()))
+    assert tracker.dirty_rows().tolist() == [0, 1, 2, 7, 8]
+    run.checkpointer.close()
+
+
 def test_rows_of_dense_gradients_are_not_listed_in_a_capture_and_all_count_at_every_step(
     tmp_path, capture, monkeypatch
 ):
@@ -376,7 +424,7 @@ def test_rows_of_dense_gradients_are_not_listed_in_a_capture_and_all_count_at_ev
     run.optimizer.zero_grad()
     run.model(torch.tensor([[1, 2]])).sum().backward()
     with monkeypatch.context() as patch:
-        patch.setattr(table_watch, "changed_rows", None)  # which waits for the device
+        patch.setattr(gradient_rows, "changed_rows", None)  # which waits for the device
         run.optimizer.step()
     capture(False)
     tracker = next(iter(run.checkpointer._trackers.values()))
@@ -384,7 +432,7 @@ def test_rows_of_dense_gradients_are_not_listed_in_a_capture_and_all_count_at_ev
     for outcome in (pytest.warns(UntrackedChangeWarning, match="dense"), nullcontext()):
         with outcome:
             run.checkpointer.step()
-        run.checkpointer._watch.settle()
+        run.checkpointer._watch.changes.settle()
         assert tracker.num_dirty() == 4000
         tracker.take_range(0, 4000)
     run.checkpointer.close()
@@ -422,4 +470,64 @@ def test_lookups_that_are_counted_before_step_are_so_on_the_stream_that_is_curre
     run.checkpointer.record_lookups(name, torch.tensor([7]))
     assert asked == [0]
     assert run.checkpointer._trackers[name].dirty_rows().tolist() == [5, 6, 7]
+    run.checkpointer.close()
+
+
+PROVEN = {
+    "exact": cpr_ext.Precision(),
+    "rounded": cpr_ext.Precision(base="float16", partial="int8", state="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("consistency", ["row", "step"])
+@pytest.mark.parametrize("precision", PROVEN)
+def test_points_of_tables_on_a_device_are_proven(tmp_path, precision, consistency):
+    options = {
+        "precision": PROVEN[precision],
+        "priority": cpr_ext.AllRows(),
+        "consistency": consistency,
+    }
+    for is_first in (True, False):
+        run = Run(tmp_path, **options)
+        if not is_first:
+            assert run.checkpointer.recover().is_proven
+        for first_row in range(0, 2000, 150):
+            run.step(range(first_row, first_row + 100))
+        saved = run.checkpointer.save()
+        run.checkpointer.wait()
+        assert run.checkpointer.scrub() == {}
+        assert saved.is_proven
+        assert run.checkpointer.metrics.round_trips >= 1
+        run.checkpointer.close()
+
+
+def test_a_write_past_pytorch_is_found_on_the_device_at_a_later_step(tmp_path):
+    run = Run(tmp_path, schedule=cpr_ext.EverySteps(1000))
+    run.save_base()
+    checkpointer = run.checkpointer
+    slices = checkpointer._saver.claims.scrub
+    slices._tables["embedding"].slice_bytes = 64 * 700  # six to a pass
+    run.model.weight.data[3333, 5] += 1e-3
+    emulator.set_lazy(True)
+    slices.restart()
+
+    def step_until_it_is_found():
+        while not checkpointer.metrics.rows_changed_unseen:
+            slices._next_slice = 0.0
+            run.step()
+
+    with pytest.warns(UntrackedChangeWarning, match="row 3333 counts as unchanged"):
+        step_until_it_is_found()
+    assert checkpointer.scrub() == {}  # all of the table counts as changed
+    run.checkpointer.close()
+
+
+def test_rows_of_unchanged_shards_are_compared_before_they_are_kept(tmp_path):
+    run = Run(tmp_path, num_shards=4)
+    run.save_base()
+    table = run.checkpointer.tables[0]
+    saver = run.checkpointer._saver
+    assert saver.claims.scrub.are_unchanged(table, [(200, 1000), (2000, 4000)])
+    run.model.weight.data[2500, 0] += 1
+    assert not saver.claims.scrub.are_unchanged(table, [(2000, 3000)])
     run.checkpointer.close()

@@ -27,7 +27,7 @@ def emulate() -> None:
     sys.modules["cpr_ext._C"] = _emulated
     cpr_ext._C = _emulated
     _rebind("native", real, _emulated)
-    devices = importlib.import_module("cpr_ext.cuda")
+    devices = importlib.import_module("cpr_ext.runtime.cuda")
     _rebind("device_of", devices.device_of, _device_of)
     devices._current_stream = lambda device: 0
     devices._record_stream = lambda tensor, device: None

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from torch import nn
 
 import cpr_ext
-from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.saving.background_capture import CaptureThread
 from python_tests import preloaded
 
@@ -108,8 +108,11 @@ def short_windows(are_short=True):
     resume = CaptureThread.resume
 
     def resume_and_stop(self, work):
-        resume(self, work)
-        self._stop.set()
+        def stopped(stop):
+            stop.set()
+            work(stop)
+
+        resume(self, stopped)
 
     with patch.object(CaptureThread, "resume", resume_and_stop if are_short else resume):
         yield
@@ -171,9 +174,9 @@ def die(checkpointer):
         checkpointer._saver.in_flight.wait_until_done()
     checkpointer._recorder.detach()
     checkpointer._watch.detach()
-    committer = checkpointer._saver._committer
+    committer = checkpointer._saver._parts.committer
     if committer._thread.is_alive():  # the dead read nothing back
-        committer.call(checkpointer._saver._round_trips.drop).result()
+        committer.call(checkpointer._saver.claims.round_trips.drop).result()
     checkpointer.store.close()
 
 

@@ -20,9 +20,9 @@ import torch
 import torch._dynamo
 
 import cpr_ext
-from cpr_ext.dlrm.presets import find_preset
-from cpr_ext.dlrm.synthetic import Synthetic
-from cpr_ext.dlrm.trainer import Trainer, TrainOptions
+from cpr_ext.lab.dlrm.presets import find_preset
+from cpr_ext.lab.dlrm.synthetic import Synthetic
+from cpr_ext.lab.dlrm.trainer import Trainer, TrainOptions
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.segment_header import read_segment
 

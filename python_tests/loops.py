@@ -4,7 +4,7 @@ loops.py NAME
 """
 
 import sys
-from collections import OrderedDict
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import cpr_ext
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # it runs as a script, too
+from python_tests.keyed_job import SlotMap
 
 NUM_STEPS = 14
 ROWS, IDS = 40, 4000
@@ -96,45 +99,21 @@ def data_parallel():
         dist.destroy_process_group()
 
 
-class IdMap:
-    """Rows for ids of any size, the row of the id that was used longest ago for a new one."""
-
-    def __init__(self):
-        self.rows = OrderedDict()  # id -> row, the latest last
-
-    def __call__(self, ids):
-        """Return the rows of ids, and those that were given to a new id."""
-        rows, new = [], []
-        for number in ids.flatten().tolist():
-            if number not in self.rows:
-                full = len(self.rows) == ROWS
-                self.rows[number] = self.rows.popitem(last=False)[1] if full else len(self.rows)
-                new.append(self.rows[number])
-            self.rows.move_to_end(number)
-            rows.append(self.rows[number])
-        return torch.tensor(rows).reshape(ids.shape), new
-
-    def state_dict(self):
-        return {"ids": torch.tensor([*self.rows]), "rows": torch.tensor([*self.rows.values()])}
-
-    def load_state_dict(self, state):
-        pairs = zip(state["ids"].tolist(), state["rows"].tolist(), strict=True)
-        self.rows = OrderedDict(pairs)
-
-
 def id_map():
     """A table of a fixed number of rows for unbounded ids, with a map of the user's own."""
-    model, ids = build(), IdMap()
+    model, ids = build(), SlotMap(ROWS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    with checkpointer(model, optimizer, stateful=[ids]) as ckpt:
+    keys = cpr_ext.SlotKeys(ids.key, {"used": ids.used}, on_restored=ids.rebuild)
+    table = cpr_ext.Table("0", model[0].weight, optimizer, [model[0]], keys=keys)
+    with checkpointer(model, optimizer, tables=[table]) as ckpt:
         ckpt.recover()
         while ckpt.step_count < NUM_STEPS:
-            rows, new = ids(batch(ckpt.step_count, IDS))
-            with torch.no_grad():
+            given = batch(ckpt.step_count, IDS)
+            rows, new = ids(given.flatten().tolist())
+            with ckpt.assigning("0", new), torch.no_grad():
                 model[0].weight[new] = 0.0  # a new id begins from here
-            ckpt.record_changes()
             optimizer.zero_grad()
-            model(rows).square().mean().backward()
+            model(rows.reshape(given.shape)).square().mean().backward()
             optimizer.step()
             ckpt.step(num_samples=6)
 

@@ -18,9 +18,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
-from cpr_ext.emulation.machine import _digest_of as digest_of
-from cpr_ext.emulation.machine import code_digests
+from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.lab.emulation.machine import _digest_of as digest_of
+from cpr_ext.lab.emulation.machine import code_digests
 from python_tests import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,6 +100,15 @@ def test_what_counting_costs_a_step_is_measured(
 ) -> None:
     shown = run_here("tracking_overhead", "--tiny", "--pairs", "1", "--folder", str(tmp_path))
     assert [line.split()[1] for line in shown.splitlines()] == ["128", "2048"]
+
+
+def test_what_keys_cost_is_measured_and_their_bytes_are_those_of_the_formula(
+    run_here: Callable[..., str], tmp_path: Path
+) -> None:
+    snapshot, parity, step = run_here("key_costs", "--tiny", "--folder", str(tmp_path)).splitlines()
+    assert step.startswith("cost a step with 1 % of admissions, step_seconds_with ")
+    assert "bytes_with 144000, bytes_without 136000" in snapshot  # of 1000 rows
+    assert parity.endswith("slots 5000")
 
 
 @pytest.mark.long

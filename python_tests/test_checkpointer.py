@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.saving.snapshot import Snapshot
+from cpr_ext.saving.snapshot_rows import SnapshotRows
 from cpr_ext.storage.manifest import Manifest
 from python_tests.helpers import (
     Trained,
@@ -148,18 +148,18 @@ def test_one_step_captures_no_more_than_about_a_slot(tmp_path):
         tmp_path, tables, num_shards=8, staging=cpr_ext.StagingOptions(slot_bytes=slot_bytes)
     )
     captured = []
-    advance = Snapshot._note_captured
+    advance = SnapshotRows._note_captured
 
     def note(self, part, chunks, step):
         num_bytes = advance(self, part, chunks, step)
         captured.append((step, num_bytes))
         return num_bytes
 
-    Snapshot._note_captured = note
+    SnapshotRows._note_captured = note
     try:
         run.train(40)
     finally:
-        Snapshot._note_captured = advance
+        SnapshotRows._note_captured = advance
     for step in range(1, 41):
         assert sum(n for at, n in captured if at == step) <= 2 * slot_bytes
     assert len({step for step, n in captured if n}) > 3
@@ -312,7 +312,7 @@ def test_memory_is_bounded_by_the_slots_whatever_the_size_of_a_table(tmp_path):
         optimizer="sgd",
         staging=cpr_ext.StagingOptions(slot_bytes=1 << 20),
     )
-    pipeline = run.checkpointer._saver._pipeline
+    pipeline = run.checkpointer._saver._parts.context.pipeline
     assert (pipeline.num_free_slots, pipeline.slot_bytes) == (3, 1 << 20)
     before = resident_bytes()
     run.checkpointer.save("base")

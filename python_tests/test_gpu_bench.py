@@ -39,7 +39,7 @@ def test_every_stage_of_the_targets_runs_on_the_emulated_device(tmp_path: Path) 
 
 def test_the_hosts_cost_is_told_by_stage_for_a_step_and_for_a_snapshot() -> None:
     shown = run("bench/gpu_host_cost.py", "--tiny").splitlines()
-    for stage in ("read the gradients", "submit counting", "all stages"):
+    for stage in ("read the gradients, count", "keep tensors for the stream", "all stages"):
         assert any(line.startswith("per step") and stage in line for line in shown), stage
     for stage in ("submit choosing", "describe tables (SegmentTable)", "all stages"):
         [line] = [line for line in shown if line.startswith("per snapshot") and stage in line]

@@ -61,7 +61,7 @@ def test_every_part_is_run_and_told_whatever_the_others_do(
         (False, "its output has no ' passed'"),
         (True, "yes"),
     ]
-    assert (out / "bad.log").read_text().endswith("oh no\n")
+    assert "== bad\n$ echo oh no >&2; exit 3\noh no\n" in (out / "log.txt").read_text()
     table = capsys.readouterr().out.split("part ")[1].splitlines()
     states = ("passed", "failed", "failed", "passed")
     assert [line.split()[:2] for line in table[1:5]] == [
@@ -102,7 +102,7 @@ def test_results_are_kept_if_the_part_wrote_them_also_if_it_then_failed(
     )
     run(tmp_path / "out", part)
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"new.json", "own", "p.log", "summary.json"}
+    assert names == {"new.json", "own", "log.txt", "summary.json"}
 
 
 def test_nothing_is_run_on_a_core_that_was_not_built(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_part_that_lacks_something_fails_with_the_remedy(
     [(passed, said)] = run(tmp_path, part, machine=machine)
     assert not passed
     assert re.search(told, said), said
-    assert (tmp_path / "p.log").read_text() == f"{said}\n"
+    assert (tmp_path / "log.txt").read_text() == f"== p\n{said}\n"
     assert not (tmp_path / "began").exists()
 
 
@@ -259,6 +259,64 @@ def test_the_build_comes_first_and_a_failed_part_is_the_exit_status(
     assert "no part is called c; there are build, a, b" in capsys.readouterr().err
 
 
+# --- the first run on a machine that is lent ---
+
+
+def first_run(*arguments: str, driver: str = "echo") -> list[str]:
+    done = subprocess.run(
+        ["tools/gpu_first_run.sh", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "GPU_DRIVER": driver, "GPU_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_three_commands_of_ten_minutes_run_all_parts(tmp_path: Path) -> None:
+    limits = {part.name: part.limit_seconds for part in parts_of.PARTS}
+    run = []
+    for command in "123":
+        words = first_run(command, str(tmp_path))
+        minutes = float(words[words.index("--minutes") + 1])
+        names = [word for word in words if word in limits]
+        assert "--no-build" in words
+        assert sum(limits[name] for name in names) <= 60 * minutes <= 570
+        run += names
+    assert run[0] == "smoke"
+    assert sorted(run) == sorted(set(limits) - {"build"})
+
+
+def test_a_run_leaves_at_most_eight_files(tmp_path: Path) -> None:
+    written = [name for part in parts_of.PARTS for name in part.keeps]
+    written += re.findall(r"\$GPU_OUT/([\w.]+)", " ".join(p.command for p in parts_of.PARTS))
+    assert len({*written, "log.txt", "summary.json"}) <= 8
+
+
+@pytest.mark.parametrize("under", ["", "nice"])
+def test_the_layers_of_the_smoke_test_are_run_one_by_one(under: str) -> None:
+    command = [sys.executable, "tools/gpu_smoke.py", "--emulated", "count", "bad_index"]
+    done = subprocess.run(
+        [*command, "--under", under], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed: none of 2 layers" in done.stdout
+
+
+def test_a_layer_that_fails_or_does_not_say_what_is_expected_is_named() -> None:
+    command = [sys.executable, "tools/gpu_smoke.py", "--emulated", "count"]
+    done = subprocess.run(
+        [*command, "--expect", "no errors"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "failed: count of 1 layers" in done.stdout
+    done = subprocess.run(
+        [*command, "--under", "false"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "FAILED" in done.stdout
+
+
 # --- of a copy of the tree ---
 
 
@@ -274,7 +332,7 @@ def test_a_part_runs_from_a_copy_of_the_tree_alone(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--out", str(out)], cwd=tree, env=environment, capture_output=True, text=True
     )
-    log = out / "racecheck.log"
+    log = out / "log.txt"
     assert done.returncode == 0, done.stdout + (log.read_text() if log.exists() else done.stderr)
     assert " passed" in log.read_text()
     kept = json.loads((out / "summary.json").read_text())

@@ -76,10 +76,17 @@ def test_the_wheel_builds_without_torch_and_its_core_loads_without_it(bare_pytho
 def test_the_wheel_holds_the_data_that_the_package_reads(bare_python: Path) -> None:
     program = (
         "import importlib.resources as r\n"
-        "print((r.files('cpr_ext') / 'dlrm' / 'access_locality.json').is_file(),\n"
+        "print((r.files('cpr_ext') / 'lab' / 'dlrm' / 'access_locality.json').is_file(),\n"
         "      (r.files('cpr_ext') / 'py.typed').is_file())"
     )
     assert run(bare_python, "-c", program, cwd="/").split() == ["True", "True"]
+
+
+def test_the_page_of_the_package_links_to_nothing_that_it_lacks(bare_python: Path) -> None:
+    program = "import importlib.metadata as m; print(m.metadata('cpr_ext').get_payload())"
+    page = run(bare_python, "-c", program, cwd="/")
+    assert "Checkpointing with Partial Recovery" in page
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", page) == []
 
 
 def configure(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -155,4 +162,5 @@ def test_a_source_archive_holds_all_that_is_compiled(tmp_path, source):
     with tarfile.open(archive) as opened:
         names = {name.split("/", 1)[1] for name in opened.getnames() if "/" in name}
     needed = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
-    assert {"CMakeLists.txt", "cmake/cuda.cmake", "setup.py", *needed} <= names
+    needed |= {str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*.py")}
+    assert {"CMakeLists.txt", "cmake/cuda.cmake", "setup.py", "README.md", *needed} <= names

@@ -19,8 +19,10 @@ from hypothesis.stateful import (
 )
 
 import cpr_ext
-from cpr_ext.checkpointer import Checkpointer
-from cpr_ext.saving.background_capture import Overlap
+from cpr_ext.checkpointer.save_calls import SaveCalls
+from cpr_ext.saving.background_capture import BackgroundCapture
+from cpr_ext.tracking.gradient_rows import GradientRows
+from cpr_ext.tracking.outside_changes import OutsideChanges
 from cpr_ext.tracking.table_versions import TableVersions
 from cpr_ext.tracking.table_watch import TableWatch
 from python_tests.truth import TrueRun
@@ -198,12 +200,12 @@ def nothing(*_, **__):
     return None
 
 
-def no_gradient(watch, owned):
+def no_gradient(rows, owned, rows_change):
     return owned
 
 
-def first_gradient_only(watch, owned, note=TableWatch._note_gradients):
-    note(watch, owned[:1])
+def first_gradient_only(rows, owned, rows_change, count=GradientRows.count):
+    count(rows, owned[:1], rows_change)
     return owned
 
 
@@ -214,22 +216,22 @@ def closure_as_it_is(watch, closure, owned, step):
 
 #: What may be wrong with the watch: (class, attribute, what is there instead).
 MUTANTS = {
-    "gradients are not counted": (TableWatch, "_note_gradients", no_gradient),
+    "gradients are not counted": (GradientRows, "count", no_gradient),
     "only the first of several gradients counts": (
-        TableWatch,
-        "_note_gradients",
+        GradientRows,
+        "count",
         first_gradient_only,
     ),
     "gradients of closures are not counted": (TableWatch, "_noting", closure_as_it_is),
     "versions are not compared": (TableVersions, "differences", lambda versions: {}),
     "versions are not compared before a step": (TableVersions, "are_same", lambda versions: True),
-    "rows changed outside are not dirty": (TableWatch, "settle", nothing),
+    "rows changed outside are not dirty": (OutsideChanges, "settle", nothing),
     "a step never begins": (TableWatch, "begin_step", nothing),
-    "no moment is in the middle of a step": (Checkpointer, "_is_past_step", False),
-    "all is proven": (TableWatch, "is_proven", lambda watch, table: True),
-    "all has kept still": (TableWatch, "has_kept_still", lambda watch, table: True),
-    "rows are not kept before they change": (Overlap, "_keep", nothing),
-    "capture goes on while rows change": (Overlap, "pause", nothing),
+    "no moment is in the middle of a step": (SaveCalls, "_is_past_step", False),
+    "all is proven": (OutsideChanges, "is_proven", lambda changes, table: True),
+    "all has kept still": (OutsideChanges, "has_kept_still", lambda changes, table: True),
+    "rows are not kept before they change": (BackgroundCapture, "_copy_rows", nothing),
+    "capture goes on while rows change": (BackgroundCapture, "pause", nothing),
 }
 
 

@@ -72,7 +72,7 @@ class TrueTraining:
         die(self.ckpt)
         snapshot = self.ckpt._saver.in_flight
         if snapshot is not None and snapshot.state == "capturing":
-            snapshot.cancel("killed")  # else its writer outlives the kill
+            snapshot.give_up("killed")  # else its writer outlives the kill
         self.ckpt._watch.detach()
         self.ckpt._saver.close()
         for _, table in self.tables():
@@ -156,7 +156,8 @@ class TrueTraining:
             return loss
 
         self.is_past_step = True
-        self._has_unseen_change = False
+        if any(table.optimizer is optimizer for _, table in self.tables()):
+            self._has_unseen_change = False  # a step of no table looks at none
         with self._watched():
             if closure_seed is None:
                 self._note_gradients(optimizer)

@@ -5,8 +5,9 @@ went.
 
 Without names all parts, in their order. The native core is built first, unless --no-build. Needs
 neither make nor an installed cpr_ext, and no network. Exit status 1 if a part failed or ran out of
-time; one that lacks a program, a module or data has failed, and its line has the remedy. The logs
-and results lie in DIR, also after an interrupt. --emulated runs the same on the emulated device.
+time; one that lacks a program, a module or data has failed, and its line has the remedy. What the
+parts print is in DIR/log.txt, also after an interrupt, next to at most four files of results.
+--emulated runs the same on the emulated device.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gpu_machine import Machine, examine
 from gpu_parts import EMULATED_PARTS, MOST_SECONDS, PARTS, Part
 
 ROOT = Path(__file__).resolve().parents[1]
+LOG = "log.txt"  # of all parts: a machine that is lent may return few files
 _ALL_MINUTES = 25.0
 
 
@@ -50,7 +52,8 @@ class Outcome:
 def run_part(part: Part, machine: Machine, out: Path, seconds_left: float) -> Outcome:
     """Runs it; all that it prints goes to its log in ``out`` too."""
     if lack := machine.lacks(part.needs, part.modules, header=part.needs_header):
-        (out / f"{part.name}.log").write_text(f"{lack}\n")
+        with (out / LOG).open("a") as file:
+            print(f"== {part.name}\n{lack}", file=file)
         return Outcome(part.name, False, 0.0, lack)
     limit = min(part.limit_seconds, seconds_left)
     if limit <= 0:
@@ -84,9 +87,10 @@ def _run(part: Part, machine: Machine, out: Path, limit: float) -> tuple[int | N
         "PYTHONUNBUFFERED": "1",
         "MPLBACKEND": "Agg",
     }
-    log = out / f"{part.name}.log"
-    with log.open("w") as file:
-        print(f"$ {part.command}", file=file, flush=True)
+    log = out / LOG
+    with log.open("a") as file:
+        print(f"== {part.name}\n$ {part.command}", file=file, flush=True)
+        begin = file.tell()
         process = subprocess.Popen(
             ["bash", "-c", part.command],
             cwd=ROOT,
@@ -101,7 +105,9 @@ def _run(part: Part, machine: Machine, out: Path, limit: float) -> tuple[int | N
             code = None
         finally:
             _end(process)
-    return code, log.read_text(errors="replace")
+    with log.open("rb") as written:
+        written.seek(begin)
+        return code, written.read().decode(errors="replace")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

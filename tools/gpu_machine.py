@@ -18,7 +18,11 @@ from typing import Any
 
 #: Where CUDA's installers put the toolkit, beside links such as ``cuda``.
 INSTALLED = Path("/usr/local")
-_PACKAGES = {"sklearn": "scikit-learn", "pytest_timeout": "pytest-timeout"}
+_PACKAGES = {
+    "sklearn": "scikit-learn",
+    "pytest_timeout": "pytest-timeout",
+    "xdist": "pytest-xdist",
+}
 _REMEDIES = {
     "nvcc": "install the CUDA toolkit, or set CUDA_HOME to its folder or CUDACXX to nvcc",
     "compute-sanitizer": "install it with the CUDA toolkit, or set CUDA_HOME to its folder",

@@ -1,6 +1,7 @@
 """Builds the sdist and Linux wheels, and has auditwheel give each the manylinux tag that it keeps.
 
     python tools/wheels.py [--out dist] [--python PYTHON ...] [--arch aarch64] [--cuda 13.0]
+        [--work build/wheels]
 
 The wheels are built from the sdist, with their build requirements in isolation, one for each
 interpreter (default: this one). They hold CUDA kernels where nvcc is found (CPR_EXT_CUDA=ON|OFF
@@ -10,6 +11,9 @@ auditwheel and patchelf.
 
 --cuda: install this CUDA compiler from the package index first, and compile with it.
 
+Two builds of a commit with the same tools have equal bits: files have the time of the commit, or
+SOURCE_DATE_EPOCH. tools/release_check.py compares.
+
 --arch: the processor to build for. One that is not this machine's is built for by a cross
 compiler, see tools/cross.py; such a wheel was compiled, not run.
 """
@@ -17,6 +21,7 @@ compiler, see tools/cross.py; such a wheel was compiled, not run.
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
 import platform
 import re
@@ -43,11 +48,13 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", default=[sys.executable])
     parser.add_argument("--arch", default=platform.machine(), help="default: this machine's")
     parser.add_argument("--cuda", help="install this version of CUDA's compiler, and use it")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "wheels", help="is kept")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("SOURCE_DATE_EPOCH", run("git", "-C", ROOT, "log", "-1", "--format=%ct"))
     sdist = build_sdist(options.out)
     print(f"{sdist}: {sdist.stat().st_size / 1e6:.1f} MB", flush=True)
-    folder = ROOT / "build" / "wheels" / options.arch
+    folder = options.work / options.arch
     if options.cuda:
         cuda = cuda_packages.install(options.cuda, folder / "cuda")
         os.environ |= {"CUDA_HOME": str(cuda), "CUDACXX": str(cuda / "bin" / "nvcc")}
@@ -65,7 +72,29 @@ def main() -> None:
 def build_sdist(out: Path) -> Path:
     """Make the source archive in an isolated environment."""
     run(sys.executable, "-m", "build", "--sdist", "--outdir", out, ROOT)
-    return max(out.glob("cpr_ext-*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    sdist = max(out.glob("cpr_ext-*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    make_reproducible(sdist, int(os.environ["SOURCE_DATE_EPOCH"]))
+    return sdist
+
+
+def make_reproducible(sdist: Path, seconds: int) -> None:
+    """Write an archive again, without what depends on the machine: order, times, owners, modes."""
+    with tempfile.TemporaryFile() as plain:
+        with tarfile.open(sdist) as old, tarfile.open(fileobj=plain, mode="w") as new:
+            for member in sorted(old.getmembers(), key=lambda member: member.name):
+                member.mtime, member.uid, member.gid, member.uname, member.gname = (
+                    seconds,
+                    0,
+                    0,
+                    "",
+                    "",
+                )
+                member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+                member.pax_headers = {}
+                new.addfile(member, old.extractfile(member) if member.isfile() else None)
+        plain.seek(0)
+        with sdist.open("wb") as raw, gzip.GzipFile("", "wb", mtime=seconds, fileobj=raw) as packed:
+            shutil.copyfileobj(plain, packed)
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
@@ -128,12 +157,13 @@ def contents(wheel: Path) -> str:
     return f"{module.filename} {module.file_size / 1e6:.1f} MB, {'with' if cuda else 'no'} CUDA"
 
 
-def run(*command: object, env: dict[str, str] | None = None) -> None:
-    """Run a command, and end with its output if it fails."""
+def run(*command: object, env: dict[str, str] | None = None) -> str:
+    """Run a command and return what it prints; end with its output if it fails."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, env=env)
     if done.returncode != 0:
         sys.exit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
+    return done.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from cpr_ext.cuda import is_capturing, use_training_streams
 from cpr_ext.errors import UsageError
+from cpr_ext.runtime.cuda import is_capturing, use_training_streams
 from cpr_ext.runtime.forks import Creator
 from cpr_ext.storage.store import Store
 from cpr_ext.tracking.table_watch import TableWatch
@@ -70,8 +70,8 @@ class CallGuard:
 
     def require_savable(self) -> None:
         """Raise UsageError if a snapshot of the tables would be wrong."""
-        if self._watch.problem is not None:
-            raise UsageError(self._watch.problem)
+        if self._watch.changes.problem is not None:
+            raise UsageError(self._watch.changes.problem)
 
     def require_idle(self, name: str) -> None:
         """Raise UsageError while another call is being made, or a CUDA graph captured."""

@@ -12,37 +12,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from cpr_ext.checkpointer.all_options import CheckpointerOptions, OnNan
 from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
-from cpr_ext.checkpointer.parts import build_parts, choose_tables
+from cpr_ext.checkpointer.parts import Trained, build_parts, choose_tables
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
 from cpr_ext.checkpointer.refused_models import refuse_several_processes, refuse_sharded_models
 from cpr_ext.checkpointer.rewinding import Rewinding
 from cpr_ext.checkpointer.save_calls import SaveCalls
-from cpr_ext.checkpointer.settings import OnNan, Settings
-from cpr_ext.cuda import release_kept
 from cpr_ext.metrics.counters import Metrics, ScalarWriter
 from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
+from cpr_ext.runtime.cuda import release_kept
 from cpr_ext.runtime.forks import leave_to_parent_when_forked
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.termination import EXIT_CODE, OnSigterm, Termination
-from cpr_ext.saving.background_capture import OverlapChoice
-from cpr_ext.saving.priorities import MostFrequentlyUsed, Priority
-from cpr_ext.saving.saver import Consistency, WhenBusy
-from cpr_ext.saving.selection import SnapshotKind
-from cpr_ext.saving.snapshot_handle import SnapshotHandle
-from cpr_ext.schedules.intervals import EverySeconds, Schedule
-from cpr_ext.state.dense_state import DensePart, require_savable
-from cpr_ext.state.precision import Precision
-from cpr_ext.state.stateful import Stateful, as_declared
-from cpr_ext.state.table import Table
-from cpr_ext.storage.reading import OnReadError, falling_back
-from cpr_ext.storage.remote.objects import RemoteOptions
-from cpr_ext.storage.remote.remote_copy import RemoteStatus
-from cpr_ext.storage.retention import Retention
-from cpr_ext.tracking.unwatched import require_own_optimizers, warn_of_large_parameters
-from cpr_ext.validation import (
+from cpr_ext.runtime.validation import (
     as_optimizers,
     as_whole_number,
     require_callable_or_none,
@@ -50,6 +35,22 @@ from cpr_ext.validation import (
     require_one_of,
     require_path,
 )
+from cpr_ext.saving.background_capture import OverlapChoice
+from cpr_ext.saving.priorities import Priority
+from cpr_ext.saving.saver import Consistency, WhenBusy
+from cpr_ext.saving.selection import SnapshotKind
+from cpr_ext.saving.snapshot_handle import SnapshotHandle
+from cpr_ext.schedules.intervals import Schedule
+from cpr_ext.state.dense_state import DensePart, require_savable
+from cpr_ext.state.keyed_tables import as_slots, find_keyed
+from cpr_ext.state.precision import Precision
+from cpr_ext.state.stateful import Stateful, as_declared, refuse_saved_twice
+from cpr_ext.state.table import Table
+from cpr_ext.storage.remote.objects import RemoteOptions
+from cpr_ext.storage.remote.remote_copy import RemoteStatus
+from cpr_ext.storage.retention import Retention
+from cpr_ext.storage.retries import OnReadError, falling_back
+from cpr_ext.tracking.unwatched import require_own_optimizers, warn_of_large_parameters
 
 logger = logger_of("saving")
 
@@ -61,8 +62,8 @@ class Checkpointer:
         model: any module with ``nn.Embedding`` or ``nn.EmbeddingBag`` tables.
         optimizers: the optimizer or optimizers of its parameters.
         directory: the store; created if it does not exist.
-        priority: which rows a partial snapshot saves first.
-        schedule: when to take one.
+        priority: which rows a partial snapshot saves first. Default: ``MostFrequentlyUsed(0.125)``.
+        schedule: when to take one. Default: ``EverySeconds(60)``.
         consistency: ``"row"`` captures a snapshot over several steps, so that the pause at any one
             step is bounded; ``"step"`` captures all of it as of one step. That is the step at which
             it is due or, while capture overlaps training, the one after its rows were chosen.
@@ -76,21 +77,25 @@ class Checkpointer:
         num_shards: number of row ranges of every table, each recovered separately.
         tables: parameters or modules by name, instead of those found in ``model``; or a list of
             ready-made ``cpr_ext.Table``, which may be empty: then only the dense part is saved.
+            With keyed tables every snapshot is of one step, and captured inside ``step()``.
         extra_state: called for each snapshot; its result (plain values and tensors) is saved with
             the snapshot and returned as ``RecoveryReport.extra_state``.
         stateful: objects with ``state_dict()`` and ``load_state_dict()``, such as learning-rate
-            schedulers and ``torch.amp.GradScaler``, always in the same order. Their states are
-            saved with the dense part, and ``recover()`` loads them.
+            schedulers, ``torch.amp.GradScaler`` and an ``AveragedModel``, always in the same order.
+            Their states are saved whole with the dense part, and ``recover()`` loads them.
         per_rank: objects of ``stateful``, and the word ``"extra_state"``, that each process of a
             job has for itself, such as the reader of its own files. Else all processes resume with
             the state of the one that saved last.
+        ignore: names of state that need not be saved, as the warning of it gives them, such as
+            ``"buffer encoder.cache"``. Snapshots are complete without it, and name it:
+            ``RecoveryReport.state_ignored``.
         rebase_after: take a base snapshot instead of a partial one after partial snapshots have
             written this many times the bytes of the last base; this bounds disk use and recovery
             time; None: never.
         compaction: when to merge a shard's partial segments in the background; partial snapshots
-            then need no new base. None: never. See :class:`cpr_ext.CompactionOptions`.
+            then need no new base. See :class:`cpr_ext.CompactionOptions`. Default: never.
         retention: how many full-recovery points to keep, and how many bytes in all: a
-            ``cpr_ext.Retention``.
+            ``cpr_ext.Retention``. None: the newest snapshot only.
         when_busy: what to do when a snapshot is due before the last one is committed; ``"delay"``
             starts it after that commit, and logs a warning if three in a row begin late; ``"wait"``
             blocks training until then, so that snapshots are taken at the same steps whatever the
@@ -98,7 +103,8 @@ class Checkpointer:
         save_at_close: :meth:`close`, and the end of the ``with`` block, save all rows if steps were
             trained since the newest snapshot. An exception that leaves the block saves nothing.
         on_nan: ``"raise"`` aborts a snapshot rather than save NaN; ``"save"`` saves it.
-        staging: memory, threads and file access of a snapshot: :class:`cpr_ext.StagingOptions`.
+        staging: memory, threads and file access of a snapshot. Default:
+            :class:`cpr_ext.StagingOptions` as it is.
         count_row_updates: count updates row by row (4 bytes each), so that metrics report how many
             were lost. ``MostFrequentlyUsed`` always does.
         scalar_writer: the metrics are written to it after each snapshot and recovery; anything
@@ -106,10 +112,11 @@ class Checkpointer:
         remote: object storage to which committed states are copied in the background, such as
             ``"s3://bucket/job"``, or ``cpr_ext.storage.remote.RemoteOptions``. If ``directory`` is
             empty, the state there is read into it first. See ``docs/remote.md``.
-        precision: how many bits snapshots keep of each row: :class:`cpr_ext.Precision`. None: all.
+        precision: how many bits snapshots keep of each row: :class:`cpr_ext.Precision`.
+            Default: all.
         on_sigterm: ``"save"``: after SIGTERM the step in flight is the last. Its :meth:`step` saves
             all rows, waits until they are durable, closes this object and raises
-            ``SystemExit(143)``. For training in one process.
+            ``SystemExit(143)``. For training in one process. None: SIGTERM does what it did.
 
     Raises:
         UsageError: the model has no tables or is under FSDP, or an option is out of range.
@@ -131,6 +138,7 @@ class Checkpointer:
         extra_state: Callable[[], Any] | None = None,
         stateful: Sequence[Stateful] | Stateful | None = None,
         per_rank: Sequence[object] | object | None = None,
+        ignore: Sequence[str] | str | None = None,
         rebase_after: float | None = 4.0,
         compaction: CompactionOptions | None = None,
         retention: Retention | None = None,
@@ -148,23 +156,27 @@ class Checkpointer:
         require_model(model)
         require_path("directory", directory)
         require_callable_or_none("extra_state", extra_state)
-        settings = Settings(
-            priority=MostFrequentlyUsed() if priority is None else priority,
-            schedule=EverySeconds(60) if schedule is None else schedule,
+        defaults: dict[str, Any] = {
+            "priority": priority,
+            "schedule": schedule,
+            "compaction": compaction,
+            "staging": staging,
+            "precision": precision,
+        }
+        settings = CheckpointerOptions(
             consistency=consistency,
             num_shards=num_shards,
             rebase_after=rebase_after,
             retention=retention,
             when_busy=when_busy,
+            save_at_close=save_at_close,
             on_nan=on_nan,
             overlap=overlap,
-            staging=StagingOptions() if staging is None else staging,
-            compaction=CompactionOptions(after=None) if compaction is None else compaction,
             count_row_updates=count_row_updates,
-            save_at_close=save_at_close,
             scalar_writer=scalar_writer,
             remote=RemoteOptions(remote) if isinstance(remote, str) else remote,
-            precision=Precision() if precision is None else precision,
+            on_sigterm=on_sigterm,
+            **{name: value for name, value in defaults.items() if value is not None},
         )
         self._termination = Termination(on_sigterm)
         if on_sigterm is not None:
@@ -174,14 +186,17 @@ class Checkpointer:
         self.optimizers = as_optimizers(optimizers)
         self.tables = choose_tables(model, self.optimizers, tables)
         self.priority = settings.priority
-        self.consistency: Consistency = consistency
+        is_keyed = any(table.slots is not None for table in self.tables)
+        self.consistency: Consistency = "step" if is_keyed else consistency
         self.num_shards = settings.num_shards
         require_own_optimizers(model, self.optimizers, self.tables)
         require_savable(model, self.optimizers, self.tables)
         warn_of_large_parameters(model, self.tables)
         #: The state that no model or optimizer has.
-        self.declared = as_declared(stateful, extra_state, per_rank)
-        parts = build_parts(model, self.optimizers, self.tables, directory, settings, self.declared)
+        self.declared = as_declared(stateful, extra_state, per_rank, ignore)
+        refuse_saved_twice(self.declared.stateful, model, self.optimizers)
+        trained = Trained(model, self.optimizers, self.tables, settings, self.declared)
+        parts = build_parts(trained, directory)
         self.store = parts.store
         self._parts = parts
         self._account = parts.account
@@ -190,9 +205,7 @@ class Checkpointer:
         self._trackers = parts.trackers
         self._watch = parts.watch
         self._guard = CallGuard(parts.store, parts.watch, parts.devices)
-        self._saving = SaveCalls(
-            model, self.optimizers, self.tables, parts, self._guard, save_at_close=save_at_close
-        )
+        self._saving = SaveCalls(model, self.optimizers, self.tables, parts, self._guard, settings)
         self._recovery = RecoveryCalls(parts, self._guard, self.num_shards)
         #: For rows that are rebuilt from peers' memory.
         self.rewinding = Rewinding(parts, self._guard, self.tables)
@@ -352,6 +365,23 @@ class Checkpointer:
         self._saving.note_recovered(whole=shards is None)
         return report
 
+    def adopt(self, *, step: int, num_samples: int = 0) -> None:
+        """Continue from a checkpoint of another kind, which the caller has loaded by itself.
+
+        The model and its optimizers stay as they are; their position in training is set, and the
+        next :meth:`step` saves all rows. Every rank of a job calls it, with the same values.
+
+        Args:
+            step, num_samples: the position that was loaded.
+
+        Raises:
+            UsageError: the store holds a snapshot, or steps were trained.
+        """
+        step = as_whole_number("step", step, 0)
+        num_samples = as_whole_number("num_samples", num_samples, 0)
+        self._recovery.adopt(step, num_samples)
+        self._saving.note_recovered(whole=True)
+
     def replicated_state(self, recovered: RecoveryReport | None = None) -> DensePart:
         """Return the replicated state, for :meth:`load_replicated_state` of another worker.
 
@@ -395,7 +425,7 @@ class Checkpointer:
         Gradients show which rows a torch optimizer changes, so its tables do not need this.
         """
         self._recorder.record(table, indices)
-        self._watch.expect(next(t for t in self.tables if t.name == table))
+        self._watch.changes.expect(next(t for t in self.tables if t.name == table))
 
     def record_changes(self) -> None:
         """Report that tables were written in place, on purpose, since the last :meth:`step`.
@@ -416,7 +446,7 @@ class Checkpointer:
         Training does so by itself, in the background of ``step()``, over ten minutes or longer.
         A row that differs was changed past PyTorch. Its table then counts as changed, and no
         snapshot since the last pass is a full-recovery point. Without a difference, all complete
-        snapshots are proven if every table was compared. Tables on a GPU are not, nor those of an
+        snapshots are proven if every table was compared. Not compared are tables of an
         optimizer that moves rows without a gradient. Waits for the snapshot in flight.
 
         Returns:
@@ -427,6 +457,27 @@ class Checkpointer:
         """
         self._guard.require_recovered()
         return self._saving.scrub()
+
+    @contextmanager
+    def assigning(self, table: str, slots: torch.Tensor) -> Iterator[None]:
+        """Give slots of a keyed table to other ids inside the block, which writes their rows.
+
+        Keys that change need no report: each snapshot compares them. Rows that something else than
+        the optimizer writes do; else all rows of the table count as changed.
+
+        Args:
+            table: its name.
+            slots: (n,) int32 or int64, the rows that the block writes, and no others of the table.
+
+        Raises:
+            UsageError: no such table, it has no keys, or a slot is not in the table.
+        """
+        self._guard.require_open()
+        given = find_keyed(self.tables, table)
+        rows = as_slots(given, slots)
+        self._saver.pause()
+        with self._watch.assigning(given, rows):
+            yield
 
     @contextmanager
     def tracking_paused(self) -> Iterator[None]:
@@ -462,6 +513,16 @@ class Checkpointer:
             self._termination.close()
         self._saving.raise_unreported()
 
+    def __repr__(self) -> str:
+        tables = sum(table.num_embeddings for table in self.tables)
+        return (
+            f"<Checkpointer of '{self.store.directory}': step {self.step_count}, newest snapshot "
+            f"of step {self.metrics.snapshot_step}, {len(self.tables)} tables of {tables:,} rows>"
+        )
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Checkpointer has a store open, so it is neither pickled nor copied")
+
     def __enter__(self) -> Checkpointer:
         return self
 
@@ -481,7 +542,7 @@ class Checkpointer:
         """Detach in a forked child: the model runs there as if this object did not exist."""
         self._recorder.detach()
         self._watch.detach()
-        self._saver.leave_to_parent()
+        self._saver.detach()
 
     def _save_and_end(self) -> None:
         self.save("base")

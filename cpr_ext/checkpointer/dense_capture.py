@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cpr_ext._native import native
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.state.dense_schema import read_position
@@ -26,6 +27,7 @@ from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table
 from cpr_ext.state.unsaved_buffers import copy_unsaved_buffers
 from cpr_ext.tracking.table_watch import TableWatch
+from cpr_ext.tracking.trackers import Tracker, native_trackers
 
 # Counting the rows that are not saved reads every counter, while training waits.
 _MOST_COUNTED_ROWS = 2_000_000
@@ -41,6 +43,7 @@ class DenseCapture:
     Attributes:
         keeps_unsaved_buffers: snapshots have buffers that ``state_dict()`` leaves out, too.
         declared: the state that the user names is part of it.
+        ignored: returns the names of what is left out, as the user said.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class DenseCapture:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         tables: Sequence[Table],
-        trackers: Mapping[str, Any],
+        trackers: Mapping[str, Tracker],
         watch: TableWatch,
         account: RunState,
         declared: Declared,
@@ -56,6 +59,7 @@ class DenseCapture:
         refuses_nan: bool,
     ) -> None:
         self.declared = declared
+        self.ignored: Callable[[], Sequence[str]] = tuple
         self.keeps_unsaved_buffers = False
         self._model = model
         self._optimizers = optimizers
@@ -166,18 +170,21 @@ class DenseCapture:
         }
 
     def _position(self, count_waiting: Callable[[], int] = lambda: 0) -> dict[str, Any]:
+        ignored = list(self.ignored())
         return {
             **self._place(),
             "extra_state": self.extra_state(),
             "rows_unsaved": self._count_unsaved_rows(count_waiting),
+            **({"ignored": ignored} if ignored else {}),
         }
 
     def _count_unsaved_rows(self, count_waiting: Callable[[], int]) -> int | None:
         num_rows = sum(table.num_embeddings for table in self._tables)
         if num_rows > _MOST_COUNTED_ROWS or not all(
-            table.updates_only_looked_up_rows() and self._watch.is_proven(table)
+            table.updates_only_looked_up_rows() and self._watch.changes.is_proven(table)
             for table in self._tables
         ):
             return None
-        dirty = sum(int(tracker.num_dirty()) for tracker in self._trackers.values())
+        trackers = [native_trackers(tracker)[0] for tracker in self._trackers.values()]
+        dirty = sum(native.num_dirty_of(trackers))
         return dirty - count_waiting()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpr_ext.validation import as_whole_number, require_flag, require_positive_or_none
+from cpr_ext.runtime.validation import as_whole_number, require_flag, require_positive_or_none
 
 
 @dataclass(frozen=True)

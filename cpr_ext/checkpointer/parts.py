@@ -6,38 +6,42 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from cpr_ext._native import native
+from cpr_ext.checkpointer.all_options import CheckpointerOptions
 from cpr_ext.checkpointer.dense_capture import DenseCapture
-from cpr_ext.checkpointer.settings import Settings
-from cpr_ext.cuda import device_of, devices_of, make_stagers, use_training_streams
 from cpr_ext.errors import UsageError
 from cpr_ext.metrics.cost_meter import CostMeter
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.recovery.recoverer import Recoverer
-from cpr_ext.saving.background_capture import Overlap
+from cpr_ext.runtime.cuda import device_of, devices_of, make_stagers, use_training_streams
+from cpr_ext.saving.background_capture import BackgroundCapture
+from cpr_ext.saving.claims import Claims
+from cpr_ext.saving.outcomes import Outcomes
 from cpr_ext.saving.priorities import make_tracker
-from cpr_ext.saving.rebase_policy import BaseRule
-from cpr_ext.saving.saver import Saver, SavingOptions
+from cpr_ext.saving.rebase_policy import RebasePolicy
+from cpr_ext.saving.saver import Saver, SavingOptions, SavingParts
 from cpr_ext.saving.scrub import Scrub
 from cpr_ext.saving.segment_capture import WriteOptions
 from cpr_ext.saving.selection import Selector
 from cpr_ext.saving.slot_size import choose_slot_bytes
+from cpr_ext.saving.snapshot_rows import SnapshotContext
 from cpr_ext.state.row_caches import refuse_cached_rows
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table, find_tables, prioritized_tables, register_tables
-from cpr_ext.storage.commit_thread import Committer
+from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.compactor import make_compactor
 from cpr_ext.storage.remote.opening import RemoteStore, view_of
 from cpr_ext.storage.remote.remote_copy import RemoteCopy
 from cpr_ext.storage.store import Store
 from cpr_ext.tracking.inventory import Inventory
+from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from cpr_ext.tracking.table_watch import TableWatch
+from cpr_ext.tracking.trackers import Tracker
 
 
 @dataclass(frozen=True)
@@ -52,18 +56,30 @@ class Parts:
     """
 
     devices: Sequence[int]
-    stagers: Sequence[Any]
-    trackers: dict[str, Any]
+    stagers: Sequence[native.DeviceStager]
+    trackers: dict[str, Tracker]
     account: RunState
     store: Store
     recorder: LookupRecorder
     watch: TableWatch
     recoverer: Recoverer
-    base_rule: BaseRule
+    rebase: RebasePolicy
     dense: DenseCapture
     saver: Saver
     remote: RemoteCopy | None
     inventory: Inventory
+    keys: KeyWatch
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is trained, and how it is saved."""
+
+    model: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    tables: list[Table]
+    settings: CheckpointerOptions
+    declared: Declared
 
 
 def choose_tables(
@@ -88,14 +104,63 @@ def choose_tables(
     return chosen
 
 
-def build_parts(
-    model: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    tables: list[Table],
-    directory: str | os.PathLike[str],
-    settings: Settings,
-    declared: Declared,
-) -> Parts:
+class _Tracking:
+    """What sees the changes of tables."""
+
+    def __init__(self, trained: Trained, threads: native.ThreadPool) -> None:
+        tables, settings = trained.tables, trained.settings
+        self.prioritized = {table.name for table in prioritized_tables(tables)}
+        self.trackers = {
+            table.name: make_tracker(
+                settings.priority,
+                table,
+                table.name in self.prioritized,
+                count_updates=settings.count_row_updates,
+            )
+            for table in tables
+        }
+        self.recorder = LookupRecorder(tables, list(self.trackers.values()), threads)
+        self.watch = TableWatch(tables, trained.optimizers, self.trackers, threads)
+        self.keys = KeyWatch(tables, self.trackers, self.watch.count_rows)
+        self.inventory = Inventory(
+            *(trained.model, trained.optimizers, tables, trained.declared.stateful),
+            is_declared=trained.declared.extra_state is not None,
+            ignore=trained.declared.ignore,
+        )
+        self.watch.stranger_stepped = self.inventory.note_stranger
+        self.scrub = Scrub(
+            *(tables, self.trackers, threads),
+            is_watched=self.watch.changes.is_proven,
+            is_rounded=not settings.precision.is_exact,
+        )
+
+    def attach(self) -> None:
+        """Place the hooks."""
+        self.recorder.attach()
+        self.watch.attach()
+
+
+class _Staging:
+    """What copies rows on their way to files."""
+
+    def __init__(self, trained: Trained) -> None:
+        staging, tables = trained.settings.staging, trained.tables
+        slot_bytes = choose_slot_bytes(staging.slot_bytes, tables, trained.settings.precision)
+        self.devices = devices_of(table.weight for table in tables)
+        use_training_streams(self.devices)
+        slots = {"slot_bytes": slot_bytes, "num_slots": staging.num_slots}
+        self.stagers = make_stagers(self.devices, **slots)
+        num_threads = staging.num_threads or min(4, os.cpu_count() or 1)
+        self.threads = native.ThreadPool(num_threads=num_threads)
+        self.pipeline = native.SnapshotPipeline(
+            **slots,
+            copy_on_write_bytes=staging.copy_on_write_bytes,
+            pool=self.threads,
+            stagers=self.stagers,
+        )
+
+
+def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
     """Build all parts, open the store, and attach the hooks.
 
     Raises:
@@ -103,147 +168,121 @@ def build_parts(
         StoreError: the directory is not a store, holds another model, or is in use.
         StorageError: the directory cannot be made, read or written.
     """
-    staging = settings.staging
-    overlaps = Overlap.is_wanted(settings.overlap, tables)
-    slot_bytes = choose_slot_bytes(staging.slot_bytes, tables, settings.precision)
-    devices = devices_of(table.weight for table in tables)
-    all_on_gpu = bool(tables) and all(device_of(t.weight) is not None for t in tables)
-    use_training_streams(devices)
-    stagers = make_stagers(devices, slot_bytes=slot_bytes, num_slots=staging.num_slots)
-    threads = native.ThreadPool(num_threads=staging.num_threads or min(4, os.cpu_count() or 1))
-    prioritized = {table.name for table in prioritized_tables(tables)}
-    trackers = {
-        table.name: make_tracker(
-            settings.priority,
-            table,
-            table.name in prioritized,
-            count_updates=settings.count_row_updates,
-        )
-        for table in tables
-    }
-    account = RunState(
-        CostMeter(
-            tables,
-            prioritized,
-            settings.priority.fraction,
-            settings.num_shards,
-            settings.precision,
-        ),
-        settings.schedule,
-        settings.num_shards,
-        settings.scalar_writer,
-    )
-    pipeline = native.SnapshotPipeline(
-        num_slots=staging.num_slots,
-        slot_bytes=slot_bytes,
-        copy_on_write_bytes=staging.copy_on_write_bytes,
-        pool=threads,
-        stagers=stagers,
-    )
+    settings, tables = trained.settings, trained.tables
+    model, optimizers, declared = trained.model, trained.optimizers, trained.declared
+    overlaps = BackgroundCapture.is_wanted(settings.overlap, tables)
+    staging = _Staging(trained)
+    tracking = _Tracking(trained, staging.threads)
+    account = _run_state(trained, tracking)
     remote = None if settings.remote is None else RemoteStore(settings.remote, directory)
     store = Store(
         directory, tables=tables, num_shards=settings.num_shards, retention=settings.retention
     )
-    recorder = LookupRecorder(tables, list(trackers.values()), threads)
-    watch = TableWatch(tables, optimizers, trackers, threads)
     recoverer = Recoverer(
-        model,
-        optimizers,
-        tables,
-        store,
-        trackers,
-        recorder,
-        threads,
+        *(model, optimizers, tables, store),
+        *(tracking.trackers, tracking.recorder, tracking.keys, staging.threads),
         # Files that were made just now are in the page cache.
-        direct_io=staging.direct_io and not (remote is not None and remote.was_read),
+        direct_io=settings.staging.direct_io and not (remote is not None and remote.was_read),
         declared=declared,
     )
     dense = DenseCapture(
-        model,
-        optimizers,
-        tables,
-        trackers,
-        watch,
-        account,
-        declared,
+        *(model, optimizers, tables, tracking.trackers, tracking.watch, account, declared),
         refuses_nan=settings.refuses_nan,
     )
-    selector = Selector(
-        tables,
-        trackers,
-        settings.priority,
-        prioritized,
-        settings.num_shards,
-        threads,
-        watch.is_proven,
-        watch.has_kept_still,
-    )
-    base_rule = BaseRule(store, tables, settings.rebase_after)
-    committer = Committer()
-    inventory = Inventory(
-        *(model, optimizers, tables, declared.stateful),
-        is_declared=declared.extra_state is not None,
-    )
-    watch.stranger_stepped = inventory.note_stranger
-    scrub = Scrub(tables, trackers, threads, is_watched=watch.is_proven)
+    dense.ignored = lambda: tracking.inventory.ignored
+    rebase = RebasePolicy(store, tables, settings.rebase_after)
+    committer = CommitThread()
+    options = _saving_options(trained, staging.devices)
     saver = Saver(
-        store,
-        tables,
-        trackers,
-        selector,
-        pipeline,
-        account,
-        base_rule,
-        committer,
-        watch,
-        scrub,
-        inventory,
-        overlap=Overlap(tables, watch, recorder, scrub) if overlaps else None,
-        compactor=make_compactor(
-            store,
-            committer,
-            tables,
-            after=settings.compaction.after,
-            bytes_per_second=settings.compaction.bytes_per_second,
-        ),
-        capture_dense=dense.capture,
-        options=SavingOptions(
-            settings.consistency,
-            settings.when_busy,
-            WriteOptions(
-                staging.direct_io, refuse_nan=settings.refuses_nan, precision=settings.precision
+        SavingParts(
+            SnapshotContext(
+                store, _selector(trained, tracking, staging), staging.pipeline, tracking.scrub
             ),
-            chooses_all=settings.priority.fraction >= 1,
-            devices=devices,
-            gather_bytes=staging.gather_bytes if all_on_gpu else 0,
+            *(account, rebase, committer, tracking.watch, tracking.inventory, tracking.keys),
+            Claims(
+                *(tables, tracking.trackers, store, account, rebase, committer),
+                *(tracking.watch, tracking.scrub, options.write),
+            ),
+            Outcomes(
+                *(store, account, rebase, committer),
+                make_compactor(
+                    *(store, committer, tables),
+                    after=settings.compaction.after,
+                    bytes_per_second=settings.compaction.bytes_per_second,
+                ),
+                staging.devices,
+            ),
+            BackgroundCapture(tables, tracking.watch, tracking.recorder, tracking.scrub)
+            if overlaps
+            else None,
+            dense.capture,
         ),
+        options,
     )
-    copy = None
-    if remote is not None:
-        copy = _start_copy(remote, store, committer, account)
-    recorder.attach()  # last: what fails above leaves the model as it was
-    watch.attach()
+    copy = None if remote is None else _start_copy(remote, store, committer, account)
+    tracking.attach()  # last: what fails above leaves the model as it was
     return Parts(
-        devices,
-        stagers,
-        trackers,
+        staging.devices,
+        staging.stagers,
+        tracking.trackers,
         account,
         store,
-        recorder,
-        watch,
+        tracking.recorder,
+        tracking.watch,
         recoverer,
-        base_rule,
+        rebase,
         dense,
         saver,
         copy,
-        inventory,
+        tracking.inventory,
+        tracking.keys,
+    )
+
+
+def _run_state(trained: Trained, tracking: _Tracking) -> RunState:
+    settings = trained.settings
+    meter = CostMeter(
+        *(trained.tables, tracking.prioritized, settings.priority.fraction),
+        *(settings.num_shards, settings.precision),
+    )
+    return RunState(meter, settings.schedule, settings.num_shards, settings.scalar_writer)
+
+
+def _selector(trained: Trained, tracking: _Tracking, staging: _Staging) -> Selector:
+    settings = trained.settings
+    return Selector(
+        *(trained.tables, tracking.trackers, settings.priority, tracking.prioritized),
+        settings.num_shards,
+        staging.threads,
+        tracking.watch.changes.is_proven,
+        tracking.watch.changes.has_kept_still,
+        tracking.keys,
+    )
+
+
+def _saving_options(trained: Trained, devices: Sequence[int]) -> SavingOptions:
+    settings, tables = trained.settings, trained.tables
+    # Their keys and rows must be of one step, between two steps.
+    is_keyed = any(table.slots is not None for table in tables)
+    all_on_gpu = bool(tables) and all(device_of(table.weight) is not None for table in tables)
+    return SavingOptions(
+        "step" if is_keyed else settings.consistency,
+        settings.when_busy,
+        WriteOptions(
+            settings.staging.direct_io,
+            refuse_nan=settings.refuses_nan,
+            precision=settings.precision,
+        ),
+        chooses_all=settings.chooses_all,
+        devices=devices,
+        gather_bytes=settings.staging.gather_bytes if all_on_gpu and not is_keyed else 0,
     )
 
 
 def _start_copy(
     remote: RemoteStore,
     store: Store,
-    committer: Committer,
+    committer: CommitThread,
     account: RunState,
 ) -> RemoteCopy:
     """Copy the store now, and after each change of its manifests."""

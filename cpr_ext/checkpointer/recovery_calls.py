@@ -19,10 +19,10 @@ from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.recovery.state_source import StateSource, age_of
 from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.runtime.validation import as_shards, require_one_of
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.storage.store_reader import StoreReader, read_committed_all
-from cpr_ext.validation import as_shards, require_one_of
 
 logger = logger_of("recovery")
 
@@ -34,7 +34,7 @@ class RecoveryCalls:
 
     def __init__(self, parts: Parts, guard: CallGuard, num_shards: int) -> None:
         self._account = parts.account
-        self._base_rule = parts.base_rule
+        self._rebase = parts.rebase
         self._dense = parts.dense
         self._healing = Healing(parts.store, parts.remote)
         self._recorder = parts.recorder
@@ -43,6 +43,7 @@ class RecoveryCalls:
         self._saver = parts.saver
         self._store = parts.store
         self._watch = parts.watch
+        self._inventory = parts.inventory
         self._guard = guard
         self._num_shards = num_shards
         self._has_recovered = False  # all of the state
@@ -78,6 +79,7 @@ class RecoveryCalls:
             raise UsageError("strict=False needs from_store; a store is written by one model only")
         with self._guard.in_call("recover()"):
             self._saver.quiesce()
+            self._inventory.follow_structure(self._watch)
             self._healing.heal_headers()
             if lost is not None:
                 findings = self._healed(partial(self._recover_shards, lost, on_damage), on_damage)
@@ -114,6 +116,23 @@ class RecoveryCalls:
         for damaged in report.damaged_segments:
             logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
         return report
+
+    def adopt(self, step: int, num_samples: int) -> None:
+        """Take the model as it is for that of a position in training."""
+        self._guard.require_open()
+        if not self._store.is_empty or self._account.step:
+            where = (
+                f"'{self._store.directory}' holds snapshots"
+                if not self._store.is_empty
+                else (f"{self._account.step} steps are trained")
+            )
+            raise UsageError(
+                f"adopt() is for a job that begins: {where}. Call it once, before the first "
+                "step(), with an empty directory; later starts call recover() alone"
+            )
+        with self._guard.in_call("adopt()"):
+            self._recorder.forget()
+            self._note_all(Findings(step, num_samples, ()), is_own_store=False)
 
     def _report(self, findings: Findings) -> RecoveryReport:
         """Build the report; what damage took is lost in it, in the metrics and in the log."""
@@ -172,7 +191,7 @@ class RecoveryCalls:
             )
             warnings.warn(text, UntrackedChangeWarning, stacklevel=4)
         self._watch.begin_step()
-        self._watch.accept()
+        self._watch.changes.versions.read()
         self._recorder.begin_step()
         self._account.resume_at(position.step, position.num_samples)
         self._account.note_lost_samples(samples_lost)
@@ -189,26 +208,26 @@ class RecoveryCalls:
 
     def _recover_shards(self, lost: Sequence[int], on_damage: OnDamage) -> Findings:
         self._recorder.flush()
-        self._watch.check_loss(
+        self._watch.changes.accept_loss(
             lambda table: [
                 shard_row_range(table.num_embeddings, shard, self._num_shards) for shard in lost
             ],
-            self._saver.are_unchanged,
+            self._saver.claims.scrub.are_unchanged,
         )
-        self._watch.settle()  # what changed outside is not saved, and counts as lost
+        self._watch.changes.settle()  # what changed outside is not saved, and counts as lost
         account = self._account
         findings = self._recoverer.recover_shards(
             lost,
             step=account.step,
             num_samples=account.num_samples,
             on_damage=on_damage,
-            counts_are_exact=self._watch.counts_are_exact,
+            counts_are_exact=self._watch.changes.counts_are_exact,
         )
-        self._watch.accept()
-        self._saver.note_restored_rows()
+        self._watch.changes.versions.read()
+        self._saver.claims.restart()
         if findings.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
-            self._base_rule.forget_base()
+            self._rebase.forget_base()
         findings.samples_lost = account.note_shards_recovered(
             findings.shards, findings.row_updates_lost
         )
@@ -237,12 +256,13 @@ class RecoveryCalls:
         self._account.note_all_recovered(
             findings.step, findings.num_samples, self._recoverer.position.samples_lost
         )
-        self._watch.forget()
-        self._saver.note_restored_rows()
-        self._saver.restart_interval()
+        self._watch.changes.forget()
+        self._watch.begin_step()
+        self._saver.claims.restart()
+        self._saver.due.restart_interval()
         self._guard.may_train = self._has_recovered = True
         # Of another store nothing is in this one yet: the next step() takes a base snapshot.
         if is_own_store and not self._store.is_empty:
-            self._base_rule.note_recovered()
+            self._rebase.note_recovered()
             if findings.damaged_segments:
-                self._base_rule.forget_base()
+                self._rebase.forget_base()

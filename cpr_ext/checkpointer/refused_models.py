@@ -30,5 +30,6 @@ def refuse_several_processes() -> None:
         raise UsageError(
             f'on_sigterm="save" is for training in one process, and this is one of '
             f"{dist.get_world_size()}: SIGTERM reaches them at different steps. Leave it "
-            "out, and have your script end all of them after the same step: close() saves all rows"
+            "out. A cpr_ext.distributed.Worker does it by itself; without one, have your script "
+            "end all of them after the same step: close() saves all rows"
         )

@@ -22,9 +22,10 @@ class Rewinding:
     def __init__(self, parts: Parts, guard: CallGuard, tables: Sequence[Table]) -> None:
         self.devices = parts.devices
         self._account = parts.account
-        self._base_rule = parts.base_rule
+        self._rebase = parts.rebase
         self._dense = parts.dense
         self._inventory = parts.inventory
+        self._keys = parts.keys
         self._recorder = parts.recorder
         self._saver = parts.saver
         self._store = parts.store
@@ -82,7 +83,7 @@ class Rewinding:
             self._dense.restore_whole(part, own)
             self._recorder.forget()
             self._watch.begin_step()
-            self._watch.accept()
+            self._watch.changes.versions.read()
             self._account.resume_at(position.step, position.num_samples)
         return position.extra_state
 
@@ -94,8 +95,9 @@ class Rewinding:
             self._saver.quiesce()
             kept = [r.snapshot for r in self._store.dense.segments if r.last_step <= step]
             self._store.roll_back(max(kept, default=0))
-            self._saver.forget_saved_rows()
-            self._base_rule.forget_base()
+            self._saver.claims.forget()
+            self._rebase.forget_base()
+            self._keys.forget()
         self._guard.may_train = True
 
     def listen_to_changes(self, listener: ChangeListener | None) -> None:
@@ -103,7 +105,7 @@ class Rewinding:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._watch.listener = listener
+        self._watch.changes.listener = listener
         if listener is not None:
             for source in self._sources:
                 self._handles += source.watch_changes(listener.before_change)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from cpr_ext.checkpointer.all_options import CheckpointerOptions
 from cpr_ext.checkpointer.call_guard import CallGuard
 from cpr_ext.checkpointer.parts import Parts
 from cpr_ext.errors import SnapshotError, UsageError
@@ -39,8 +40,7 @@ class SaveCalls:
         tables: Sequence[Table],
         parts: Parts,
         guard: CallGuard,
-        *,
-        save_at_close: bool,
+        settings: CheckpointerOptions,
     ) -> None:
         self._model = model
         self._optimizers = optimizers
@@ -57,7 +57,8 @@ class SaveCalls:
         self._requested: SnapshotHandle | None = None
         self._is_first_step = True
         self._has_trained = False  # since the last recovery
-        self._save_at_close = save_at_close
+        self._save_at_close = settings.save_at_close
+        self._chooses_all = settings.chooses_all
         self._schedule_order = ScheduleOrder(parts.dense.declared.stateful)
 
     def step(self, num_samples: int, started: float) -> SnapshotHandle | None:
@@ -84,12 +85,12 @@ class SaveCalls:
         begun = self.take_requested()
         if begun is None and (snapshot := saver.begin_if_due()) is not None:
             begun = SnapshotHandle(snapshot.kind, snapshot)
-        saver.go_on()
+        saver.resume()
         account.note_step(
             num_samples,
-            time.perf_counter() - started + saver.take_held_seconds(),
+            time.perf_counter() - started + self._watch.held.take(),
             is_saving=saver.in_flight is not None,
-            row_updates=self._recorder.num_lookups + self._watch.num_row_updates,
+            row_updates=self._recorder.num_lookups + self._watch.rows.num_updates,
         )
         return begun
 
@@ -139,7 +140,7 @@ class SaveCalls:
             return False
         self._saver.settle(warn=False)
         if snapshot.error is not None:
-            self._saver.unreported = None
+            self._saver.outcomes.unreported = None
             raise SnapshotError(f"snapshot {snapshot.number} failed") from snapshot.error
         return True
 
@@ -159,7 +160,9 @@ class SaveCalls:
         with self._guard.in_call("scrub()"):
             self._saver.pause()
             self._recorder.flush()
-            return {changed.table.name: changed.row_id for changed in self._saver.scrub()}
+            self._saver.finish()
+            found = self._saver.claims.compare_all()
+            return {changed.table.name: changed.row_id for changed in found}
 
     def note_recovered(self, *, whole: bool) -> None:
         """Take note of a recovery; ``whole``: the model is as a store has it."""
@@ -186,8 +189,8 @@ class SaveCalls:
             return
         if not self._save_at_close:
             logger.info("close() saves nothing (save_at_close=False): %s", unsaved)
-        elif self._watch.problem is not None:
-            logger.warning("close() saves nothing: %s; %s", unsaved, self._watch.problem)
+        elif self._watch.changes.problem is not None:
+            logger.warning("close() saves nothing: %s; %s", unsaved, self._watch.changes.problem)
         elif self._is_past_step:
             text = "close() saves nothing in the middle of a step: %s; call it after step()"
             logger.warning(text, unsaved)
@@ -210,23 +213,23 @@ class SaveCalls:
     @property
     def _partial_is_complete(self) -> bool:
         """Return whether a snapshot of all dirty rows holds all that changed."""
-        return self._saver.chooses_all and all(
-            table.updates_only_looked_up_rows() and self._watch.is_proven(table)
+        return self._chooses_all and all(
+            table.updates_only_looked_up_rows() and self._watch.changes.is_proven(table)
             for table in self._tables
         )
 
     def _abort_mid_step(self) -> None:
         """Abort everything that needs a next step(): there will be none."""
         step = self._account.step + 1
-        reason = self._watch.problem or (
+        reason = self._watch.changes.problem or (
             f"close() in the middle of step {step}: step() was not called after the optimizer's"
         )
         if self._requested is not None:
             error = SnapshotError(f"the snapshot that was asked for was not taken: {reason}")
             self._requested.refuse(error)
-            self._saver.unreported = error
+            self._saver.outcomes.unreported = error
         if self._needs_step:
-            self._saver.give_up(reason)
+            self._saver.abort(reason)
 
     def abort(self, *, is_reported: bool) -> None:
         """Release everything after an error, which may have left a step half done: save nothing.
@@ -260,7 +263,7 @@ class SaveCalls:
 
     def raise_unreported(self) -> None:
         """Raise SnapshotError for a failure that no exception reported, if there is one."""
-        if (error := self._saver.unreported) is not None:
+        if (error := self._saver.outcomes.unreported) is not None:
             failures = len(self._account.metrics.failures)
             raise SnapshotError(
                 f"{failures} snapshot(s) failed, the last because: {error}"
@@ -279,6 +282,6 @@ class SaveCalls:
     def _needs_step(self) -> bool:
         """Return whether the current snapshot waits for rows or the dense part as of a step."""
         snapshot = self._saver.in_flight
-        return (
-            snapshot is not None and snapshot.state == "capturing" and not snapshot.is_of_fixed_step
-        )
+        if snapshot is None or snapshot.state != "capturing":
+            return False
+        return not snapshot.rows.are_of_fixed_step

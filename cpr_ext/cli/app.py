@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import click
 
-from cpr_ext.cli.backup import backup, fetch
-from cpr_ext.cli.bench import bench
-from cpr_ext.cli.compact import compact
-from cpr_ext.cli.doctor import doctor
-from cpr_ext.cli.emulate import emulate
-from cpr_ext.cli.export import export
-from cpr_ext.cli.inspect import inspect
-from cpr_ext.cli.launch import launch
 from cpr_ext.cli.output import printable
-from cpr_ext.cli.plan import plan
-from cpr_ext.cli.prove import prove
-from cpr_ext.cli.publish import publish
-from cpr_ext.cli.repair import repair
-from cpr_ext.cli.report import report
-from cpr_ext.cli.train import train
-from cpr_ext.cli.verify import verify
 from cpr_ext.errors import CprError, UsageError
 from cpr_ext.runtime.foreign_warnings import hide_foreign_warnings
 
@@ -32,12 +18,12 @@ def app() -> None:
     """Cheap fault tolerance for recommendation-model training."""
 
 
-for command in (
-    *(train, prove, launch, plan, emulate, report, inspect, verify),
-    *(repair, backup, fetch, export, publish, compact, bench),
-):
-    app.add_command(command)
-app.add_command(doctor)
+#: Where commands are; the library works without these folders.
+WINGS = ("cpr_ext.tools", "cpr_ext.lab")
+for wing in WINGS:
+    if importlib.util.find_spec(wing) is not None:
+        for command in importlib.import_module(f"{wing}.commands").COMMANDS:
+            app.add_command(command)
 
 
 def run() -> None:

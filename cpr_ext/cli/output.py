@@ -14,8 +14,6 @@ from tqdm import tqdm
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from cpr_ext.maintenance import JobReport
-
 json_option = click.option(
     "--json",
     "as_json",
@@ -31,18 +29,9 @@ world_size_option = click.option(
 )
 
 
-def open_store(store: str, *, headers_only: bool = False) -> str:
-    """Return a directory with the store; while the command runs, if it is the address of a copy.
-
-    What is printed names the address.
-    """
-    from cpr_ext.storage.remote import local_store
-
-    place = local_store(store, headers_only=headers_only)
-    directory = click.get_current_context().with_resource(place)
-    if directory != store:
-        _addresses[directory] = store
-    return directory
+def show_as(directory: str, address: str) -> None:
+    """Print the address of a copy wherever the directory that holds it would be named."""
+    _addresses[directory] = address
 
 
 def _with_addresses(text: str) -> str:
@@ -88,22 +77,22 @@ def echo(text: str) -> None:
     click.echo(printable(text))
 
 
-def show_left_alone(job: JobReport[Any]) -> None:
-    """Print which stores of a job nothing was done to, and why."""
-    for refused in job.refused:
-        echo(f"left as it is: {refused.path}: {refused.reason}")
-    for name in job.missing:
-        echo(f"missing: {name}")
-
-
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Align columns: the first to the left, the others to the right."""
+    for line in table_lines(head, rows):
+        click.echo(line)
+
+
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Return the lines of a table: the first column to the left, the others to the right."""
     texts = [list(head), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(head))]
+    lines = []
     for row in texts:
         cells = [row[0].ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        click.echo("  ".join(cells).rstrip())
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def size(size_bytes: float) -> str:

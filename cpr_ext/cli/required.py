@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 
 from cpr_ext.errors import UsageError
 
@@ -13,6 +14,7 @@ _PACKAGES = {
     "pyarrow": ("pyarrow", "train"),
     "sklearn": ("scikit-learn", "train"),
 }
+_PICTURES = (".png", ".svg", ".pdf")
 
 
 def require_packages(command: str, *modules: str) -> None:
@@ -22,6 +24,17 @@ def require_packages(command: str, *modules: str) -> None:
         names = ", ".join(package for package, _ in missing)
         extras = ",".join(sorted({extra for _, extra in missing}))
         raise UsageError(f"{command} needs {names}: pip install 'cpr_ext[{extras}]'")
+
+
+def require_picture(command: str, file: Path | None) -> None:
+    """Raise UsageError if a picture could not be drawn to ``file``; None: none is wanted."""
+    if file is None:
+        return
+    if not file.parent.is_dir():
+        raise UsageError(f"the folder of '{file}' does not exist; make it first")
+    if file.suffix.lower() not in _PICTURES:
+        raise UsageError(f"'{file}' has no suffix of a picture; allowed: {', '.join(_PICTURES)}")
+    require_packages(f"{command} --plot", "matplotlib")
 
 
 def require_for_training(command: str, data: str) -> None:

@@ -9,14 +9,17 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from cpr_ext import Checkpointer, Retention, Schedule, TargetPLS
+from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.distributed.collective import data_parallel
 from cpr_ext.distributed.collective.recovery_decision import Choice
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.runtime.validation import require_one_of
+from cpr_ext.schedules.intervals import Schedule
+from cpr_ext.schedules.target_pls import TargetPLS
 from cpr_ext.state.table import find_tables
-from cpr_ext.validation import require_one_of
+from cpr_ext.storage.retention import Retention
 
 logger = logger_of("jobs")
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from cpr_ext import Checkpointer
+from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.distributed.collective.process_group import ReformableGroup
 from cpr_ext.distributed.collective.recovery_decision import Choice
 from cpr_ext.errors import CprError
@@ -80,6 +80,7 @@ class Job:
         model, optimizers: what ``build`` made; ``optimizers`` as it returned them.
         group: the process group, the default one of ``torch.distributed``.
         checkpointer: of this worker's shards.
+        num_samples: in the step that is tried, of the whole batch; None: 1.
         extra_state: of the worker whose position was taken at the last recovery
             (``Checkpointer(extra_state=...)``).
     """
@@ -89,6 +90,7 @@ class Job:
     group: ReformableGroup
     checkpointer: Checkpointer
     extra_state: Any = None
+    num_samples: int | None = None
 
     @property
     def rank(self) -> int:

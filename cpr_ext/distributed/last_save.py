@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpr_ext import Checkpointer
+from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.distributed.identity.worker_identity import Identity, show_alive, worker_directory
 from cpr_ext.distributed.job import Job
 from cpr_ext.errors import SnapshotError, StorageError, StoreError

@@ -36,11 +36,12 @@ from cpr_ext.distributed.identity.worker_identity import (
 from cpr_ext.distributed.output import Output
 from cpr_ext.distributed.rendezvous_host import LOOPBACK
 from cpr_ext.errors import UsageError
+from cpr_ext.runtime.termination import EXIT_CODE
 
 _POLL_SECONDS = 0.05
 _DRAIN_SECONDS = 1.0  # for what a process wrote before it ended
 _INTERRUPT_SECONDS = 3.0  # in which workers end by themselves on Ctrl-C
-_END_SECONDS = 10.0  # between asking a worker to end and killing it
+_END_SECONDS = 25.0  # in which a worker saves and ends on SIGTERM, before it is killed
 # A worker that ended so often in the same way, each time so early, cannot start at all.
 _STARTS = 3
 _EARLY_SECONDS = 25.0
@@ -252,30 +253,30 @@ class Launcher:
                 "say why; ending all workers. The stores are unchanged"
             )
             return False
-        if child.restarts >= self.max_restarts:
+        again = child.restarts + (code != EXIT_CODE)  # it left as planned, with that one
+        if again > self.max_restarts:
             self.report(
                 f"worker {child.rank} {_how(code)} and was started again "
                 f"{child.restarts} times already; ending all workers. The stores keep what "
                 f"was saved: {_RESUME}"
             )
             return False
-        again = child.restarts + 1
         self.report(
             f"worker {child.rank} (process {child.process.pid}) {_how(code)}; started "
             f"again ({again} of {self.max_restarts})"
         )
-        self._start(child.rank, folder, after=child)
+        self._start(child.rank, folder, after=child).restarts = again
         return True
 
-    def _start(self, rank: int, folder: Path, *, after: _Child | None = None) -> None:
+    def _start(self, rank: int, folder: Path, *, after: _Child | None = None) -> _Child:
         self._started = time.monotonic()
         signs = SignsOfLife(folder / f"worker-{rank}")
         process, output = self._take_process(rank, signs.path)
         child = _Child(rank, process, signs, output=output)
         if after is not None:
-            child.restarts = after.restarts + 1
             child.vain_starts, child.vain_code = after.vain_starts, after.vain_code
         self._children[rank] = child
+        return child
 
     def _take_process(
         self, rank: int, alive_file: Path
@@ -422,6 +423,8 @@ def _wait_for(
 
 
 def _how(code: int) -> str:
+    if code == EXIT_CODE:
+        return "left after SIGTERM, or of its own will"
     if code == 0:
         return "ended before its part of the job was done"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

@@ -38,6 +38,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=29400, help="0: any that is free")
     parser.add_argument("--listen-fd", type=int, help="a socket that listens already; not --host")
     parser.add_argument("--with-parent", action="store_true", help="end when the parent ends")
+    parser.add_argument(
+        "--while-needed",
+        action="store_true",
+        help="when the parent has ended, end once nobody is connected",
+    )
     parser.add_argument("--first", action="store_true", help="no other host served this job before")
     options = parser.parse_args(arguments)
     parent = os.getppid()
@@ -52,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"rendezvous on port {listener.getsockname()[1]}", flush=True)
     descriptors.allow_more()  # each worker has two connections here
     host = Host(secret, is_first=options.first)
-    asyncio.run(_serve(host, listener, parent if options.with_parent else None))
+    asyncio.run(_serve(host, listener, parent, options))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -82,12 +87,18 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(host: Host, listener: socket.socket, parent: int | None) -> None:
+async def _serve(
+    host: Host, listener: socket.socket, parent: int, options: argparse.Namespace
+) -> None:
     serving = asyncio.ensure_future(host.serve(listener))
     while not serving.done():
         await asyncio.wait([serving], timeout=_PARENT_POLL_SECONDS)
-        if parent is not None and os.getppid() != parent:
+        if os.getppid() == parent:
+            continue
+        if options.with_parent:
             sys.exit("the process that started the rendezvous is gone")
+        if options.while_needed and not host.is_needed:
+            sys.exit(0)
     await serving
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -9,14 +10,22 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import nn
 
-from cpr_ext import Checkpointer, RecoveryReport
+from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.distributed.collective.collectives import all_gather_json, broadcast_part
-from cpr_ext.distributed.collective.comparison import require_one_plan, require_same
+from cpr_ext.distributed.collective.comparison import checksum, require_one_plan, require_same
 from cpr_ext.distributed.collective.data_parallel import refuse_replicated_tables
 from cpr_ext.distributed.collective.process_group import BACKEND
-from cpr_ext.errors import CprError, StoreError, UsageError
+from cpr_ext.errors import CprError, StoreError, UntrackedChangeWarning, UsageError
+from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.state.dense_schema import read_position
+from cpr_ext.state.dense_state import DensePart
+from cpr_ext.state.stateful import EXTRA_STATE
 
+_NOT_REPLICATED = (
+    "{names} of this process was not the same as that of rank {source} at the same step, and is "
+    "replaced by it. If each process has its own, such as a reader of its own files, say so: "
+    "per_rank=[...] takes objects of stateful=, and 'extra_state'"
+)
 Recover = Callable[..., RecoveryReport]
 _Result = TypeVar("_Result")
 
@@ -137,9 +146,13 @@ def _load_replicated_state(
     group: dist.ProcessGroup, checkpointer: Checkpointer, report: RecoveryReport, *, source: int
 ) -> RecoveryReport:
     """Take the dense part and the position of the rank ``source``; the report with them."""
-    own = checkpointer.replicated_state(report) if dist.get_rank(group) == source else None
-    part = broadcast_part(group, source, own)
+    own = checkpointer.replicated_state(report)
+    part = broadcast_part(group, source, own if dist.get_rank(group) == source else None)
     position = read_position(part.tree())
+    if position.step == report.step and (named := _declared_that_differ(own, part, checkpointer)):
+        text = _NOT_REPLICATED.format(names=", ".join(named), source=source)
+        warnings.warn(text, UntrackedChangeWarning, stacklevel=3)
+        report = replace(report, differences=[*report.differences, text])
     lost = max(0, position.num_samples - report.num_samples)
     if position.step != report.step and checkpointer.declared.is_per_rank:
         text = f"per_rank= state is of step {report.step}, the job resumes at {position.step}"
@@ -154,3 +167,36 @@ def _load_replicated_state(
         samples_lost=report.samples_lost + lost,
         extra_state=checkpointer.load_replicated_state(part, generators=False, samples_lost=lost),
     )
+
+
+def _declared_that_differ(own: DensePart, part: DensePart, checkpointer: Checkpointer) -> list[str]:
+    """Return what the user declared, and did not name in ``per_rank=``, that differs in two parts.
+
+    At one step, what all ranks have in common is the same on all of them.
+    """
+    declared = checkpointer.declared
+    found = [
+        f"stateful[{index}] (a {type(item).__name__})"
+        for index, item in enumerate(declared.stateful)
+        if not any(item is each for each in declared.per_rank)
+        and _values_at(own, "stateful", index) != _values_at(part, "stateful", index)
+    ]
+    of_extra = ("extra", EXTRA_STATE)
+    if not declared.owns_extra_state and _values_at(own, *of_extra) != _values_at(part, *of_extra):
+        found.append(EXTRA_STATE)
+    return found
+
+
+def _values_at(part: DensePart, *path: str | int) -> tuple[Any, dict[str, str]]:
+    """Return the values below a path of a dense part; tensors as their checksums."""
+    value: Any = part.skeleton
+    for key in path:
+        is_there = key in value if isinstance(value, dict) else len(value) > int(key)
+        value = value[key] if is_there else {}
+    name = ".".join(("dense", *map(str, path)))
+    tensors = {
+        each: checksum(tensor)
+        for each, tensor in part.tensors.items()
+        if each == name or each.startswith(f"{name}.")
+    }
+    return value, tensors

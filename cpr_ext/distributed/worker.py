@@ -8,10 +8,11 @@ table rows in memory; only the replacement reads rows from its store.
 from __future__ import annotations
 
 import os
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -23,7 +24,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cpr_ext import RecoveryReport
 from cpr_ext.distributed.collective import data_parallel
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.collectives import all_gather_json, broadcast_part, wait_for_all
@@ -66,13 +66,23 @@ from cpr_ext.distributed.parity.member import ParityMember
 from cpr_ext.distributed.parity.no_parity import NoParity
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.recovery import rebuild_lost_rows, return_to_one_state
-from cpr_ext.distributed.rendezvous.rendezvous import Rendezvous
-from cpr_ext.errors import CprError, PeerLostError, SnapshotError, UsageError
+from cpr_ext.distributed.rendezvous.rendezvous import LeavingError, Rendezvous
+from cpr_ext.distributed.rendezvous.standing_by import take_rank
+from cpr_ext.errors import (
+    CprError,
+    PeerLostError,
+    SnapshotError,
+    StorageError,
+    StoreError,
+    UsageError,
+)
+from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.runtime.termination import EXIT_CODE, Termination
+from cpr_ext.runtime.validation import as_whole_number
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import generator_states, restore_generators
 from cpr_ext.storage.job_stores import find_stores
-from cpr_ext.validation import as_whole_number
 
 logger = logger_of("jobs")
 
@@ -112,6 +122,8 @@ class Worker:
 
     Attributes:
         recoveries: every :class:`Recovery` this process took part in.
+        job: the trained job, its Checkpointer closed; None before, and if it had been finished
+            before.
 
     Raises:
         UsageError: an unknown ``recovery``, or ``check_every_steps`` below 1; or ``parity`` does
@@ -150,6 +162,10 @@ class Worker:
         )
         self._rendezvous = Rendezvous(identity, self._time_outs)  # refuses a job without a secret
         self._proposed_run = uuid.uuid4().hex
+        self._leaving = Termination()
+        self.job: Job | None = None
+        self._offered: Job | None = None  # whose next step is to be tried
+        self._lost: PeerLostError | None = None  # while it was tried
         self._from_stores: tuple[Path, ...] | None = None
         self._is_live = False
         self._saved_step = -1
@@ -165,14 +181,27 @@ class Worker:
 
     @classmethod
     def from_environment(cls, store: str | os.PathLike[str], **options: Any) -> Worker:
-        """Return the worker that ``cpr launch``, or ``CPR_*`` variables, say this process is.
+        """Return the worker that torchrun, ``cpr launch`` or ``CPR_*`` variables say this is.
+
+        A process that stands by returns from here once it is needed.
 
         Raises:
             UsageError: a variable is missing or malformed.
+            RendezvousError: the rendezvous does not answer.
         """
         # Torch imports late what every optimizer needs; a spare has that behind it then.
         torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
+        take_rank((options.get("time_outs") or TimeOuts()).join_seconds)
         return cls(Identity.from_environment(), store, **options)
+
+    def leave(self) -> None:
+        """Have :meth:`run` end after the step in flight, so that another process takes this rank.
+
+        All rows are saved before, so that nothing is lost. With ``"full"`` recovery they are not:
+        all go back to a point that all have. May be called from any thread. SIGTERM does the same
+        while :meth:`run` is in the main thread.
+        """
+        self._leaving.is_wanted = True
 
     def run(
         self,
@@ -186,12 +215,52 @@ class Worker:
     ) -> Job | None:
         """Train until ``num_steps`` steps are done, also if workers are lost on the way.
 
+        It is the loop of :meth:`steps` and :meth:`attempt`, whose other arguments and errors it
+        has.
+
+        Args:
+            train_step: trains the step of that number, counted from 0, and returns how many samples
+                it had; None: 1.
+
+        Returns:
+            The trained job, its Checkpointer closed; None if it had been finished before.
+        """
+        steps = self.steps(
+            build,
+            num_steps=num_steps,
+            make_checkpointer=make_checkpointer,
+            initialize=initialize,
+            from_store=from_store,
+        )
+        with closing(steps):
+            for step in steps:
+                with self.attempt() as job:
+                    job.num_samples = train_step(job, step)
+        return self.job
+
+    def steps(
+        self,
+        build: Build,
+        *,
+        num_steps: int,
+        make_checkpointer: MakeCheckpointer | None = None,
+        initialize: Callable[[nn.Module], None] | None = None,
+        from_store: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    ) -> Generator[int, None, None]:
+        """Yield the number of each step to train, counted from 0, until ``num_steps`` are done.
+
+        ::
+
+            for step in worker.steps(build, num_steps=100_000):
+                with worker.attempt() as job:
+                    job.num_samples = train(job.model, batch_of(step))
+
+        If a worker is lost, all meet again before the next number, which may be an earlier one.
+        Afterwards :attr:`job` is the trained job.
+
         Args:
             build: makes this worker's model and optimizers. It runs while other workers wait or
                 train, so it must not exchange data.
-            train_step: trains the step of that number, counted from 0, and returns how many samples
-                it had. The batch must follow from the number: a step that a loss interrupted is
-                trained again. Collectives belong before the optimizers' steps.
             make_checkpointer: from model, optimizers and directory; by default a ``Checkpointer``
                 that keeps two full-recovery points, and saves tables which
                 DistributedDataParallel replicates with the dense part.
@@ -202,9 +271,6 @@ class Worker:
                 job begins. It may have another number of workers, if tables declare their parts. A
                 worker whose own store has a snapshot takes that.
 
-        Returns:
-            The trained job, its Checkpointer closed; None if it had been finished before.
-
         Raises:
             UsageError: the model has what cannot be reset after a loss, or a table that
                 DistributedDataParallel replicates; named.
@@ -213,6 +279,8 @@ class Worker:
             PeerLostError: they met again and again without training a step.
             StoreError, DamageError: a store does not fit, or holds nothing usable.
             SnapshotError: a snapshot failed in the background.
+            SystemExit: with code 143, after SIGTERM or :meth:`leave`: supervisors start a process
+                again that ends with it.
         """
         self._make = make_checkpointer or make_default_checkpointer
         self._initialize = initialize or _keep_values
@@ -221,6 +289,8 @@ class Worker:
             self._require_world_size()
         self._address = self._find_address()
         self._rendezvous = Rendezvous(self.identity, self._time_outs, self._address)
+        self._rendezvous.is_leaving = lambda: self._leaving.is_wanted
+        self._leaving = self._hear_sigterm()
         member, take_over = self._rendezvous.member, self._rendezvous.take_over
         rank_lock = RankLock(self._store, self.identity, member, take_over)
         try:
@@ -229,17 +299,12 @@ class Worker:
             self._last_save.refuse_forgotten(self._store)
             if self._rendezvous.all_noted(self._finish_notes(num_steps)):
                 logger.info("the job is finished: all workers have done %d steps", num_steps)
-                report_done()
-                return None
+                self._say_done()
+                return
             group = init_group(self.identity.rank, self.identity.world_size, nccl=self._nccl)
             try:
-                job = self._live(
-                    lambda: self._make_job(build, self._make, group),
-                    train_step,
-                    num_steps,
-                )
-                report_done()
-                return job
+                yield from self._live(lambda: self._make_job(build, self._make, group), num_steps)
+                self._say_done()
             finally:
                 try:
                     self._abort(group)
@@ -248,6 +313,51 @@ class Worker:
         finally:
             self._rendezvous.leave()
             rank_lock.release()
+            self._leaving.close()
+
+    @contextmanager
+    def attempt(self) -> Iterator[Job]:
+        """Try the step whose number :meth:`steps` has yielded; it is complete at the block's end.
+
+        If a peer is lost meanwhile, the block ends, the step does not count, and no error is
+        raised. Any other error is. The batch must follow from the number of the step: it is trained
+        again. Collectives belong here, before the optimizers' steps. Set ``job.num_samples``.
+
+        Yields:
+            The job. Its model and optimizers may be others than at the step before.
+
+        Raises:
+            UsageError: it is not called once for each number.
+        """
+        job, self._offered = self._offered, None
+        if job is None:
+            raise UsageError(
+                "attempt() tries the step that steps() has yielded, once: for step in "
+                "worker.steps(...): with worker.attempt() as job: ..."
+            )
+        self._has_tried = self._has_trained = True
+        job.num_samples = None
+        try:
+            with self._minding_peers(job):
+                yield job
+                self._parity.wait_until_rows_may_change()
+                job.checkpointer.step(1 if job.num_samples is None else job.num_samples)
+                self._parity.finish_step(job.step)
+                self._report("step", job)
+        except PeerLostError as error:
+            self._lost = error
+
+    def _hear_sigterm(self) -> Termination:
+        """Take SIGTERM for a call of :meth:`leave`; a thread other than the main one cannot."""
+        is_main = threading.current_thread() is threading.main_thread()
+        leaving = Termination("save" if is_main else None)
+        leaving.is_wanted = self._leaving.is_wanted
+        leaving.listen()
+        return leaving
+
+    def _say_done(self) -> None:
+        self._rendezvous.say_over()
+        report_done()
 
     def _finish_notes(self, num_steps: int) -> list[str]:
         """Return the notes that all leave at the end, of this run and no other; or none yet."""
@@ -265,9 +375,8 @@ class Worker:
     def _live(
         self,
         make_job: Callable[[], Job],
-        train_step: TrainStep,
         num_steps: int,
-    ) -> Job:
+    ) -> Generator[int, None, None]:
         begun_with = generator_states()
 
         def make_again() -> Job:
@@ -286,11 +395,13 @@ class Worker:
                     agreement = self._agree(job)
                     is_at_begin = job.step == 0 or self._from_stores is not None
                     is_as_made = is_at_begin and not self._has_tried
-                    if is_as_made or not agreement.starts_again:
+                    if may_train := is_as_made or not agreement.starts_again:
                         self._recover(job, agreement)
-                        self._train(job, train_step, num_steps)
+                if may_train:
+                    yield from self._train(job, num_steps)
+                    with self._minding_peers(job):
                         self._finish(job, self._finish_notes(num_steps))
-                        break
+                    break
                 # Building is done alone; then all join again, this time with nothing to lose.
                 job = make_again()
             except PeerLostError as error:
@@ -310,12 +421,17 @@ class Worker:
                 )
                 if self._parity.has_spoiled_rows:
                     job = make_again()
+            except LeavingError:
+                self._abort(job.group)  # peers need not wait for the save
+                self._save_to_leave(job)
+                job.release()
+                raise SystemExit(EXIT_CODE) from None
             except BaseException:
                 job.release()
                 raise
         close_saved(job.checkpointer)
         self._report("finished", job)
-        return job
+        self.job = job
 
     def _make_job(self, build: Build, make: MakeCheckpointer, group: ReformableGroup) -> Job:
         model, optimizers = build(group)
@@ -363,16 +479,22 @@ class Worker:
         self._round = Round(store, time_out, self._address)
         job.group.configure(self._round)
         self._rendezvous.note_lost = partial(self._end_round, job.group, self._round)
+        if self._rendezvous.lost_epoch >= self._rendezvous.epoch:
+            raise PeerLostError("a worker ended as soon as all had met")
         self._report("joined", job)
 
-    def _end_round(self, group: ReformableGroup, this_round: Round, epoch: int) -> None:
+    def _end_round(
+        self, group: ReformableGroup, this_round: Round, epoch: int, is_silent: bool
+    ) -> None:
         """See to it that a round ends of which a member has; from the thread that hears of it.
 
         Usually that is over long before: it waits, so as not to disturb how gloo ends.
         """
         if epoch != self._rendezvous.epoch:
             return
-        time.sleep(_LOSS_SECONDS)
+        this_round.is_over.set()
+        if not is_silent:
+            time.sleep(_LOSS_SECONDS)
         group.interrupt(this_round)
         self._parity.interrupt(this_round)
 
@@ -412,8 +534,9 @@ class Worker:
             rebuilt_rows = rebuild_lost_rows(
                 self._parity, job, agreement, agreement.rebuilt_at, time_out
             )
-            self._is_live = True
-        elif not self._is_live and not self._is_initialized:
+            groups = agreement.rebuilt_groups
+            self._is_live |= any(self.identity.rank in group for group in groups)
+        if not self._is_live and not self._is_initialized:
             self._initialize(job.model)
             self._is_initialized = True  # once, as it may draw random numbers
         report = RecoveryReport(job.step, checkpointer.num_samples)
@@ -489,21 +612,43 @@ class Worker:
         self._report("recovered", job)
         self.recoveries[-1].log(self.identity.rank, is_first=len(self.recoveries) == 1)
 
-    def _train(self, job: Job, train_step: TrainStep, num_steps: int) -> None:
+    def _train(self, job: Job, num_steps: int) -> Iterator[int]:
         # Counted here, as a worker at another step would come to the comparison at another time.
         for trained in count():
             is_done = job.step >= num_steps
             every = self._check_every_steps or 0
             if trained > 0 and (is_done or (every and trained % every == 0)):
-                require_same(job.group, job.model, job.checkpointer, buffers=False)
+                with self._minding_peers(job):
+                    require_same(job.group, job.model, job.checkpointer, buffers=False)
             if is_done:
                 break
-            self._has_tried = self._has_trained = True
-            num_samples = train_step(job, job.step)
-            self._parity.wait_until_rows_may_change()
-            job.checkpointer.step(1 if num_samples is None else num_samples)
-            self._parity.finish_step(job.step)
-            self._report("step", job)
+            if self._leaving.is_wanted:
+                raise LeavingError
+            self._offered = job
+            yield job.step
+            lost, self._lost = self._lost, None
+            if lost is not None:
+                raise lost
+            if self._offered is not None:
+                raise UsageError(
+                    "a step was not tried: train it in `with worker.attempt() as job:`"
+                )
+
+    def _save_to_leave(self, job: Job) -> None:
+        """Save all rows for this worker's successor, unless that has no use for them."""
+        is_full = choose_recovery(self._recovery, job.checkpointer.schedule) == "full"
+        if not self._is_live or self._parity.has_spoiled_rows or is_full:
+            return
+        try:
+            job.checkpointer.save("base")
+            job.checkpointer.wait()
+        except (SnapshotError, StorageError, StoreError, UsageError) as error:
+            logger.warning(
+                "worker %d leaves without a snapshot of step %d: %s",
+                *(self.identity.rank, job.step, error.__cause__ or error),
+            )
+        else:
+            logger.info("worker %d leaves after step %d", self.identity.rank, job.step)
 
     def _finish(self, job: Job, notes: list[str]) -> None:
         """Save the trained model, and leave when all have: nobody is needed again then."""

@@ -27,6 +27,8 @@ class Metrics:
 
     Attributes:
         base_snapshots, partial_snapshots, failed_snapshots: how many.
+        snapshot_step: of the newest snapshot of this process that is durable; 0: there is none.
+        snapshot_time: when it became durable, in seconds since the epoch.
         bytes_written: of committed segments.
         stall_seconds: total time that ``step()`` blocked training.
         max_stall_seconds: the longest such time.
@@ -56,6 +58,8 @@ class Metrics:
     base_snapshots: int = 0
     partial_snapshots: int = 0
     failed_snapshots: int = 0
+    snapshot_step: int = 0
+    snapshot_time: float = 0.0
     bytes_written: int = 0
     stall_seconds: float = 0.0
     max_stall_seconds: float = 0.0

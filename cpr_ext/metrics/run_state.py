@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from cpr_ext.metrics.cost_meter import CostMeter
@@ -53,8 +54,11 @@ class RunState:
         if self._meter.has_news:
             self.publish()
 
-    def note_committed(self, num_samples: int, file_bytes: int, *, is_base: bool) -> None:
-        """Record a durable snapshot of the position ``num_samples``."""
+    def note_committed(
+        self, step: int, num_samples: int, file_bytes: int, *, is_base: bool
+    ) -> None:
+        """Record a durable snapshot of the position ``step``, ``num_samples``."""
+        self.metrics.snapshot_step, self.metrics.snapshot_time = step, time.time()
         self._saved_samples = [num_samples] * self._num_shards
         self.metrics.bytes_written += file_bytes
         if is_base:

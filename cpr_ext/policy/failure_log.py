@@ -79,6 +79,10 @@ def times_to_failure(hours: Sequence[float]) -> FailureLog:
     return FailureLog(np.asarray(hours, np.float64), np.ones(len(hours), bool))
 
 
+#: Characters; a longer one, as of a file without lines, is refused by csv.
+_LONGEST_LINE = 1 << 20
+
+
 def read_failure_log(path: str | os.PathLike[str], *, nodes: int | None = None) -> FailureLog:
     """Read a CSV file with a line of column names and one line per job.
 
@@ -96,7 +100,8 @@ def read_failure_log(path: str | os.PathLike[str], *, nodes: int | None = None) 
     """
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            return _parse(str(path), csv.DictReader(file, skipinitialspace=True), nodes)
+            lines = iter(lambda: file.readline(_LONGEST_LINE), "")
+            return _parse(str(path), csv.DictReader(lines, skipinitialspace=True), nodes)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"'{path}' cannot be read as a failure log: {error}") from error
 

@@ -60,10 +60,9 @@ class PlayedGroups:
             self._lost.setdefault(group, set()).add(shard)
             self._until[group] = hour + self.window_hours
         struck = {shard // self.group_size for shard in shards}
-        if not any(len(self._lost[g]) > 1 or g in self._no_parity for g in struck):
-            return set()
-        served = set().union(*self._lost.values())
-        for group, lost in self._lost.items():
+        unable = [g for g in struck if len(self._lost[g]) > 1 or g in self._no_parity]
+        served = set().union(*(self._lost[group] for group in unable))
+        for group, lost in self._lost.items() if unable else ():
             lost.clear()  # its rows are back, its parity is encoded again
             self._until[group] = hour + self.window_hours
             self._no_parity.add(group)

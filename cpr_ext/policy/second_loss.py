@@ -78,10 +78,13 @@ def second_loss(
     hours = ends / left if left else unprotected_hours
     together = chance_together(job, group_size)
     either = together + (1 - together) * meanwhile
-    # Others may be unprotected too: the store serves whoever lacks rows.
-    others = count * unprotected_hours / mtbf_hours
-    both = together * count + (1 - together) * meanwhile * 2 * count
-    shards_lost = min(job.num_shards, both / either + others) if either else 0.0
+    # Each group falls back alone. A lost shard has another one of its group among those lost with
+    # it, or one that is lost in time; then both come from the store.
+    shares = 1 - _chance_of_none(job.num_shards - 1, group_size - 1, count - 1)
+    follows = 1 - _chance_of_none(job.num_shards, group_size - 1, count)
+    second = follows + count * (group_size - 1) / job.num_shards  # the shard, and those that follow
+    both = count * shares + (1 - together) * meanwhile * count * second / hits_peer
+    shards_lost = min(job.num_shards, both / either) if either else 0.0
     return SecondLoss(together, meanwhile, hours, shards_lost)
 
 

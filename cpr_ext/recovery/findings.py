@@ -13,7 +13,7 @@ import torch
 from cpr_ext.errors import DamageError
 from cpr_ext.recovery.report import DamagedSegment, OlderRows, RecoveryReport
 from cpr_ext.recovery.state_source import StateSource
-from cpr_ext.storage.reading import UnreadableError
+from cpr_ext.storage.retries import UnreadableError
 from cpr_ext.storage.rounded_chunks import RoundedTally
 from cpr_ext.storage.segment_format import Segment, most_rounded
 
@@ -33,6 +33,7 @@ class Findings:
     missing_rows: dict[str, torch.Tensor] = field(default_factory=dict)
     samples_lost: int = 0
     row_updates_lost: int | None = 0
+    rows_of_other_ids: int = 0
     rows_rounded: int = 0
     largest_rounding_error: float = 0.0
     segments_read: int = 0
@@ -40,6 +41,7 @@ class Findings:
     damaged_segments: list[DamagedSegment] = field(default_factory=list)
     seconds: float = 0.0
     extra_state: Any = None
+    state_ignored: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     is_proven: bool = False
     source: StateSource | None = None

@@ -18,7 +18,7 @@ from cpr_ext.recovery.restore import newest_undamaged
 from cpr_ext.recovery.shard_segments import ShardSegments, open_shard
 from cpr_ext.state.dense_state import DensePart
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.newest_rows import ShardRows
+from cpr_ext.storage.newest_rows import NewestRows
 from cpr_ext.storage.rounded_chunks import RoundedTally
 from cpr_ext.storage.segment_format import ArraySpec
 from cpr_ext.storage.store_reader import StoreReader
@@ -129,7 +129,7 @@ def import_rows(
         segments = [usable.rows for usable in shard.usable]
         tally = RoundedTally()
         for name, (begin, end) in wanted.items():
-            rows = ShardRows(name, segments, on_damage=partial(shard.note_damage, findings))
+            rows = NewestRows(name, segments, on_damage=partial(shard.note_damage, findings))
             _copy(rows, copies[name], begin, end, findings, tally)
         account(shard, wanted, findings)
         findings.add_rounded(tally, [rows.segment for rows in segments])
@@ -140,11 +140,13 @@ def import_rows(
 def _open(store: StoreAt, number: int, findings: Findings, direct_io: bool) -> ShardSegments:
     reader = store.reader
     ranges = {name: reader.row_range(name, number) for name in reader.tables}
-    return open_shard(reader.shards[number], ranges, store.snapshot, findings, direct_io)
+    manifest = reader.shards[number]
+    records = [each for each in manifest.segments if each.snapshot <= store.snapshot]
+    return open_shard(manifest, records, ranges, findings, direct_io)
 
 
 def _copy(
-    rows: ShardRows,
+    rows: NewestRows,
     copies: Sequence[PartCopy],
     begin: int,
     end: int,

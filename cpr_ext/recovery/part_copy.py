@@ -8,11 +8,13 @@ row. ``strict=True`` refuses that difference.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from cpr_ext.state.table import Table
+from cpr_ext.state.slot_keys import is_key_array
+from cpr_ext.state.table import NO_KEYS, Table
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.storage.segment_format import ArraySpec
 from cpr_ext.storage.store_reader import StoredTable
@@ -52,8 +54,10 @@ class PartCopy:
         """Return why an array of the store does not fit the live table; None if it fits."""
         what = f"'{self.wanted.table}/{array.name}'"
         live, row_shape = self.table.arrays().get(array.name), self._live_row_shape(array)
-        if live is None and self.table.optimizer is None:
-            return f"{what} has no optimizer in the model"
+        if live is None and is_key_array(array.name):
+            return NO_KEYS.format(table=self.wanted.table, array=array.name)
+        if live is None and not self.table.can_make_row_state():
+            return f"{what} is no state that the model's optimizer has"
         if row_shape is None:
             return f"{what} has rows of shape {array.row_shape}, which cannot be cut"
         if live is None or (live.dtype, tuple(live.shape[1:])) == (array.dtype, row_shape):
@@ -71,6 +75,14 @@ class PartCopy:
         if array.name not in self.table.arrays() and row_shape is not None:
             self.table.make_row_state(array.name, row_shape, array.dtype)
         return True
+
+    def put_all(self, arrays: Mapping[str, torch.Tensor]) -> int:
+        """Write all rows to take of arrays that are in memory; return how many rows these are."""
+        begin, end = self.stored_rows
+        for name, values in arrays.items():
+            if self.make_place(ArraySpec(name, values.dtype, tuple(values.shape[1:]))):
+                self.put(name, torch.arange(begin, end), values[begin:end])
+        return end - begin
 
     def put(self, array: str, row_ids: torch.Tensor, values: torch.Tensor) -> None:
         """Write rows ``row_ids`` (n,) of those to take, as stored: ``values`` (n, ...)."""

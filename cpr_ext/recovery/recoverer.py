@@ -15,9 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from cpr_ext._native import native
 from cpr_ext.errors import UntrackedChangeWarning
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.restore import LiveModel
+from cpr_ext.recovery.slot_settling import settle_slots
 from cpr_ext.recovery.sources import ModelSource, OtherStores, OwnStore, RowsSource
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart, restore_dense
@@ -26,8 +28,9 @@ from cpr_ext.state.stateful import Declared, without_state
 from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
-from cpr_ext.tracking.trackers import native_trackers, unsaved_updates
+from cpr_ext.tracking.trackers import Tracker, native_trackers, unsaved_updates
 
 RecoveryMode = Literal["partial", "full"]
 OnDamage = Literal["raise", "fall_back"]
@@ -42,6 +45,7 @@ class Recoverer:
     Args:
         trackers: by table name; restored rows are taken from them, since they equal the saved ones.
         recorder: it drops lookups of steps that a recovery reverts.
+        keys: learns which keys are as saved.
         threads: the pool that scatters rows.
     """
 
@@ -51,9 +55,10 @@ class Recoverer:
         optimizers: Sequence[torch.optim.Optimizer],
         tables: Sequence[Table],
         store: Store,
-        trackers: Mapping[str, Any],
+        trackers: Mapping[str, Tracker],
         recorder: LookupRecorder,
-        threads: Any,
+        keys: KeyWatch,
+        threads: native.ThreadPool,
         *,
         direct_io: bool,
         declared: Declared,
@@ -63,6 +68,7 @@ class Recoverer:
         self._store = store
         self._trackers = trackers
         self._recorder = recorder
+        self._keys = keys
         #: Of the dense part that was restored last.
         self.position = Position(0, 0, None)
 
@@ -101,6 +107,7 @@ class Recoverer:
             elif begin < end:
                 findings.rows_stale = findings.row_updates_lost = None
         source.copy_rows(findings)
+        self._settle_slots(shards, findings)
         if findings.damaged_segments:
             # Rows that changed since they were saved, and are older or missing now, count once.
             for tracker, table, begin, end in self._tracked(shards):
@@ -173,7 +180,7 @@ class Recoverer:
                 part,
                 live.model,
                 live.optimizers,
-                [*live.tables.values()],
+                source.tables,
                 strict=strict,
                 stateful=live.declared.stateful,
                 keep=live.declared.per_rank if source.is_of_job else (),
@@ -185,9 +192,11 @@ class Recoverer:
         self._recorder.forget()
         findings.step, findings.num_samples = position.step, position.num_samples
         findings.extra_state = position.extra_state
+        findings.state_ignored = list(position.ignored)
         findings.row_updates_lost = 0 if findings.rows_stale == 0 else None
         if part is not None:
             source.copy_rows(findings)
+            self._settle_slots(findings.shards, findings)
             self._take_rows(findings.shards)
         if position.rows_unsaved and (findings.older_rows or findings.missing_rows):
             # Rows that damage made older, or took, may be among those that were not saved anyway.
@@ -215,6 +224,20 @@ class Recoverer:
         for text in texts:
             warnings.warn(text, UntrackedChangeWarning, stacklevel=6)
         return texts
+
+    def _settle_slots(self, shards: Sequence[int], findings: Findings) -> None:
+        """See to it that no slot of a keyed table has a row under another id."""
+        for table in self.tables:
+            if table.slots is None:
+                continue
+            ranges = [
+                shard_row_range(table.num_embeddings, shard, self._store.num_shards)
+                for shard in shards
+            ]
+            emptied = settle_slots(table, ranges, findings)
+            for begin, end in ranges:
+                inside = emptied[(emptied >= begin) & (emptied < end)]
+                self._keys.note_restored(table, begin, end, inside)
 
     def _take_rows(self, shards: Sequence[int]) -> None:
         """Restored rows are as saved: not dirty, and their change is measured from here."""

@@ -70,6 +70,9 @@ class RecoveryReport:
         row_updates_lost: updates of these shards' rows that were not saved. None: not counted, see
             ``Checkpointer(count_row_updates=True)``; after a process death, and with rows that
             damage made older or took, it is 0 or None.
+        rows_of_other_ids: slots of keyed tables that were emptied, as their restored key has
+            another slot, too. There are some after damage, and of lost shards that are restored
+            into a live model. They count as restored.
         rows_rounded: so many of ``rows_restored`` have rounded values, see
             :class:`cpr_ext.Precision`. 0: every value is exact. An upper bound after compaction
             and newer snapshots: a compacted segment says how many of its rows were rounded, not
@@ -79,6 +82,7 @@ class RecoveryReport:
         damaged_segments: the segments that were unusable, as a whole or in part.
         seconds: its duration.
         extra_state: the caller's extra state in the snapshot (after a full restore).
+        state_ignored: names of state that the snapshot left out, as ``ignore=`` said.
         differences: with ``strict=False``: where the store's model differs, one sentence each.
         is_proven: all of the restored state is of a full-recovery point that the store records as
             proven; see ``SnapshotHandle.is_proven``.
@@ -96,6 +100,7 @@ class RecoveryReport:
     missing_rows: dict[str, torch.Tensor] = field(default_factory=dict)
     samples_lost: int = 0
     row_updates_lost: int | None = 0
+    rows_of_other_ids: int = 0
     rows_rounded: int = 0
     largest_rounding_error: float = 0.0
     segments_read: int = 0
@@ -103,6 +108,7 @@ class RecoveryReport:
     damaged_segments: list[DamagedSegment] = field(default_factory=list)
     seconds: float = 0.0
     extra_state: Any = None
+    state_ignored: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     is_proven: bool = False
     source: StateSource | None = field(default=None, repr=False)

@@ -10,12 +10,17 @@ import torch
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.import_store import StoreAt, import_rows, stored_arrays
 from cpr_ext.recovery.part_copy import PartCopy, part_of
-from cpr_ext.state.table import Table
+from cpr_ext.state.slot_keys import is_key_array
+from cpr_ext.state.table import WEIGHT, Table
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.state.wrapper_names import match_names
 from cpr_ext.storage.segment_format import ArraySpec
 from cpr_ext.storage.store_reader import StoredTable, StoreReader
 
+OTHER_SLOTS = (
+    "'{held}' has keys, and '{wanted}' of the model other slots: which process holds a key depends "
+    "on how many there are. Recover with the plan and the processes that the stores were made with"
+)
 _Live = Sequence[tuple[Table, TablePart]]
 
 
@@ -27,13 +32,21 @@ class CopyPlan:
         tables: of the live model, each a part of a table or a whole one.
         by_name: match the tables of one store by their own names. Else each table takes whatever
             part of it any store holds.
+        in_dense: whole arrays of tables that the stores hold as dense parameters, by live table.
+        weights_only: the live tables take no optimizer state, and lack none.
 
     Attributes:
         differences: where the stores do not hold what the tables need, one sentence each.
     """
 
     def __init__(
-        self, stores: Sequence[StoreAt], tables: Sequence[Table], *, by_name: bool
+        self,
+        stores: Sequence[StoreAt],
+        tables: Sequence[Table],
+        *,
+        by_name: bool,
+        in_dense: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
+        weights_only: bool = False,
     ) -> None:
         self._stores = stores
         live = [(table, part_of(table, as_whole=by_name)) for table in tables]
@@ -44,11 +57,21 @@ class CopyPlan:
         self._copies = [_copies_from(s.reader, live, names, by_name, found) for s in stores]
         joined: dict[tuple[str, str], torch.Tensor] = {}
         for store, copies in zip(stores, self._copies, strict=True):
-            for name, arrays in stored_arrays(store).items():
+            for name, all_arrays in stored_arrays(store).items():
+                arrays = {
+                    n: a
+                    for n, a in all_arrays.items()
+                    if not weights_only or n == WEIGHT or is_key_array(n)
+                }
                 for copy in copies.get(name, ()):
                     found.update(dict.fromkeys(_array_differences(arrays, copy, by_name)))
                     joined.update(_joined_states(arrays, copy))
         self._joined = list(joined.values())
+        self._of_dense = [
+            (copy, arrays)
+            for name, arrays in (in_dense or {}).items()
+            for copy in _copies_of_dense(name, arrays, live, found)
+        ]
         if by_name:
             absent = [(name, "model") for name in sorted(stored_names - names.keys())]
             absent += [(t.name, "store") for t in tables if t.name not in names.values()]
@@ -61,7 +84,7 @@ class CopyPlan:
     @property
     def is_empty(self) -> bool:
         """Whether no table takes anything."""
-        return not any(self._copies)
+        return not any(self._copies) and not self._of_dense
 
     def copy(self, findings: Findings, *, direct_io: bool) -> None:
         """Copy the rows; counts are added to the findings, a row of two parts is counted twice."""
@@ -69,10 +92,14 @@ class CopyPlan:
             state.zero_()
         for store, copies in zip(self._stores, self._copies, strict=True):
             import_rows(store, copies, findings, direct_io=direct_io)
+        for copy, arrays in self._of_dense:
+            findings.rows_restored += copy.put_all(arrays)
 
     def _copies_to(self, table: Table) -> list[PartCopy]:
         of_stores = (copies for of_store in self._copies for copies in of_store.values())
-        return [copy for copies in of_stores for copy in copies if copy.table is table]
+        copies = [copy for copies in of_stores for copy in copies]
+        copies += [copy for copy, _ in self._of_dense]
+        return [copy for copy in copies if copy.table is table]
 
 
 def _copies_from(
@@ -92,6 +119,20 @@ def _copies_from(
     return copies
 
 
+def _copies_of_dense(
+    name: str, arrays: Mapping[str, torch.Tensor], live: _Live, found: dict[str, None]
+) -> list[PartCopy]:
+    """Return what live tables take from whole arrays; add differences to ``found``."""
+    num_rows, dim = arrays[WEIGHT].shape
+    held = TablePart(name, (0, num_rows), (0, dim), num_rows, dim)
+    stored = StoredTable(name, num_rows, dim, arrays[WEIGHT].dtype)
+    copies = list(_overlaps(stored, held, live, found))
+    specs = {n: ArraySpec(n, a.dtype, tuple(a.shape[1:])) for n, a in arrays.items()}
+    for copy in copies:
+        found.update(dict.fromkeys(_array_differences(specs, copy, by_name=False)))
+    return copies
+
+
 def _overlaps(
     stored: StoredTable, held: TablePart, live: _Live, found: dict[str, None]
 ) -> Iterator[PartCopy]:
@@ -103,11 +144,16 @@ def _overlaps(
             "num_embeddings": (held.num_embeddings, wanted.num_embeddings),
             "embedding_dim": (held.embedding_dim, wanted.embedding_dim),
             "dtype": (stored.dtype, table.weight.dtype),
+            "keys": (list(stored.keys), sorted(table.key_arrays())),
         }
         differing = {what for what, (old, new) in pairs.items() if old != new}
         for what in sorted(differing):
             old, new = pairs[what]
             found[f"table '{held.table}' has {what} {old}, the model {new}"] = None
+        is_cut_alike = (held.rows, held.columns) == (wanted.rows, wanted.columns)
+        if stored.keys and "num_embeddings" not in differing and not is_cut_alike:
+            found[OTHER_SLOTS.format(held=held.name, wanted=wanted.name)] = None
+            continue
         has_grown = held.num_embeddings < wanted.num_embeddings
         if not differing or (has_grown and differing == {"num_embeddings"}):
             yield PartCopy(table, held, wanted, common)

@@ -23,7 +23,7 @@ from cpr_ext.state.dense_state import DensePart
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import WEIGHT, Table, shard_row_range
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
-from cpr_ext.storage.reading import damage_of, native_read_errors
+from cpr_ext.storage.retries import damage_of, native_read_errors
 from cpr_ext.storage.rounded_chunks import RoundedTally
 from cpr_ext.storage.segment_format import ALIGNMENT, ArraySpec, Segment, native_table
 from cpr_ext.storage.store import Store
@@ -42,7 +42,7 @@ class LiveModel:
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
     tables: Mapping[str, Table]
-    threads: Any
+    threads: native.ThreadPool
     direct_io: bool
     declared: Declared = field(default_factory=Declared)
 
@@ -73,7 +73,8 @@ def restore_shards(
             for name, table in live.tables.items()
         }
         manifest = store.shards[shard]
-        opened.append(open_shard(manifest, ranges, up_to_snapshot, findings, live.direct_io))
+        records = [each for each in manifest.segments if each.snapshot <= up_to_snapshot]
+        opened.append(open_shard(manifest, records, ranges, findings, live.direct_io))
     for shard_segments in opened:
         make_missing_states([s.rows.segment for s in shard_segments.usable], live.tables)
     _restore_segments(opened, live, findings)
@@ -230,7 +231,9 @@ def read_block(
         chunks = [segment.chunks[n] for n, (first, last) in spans if first < end and begin < last]
         if chunks:
             index = segment.layout.tables.index(spec)
-            target = native_table(segment.layout, index, arrays, first_row_id=begin)
+            target = native_table(
+                segment.layout, index, arrays, first_row_id=begin, is_on_host=True
+            )
             sources.append(
                 native.RestoreSource(
                     path=str(segment.path),
@@ -275,7 +278,10 @@ def read_dense(manifest: Manifest, record: SegmentRecord, *, direct_io: bool = T
     ]
     result = native.restore_segment(
         path=str(segment.path),
-        tables=[native_table(layout, index, array) for index, array in enumerate(arrays)],
+        tables=[
+            native_table(layout, index, array, is_on_host=True)
+            for index, array in enumerate(arrays)
+        ],
         wanted=[(0, spec.num_rows) for spec in layout.tables],
         chunks=segment.chunks,
         slots=slots_for([segment]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,17 +75,15 @@ class ShardSegments:
 
 
 def open_shard(
-    manifest: Manifest, ranges: Ranges, up_to_snapshot: int, findings: Findings, direct_io: bool
+    manifest: Manifest,
+    records: Sequence[SegmentRecord],
+    ranges: Ranges,
+    findings: Findings,
+    direct_io: bool,
 ) -> ShardSegments:
-    """Open the live segments of a shard; damaged headers are added to the findings.
-
-    Args:
-        up_to_snapshot: segments of newer snapshots are passed over.
-    """
+    """Open segments of a shard, oldest first; damaged headers are added to the findings."""
     found: list[UsableSegment | SegmentRecord] = []
-    for record in manifest.segments:
-        if record.snapshot > up_to_snapshot:
-            continue
+    for record in records:
         try:
             segment = open_segment(manifest, record)
             rows = SegmentRows(segment, dict(ranges), direct_io=direct_io)

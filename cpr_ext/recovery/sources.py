@@ -11,11 +11,13 @@ from torch import nn
 from cpr_ext.errors import StoreError
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.import_store import newest_of_all
+from cpr_ext.recovery.part_copy import part_of
+from cpr_ext.recovery.replicated_tables import Regrouped, regroup
 from cpr_ext.recovery.resharding import CopyPlan
 from cpr_ext.recovery.restore import LiveModel, newest_undamaged, restore_shards
 from cpr_ext.recovery.verify import refuse_damage
 from cpr_ext.state.dense_schema import read_position
-from cpr_ext.state.dense_state import DensePart, dense_differences
+from cpr_ext.state.dense_state import DensePart, dense_differences, without_optimizers
 from cpr_ext.state.position import MAX_COUNT
 from cpr_ext.state.table import Table
 from cpr_ext.storage.manifest import SegmentRecord
@@ -41,6 +43,10 @@ class ModelSource(RowsSource, Protocol):
     """
 
     snapshot: int
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """The tables whose rows it restores."""
 
     @property
     def is_of_job(self) -> bool:
@@ -74,6 +80,11 @@ class OwnStore:
     steps_done: int = 0
     snapshot: int = field(default=0, init=False)
     is_of_job: bool = field(default=False, init=False)
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """See :class:`ModelSource`."""
+        return list(self.live.tables.values())
 
     def refuse_damage(self) -> None:
         """See :class:`RowsSource`."""
@@ -145,6 +156,7 @@ class OtherStores:
         by_name: one store, whose tables have the names of the live ones. Else the stores of
             processes that each held parts of the tables.
         strict: refuse a model that differs; else take what matches.
+        weights_only: what optimizers know is left out.
     """
 
     readers: Sequence[StoreReader]
@@ -152,8 +164,15 @@ class OtherStores:
     full: bool
     by_name: bool
     strict: bool
+    weights_only: bool = False
     snapshot: int = field(default=0, init=False)
+    _replicated: Sequence[Table] = field(default=(), init=False)
     _plan: CopyPlan | None = field(default=None, init=False)
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """See :class:`ModelSource`; with the live ones that the stores alone have by row."""
+        return [*self.live.tables.values(), *self._replicated]
 
     @property
     def is_of_job(self) -> bool:
@@ -170,10 +189,27 @@ class OtherStores:
         """See :class:`ModelSource`."""
         live, tables = self.live, list(self.live.tables.values())
         stores, record, part = newest_of_all(self.readers, full=self.full, findings=findings)
+        if self.weights_only:
+            part = without_optimizers(part)
         part = part.named_as_in(live.model, tables)
-        self._plan = plan = CopyPlan(stores, tables, by_name=self.by_name)
+        regrouped = Regrouped(part)
+        if not self.by_name:
+            held = [t for at in stores for t in at.reader.tables.values()]
+            stored = {table.name: part_of(table).table for table in held}
+            regrouped = regroup(part, stored, live)
+            part, self._replicated = regrouped.part, regrouped.replicated
+        tables = list(self.tables)
+        in_dense = regrouped.in_dense
+        self._plan = plan = CopyPlan(
+            stores,
+            tables,
+            by_name=self.by_name,
+            in_dense=in_dense,
+            weights_only=self.weights_only,
+        )
         differences = [
             *plan.differences,
+            *regrouped.differences,
             *dense_differences(part, live.model, live.optimizers, tables, live.declared.stateful),
         ]
         if self.strict and differences:
@@ -221,5 +257,10 @@ def _has_parameter_of(part: DensePart, model: nn.Module) -> bool:
 
 def _as_stored(table: Table) -> StoredTable:
     return StoredTable(
-        table.name, table.num_embeddings, table.embedding_dim, table.weight.dtype, table.part
+        table.name,
+        table.num_embeddings,
+        table.embedding_dim,
+        table.weight.dtype,
+        table.part,
+        () if table.slots is None else tuple(sorted(table.slots.arrays())),
     )

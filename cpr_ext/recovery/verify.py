@@ -12,7 +12,7 @@ from cpr_ext.recovery.restore import missing_states, read_dense
 from cpr_ext.state.table import WEIGHT, shard_row_range
 from cpr_ext.storage.file_names import MANIFEST_FILE
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
-from cpr_ext.storage.reading import UnreadableError
+from cpr_ext.storage.retries import UnreadableError
 from cpr_ext.storage.segment_format import ArraySpec, TableSpec
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.store_reader import StoredTable, open_segment

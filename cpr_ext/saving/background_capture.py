@@ -13,26 +13,24 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.cuda import device_of
 from cpr_ext.errors import SnapshotError, UsageError
+from cpr_ext.runtime.cuda import device_of
 from cpr_ext.runtime.threads import close_at_exit
-from cpr_ext.saving.capture_mode import CaptureMode
+from cpr_ext.saving.capture_ways import CaptureWay
 from cpr_ext.saving.scrub import Scrub
 from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from cpr_ext.tracking.table_watch import TableWatch
 
-# How long the capturing thread sleeps when no staging slot is free.
-_POLL_SECONDS = 0.0005
 # Smaller tables are captured faster than a thread is woken for them.
 _OVERLAP_BYTES = 16 << 20
 _CHANGED = (
@@ -51,7 +49,7 @@ class CaptureThread:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._work: Callable[[Any], None] | None = None
+        self._work: Callable[[native.StopFlag], None] | None = None
         # True: look for work, False: end. A finalizer may put one in, which takes no lock.
         self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._stop = native.StopFlag()
@@ -59,7 +57,7 @@ class CaptureThread:
         close_at_exit(self)  # first: an interrupt may come between the two
         self._thread.start()
 
-    def resume(self, work: Callable[[Any], None]) -> None:
+    def resume(self, work: Callable[[native.StopFlag], None]) -> None:
         """Start ``work(stop)``; it returns soon after ``stop`` is set. After a pause() only."""
         self._stop.clear()
         self._work = work
@@ -98,7 +96,7 @@ class CaptureThread:
                     self._changed.notify_all()
 
 
-class Overlap:
+class BackgroundCapture:
     """Captures snapshots while training reads the tables, and stops before it changes them.
 
     All calls come from the training thread.
@@ -124,12 +122,14 @@ class Overlap:
         self.was_broken = False
         recorder.before_flush = self.pause
         watch.before_change = self.pause
-        watch.changed_outside = self._give_up
+        watch.changes.changed_outside = self._give_up
 
     @staticmethod
     def obstacle(tables: Sequence[Table]) -> str | None:
         """Return why tables cannot be captured while training runs; None if they can."""
         for table in tables:
+            if table.slots is not None:
+                return f"table '{table.name}' has keys, which change while the forward pass runs"
             if device_of(table.weight) is not None:
                 return f"table '{table.name}' is on a GPU, which captures during training"
             if not isinstance(table.optimizer, torch.optim.Optimizer):
@@ -150,7 +150,7 @@ class Overlap:
         Raises:
             UsageError: ``"always"``, and it cannot be.
         """
-        obstacle = Overlap.obstacle(tables)
+        obstacle = BackgroundCapture.obstacle(tables)
         if choice == "always" and obstacle is not None:
             raise UsageError(f'overlap="always" cannot be: {obstacle}')
         size_bytes = sum(table.weight.nbytes for table in tables)
@@ -165,47 +165,30 @@ class Overlap:
                 return (
                     f"{kind}, as it is set, changes rows of table '{table.name}' without a lookup"
                 )
-        return Overlap.obstacle(self._tables)
+        return BackgroundCapture.obstacle(self._tables)
 
-    def resume(self, snapshot: Snapshot, step: int) -> None:
-        """Capture ``snapshot`` in the background, while training only reads the tables.
-
-        With CHOOSE_FIRST, only choose its rows.
-        """
+    def resume(self, way: CaptureWay, step: int) -> None:
+        """Capture a snapshot in the background, while training only reads the tables."""
         self._watch.check()  # between two windows rows may change as they like
-        if snapshot.state != "capturing":
+        if way.snapshot.state != "capturing":
             return
-        self._snapshot = snapshot
+        self._snapshot = way.snapshot
         self._scrub.open_window()
-
-        def work(stop: Any) -> None:
-            if snapshot.mode is CaptureMode.CHOOSE_FIRST:
-                snapshot.choose_rows(stop)
-                return
-            while snapshot.has_rows_left:  # something is done in every window, however short
-                progressed = snapshot.capture_rows(
-                    step, max_bytes=0, wait_for_slot=False, stop=stop
-                )
-                if stop.is_set():
-                    return
-                if not progressed:
-                    time.sleep(_POLL_SECONDS)
-
         self._is_open = True
-        self._thread.resume(work)
+        self._thread.resume(partial(way.run, step))
 
     def pause(self) -> None:
         """Wait until nothing is being captured; abort the snapshot if it may be torn."""
         self._thread.pause()
         snapshot = self._snapshot
         if snapshot is not None:
-            if self._is_open or snapshot.is_copied_on_write:
+            if self._is_open or snapshot.rows.are_copied_on_write:
                 self._watch.check()
             if self._is_open:
                 self._check_window()
             if not snapshot.has_rows_left:
                 self._snapshot = None
-        copies = self._snapshot is not None and self._snapshot.is_copied_on_write
+        copies = self._snapshot is not None and self._snapshot.rows.are_copied_on_write
         self._watch.rows_change = self._copy_rows if copies else None
         self._is_open = False
 
@@ -213,18 +196,18 @@ class Overlap:
         changed = self._scrub.check_window()
         if changed is not None:
             what = f"row {changed.row_id} changed while it was being captured"
-            self._watch.note_hidden_change(changed.table, what)
+            self._watch.changes.record_hidden(changed.table, what)
 
     def _give_up(self, table: Table) -> None:
         snapshot = self._snapshot
-        if snapshot is None or not (self._is_open or snapshot.is_copied_on_write):
+        if snapshot is None or not (self._is_open or snapshot.rows.are_copied_on_write):
             return  # nothing was being captured, nothing waits to be captured as it was
         self._snapshot = None
         self.was_broken = True
         snapshot.give_up(SnapshotError(_CHANGED.format(name=table.name)))
 
     def _copy_rows(self, table: Table, row_ids: torch.Tensor) -> None:
-        if self._snapshot is not None and self._snapshot.is_copied_on_write:
+        if self._snapshot is not None and self._snapshot.rows.are_copied_on_write:
             self._snapshot.copy_before_change(table.name, row_ids)
 
     def forget(self) -> None:
@@ -242,4 +225,5 @@ class Overlap:
         """Take the hooks away; in a forked child that is all there is to do."""
         self._snapshot = None
         self._recorder.before_flush = None
-        self._watch.before_change = self._watch.rows_change = self._watch.changed_outside = None
+        self._watch.before_change = self._watch.rows_change = None
+        self._watch.changes.changed_outside = None

@@ -7,6 +7,7 @@ snapshot are copied there in one step, and go to the host while training continu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -14,6 +15,8 @@ from cpr_ext._native import native
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.saving.segment_capture import Source, selection_source
 from cpr_ext.saving.selection import Selection
+from cpr_ext.saving.table_scrub import TableHashes
+from cpr_ext.state.table import Table
 
 logger = logger_of("saving")
 
@@ -28,13 +31,17 @@ def bytes_of(selections: Sequence[Selection]) -> int:
 
 
 def gather(
-    selections: Sequence[Selection], max_bytes: int, precision_of: Callable[[str], str]
+    selections: Sequence[Selection],
+    max_bytes: int,
+    precision_of: Callable[[str], str],
+    hashes_of: Callable[[Table], TableHashes],
 ) -> list[Source] | None:
     """Copy the rows as they are when training's streams get here.
 
     Args:
         precision_of: of an array of a table, by its name. The copies are exact; they are rounded
             on their way to the host.
+        hashes_of: what records rows of a table when they are copied.
 
     Returns:
         What to capture each selection from; None if the copies take more than ``max_bytes``, or
@@ -49,20 +56,24 @@ def gather(
         )
         return None
     try:
-        return [_gathered(selection, precision_of) for selection in selections]
+        return [_gathered(each, precision_of, hashes_of(each.table)) for each in selections]
     except torch.cuda.OutOfMemoryError as error:
         logger.info("a snapshot's rows are not gathered at one step: %s", error)
         return None
 
 
-def _gathered(selection: Selection, precision_of: Callable[[str], str]) -> Source:
+def _gathered(
+    selection: Selection, precision_of: Callable[[str], str], hashes: TableHashes
+) -> Source:
     of_table = selection_source(selection, precision_of)
+    _record(selection, list(of_table.arrays.values())[: hashes.num_arrays], hashes.hashes)
+    of_copies = (None, 0, hashes.stored)
     if of_table.row_ids is None:
         copies = {
             name: array.detach()[selection.begin : selection.end].clone()
             for name, array in of_table.arrays.items()
         }
-        return Source(of_table.spec, copies, first_row_id=selection.begin)
+        return Source(of_table.spec, copies, first_row_id=selection.begin, hashes=of_copies)
     arrays = {name: array.detach() for name, array in of_table.arrays.items()}
     if selection.chosen is not None:
         copies = _copies_of_chosen(arrays, selection)
@@ -70,7 +81,16 @@ def _gathered(selection: Selection, precision_of: Callable[[str], str]) -> Sourc
         device = selection.table.weight.device
         row_ids = torch.from_numpy(of_table.row_ids).to(device, non_blocking=True)
         copies = {name: array.index_select(0, row_ids) for name, array in arrays.items()}
-    return Source(of_table.spec, copies, of_table.row_ids, is_packed=True)
+    return Source(of_table.spec, copies, of_table.row_ids, is_packed=True, hashes=of_copies)
+
+
+def _record(selection: Selection, arrays: list[torch.Tensor], hashes: Any) -> None:
+    if selection.row_ids is None:
+        hashes.record_range(arrays, selection.begin, selection.end)
+    elif selection.chosen is not None:
+        hashes.record_chosen(arrays, selection.chosen)
+    else:
+        hashes.record(arrays, selection.row_ids)
 
 
 def _copies_of_chosen(
@@ -81,6 +101,7 @@ def _copies_of_chosen(
         name: array.new_empty((selection.num_rows, *array.shape[1:]))
         for name, array in arrays.items()
     }
+    assert selection.chosen is not None
     native.gather_chosen(
         tables=list(arrays.values()), chosen=selection.chosen, outs=list(copies.values())
     )

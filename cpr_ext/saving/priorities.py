@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from cpr_ext.cuda import device_of, record_on_stream
+from cpr_ext._native import native
 from cpr_ext.errors import UsageError
+from cpr_ext.runtime.cuda import device_of, record_on_stream
+from cpr_ext.runtime.validation import as_number, as_whole_number
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.trackers import CountedTracker, counts_updates, native_tracker
-from cpr_ext.validation import as_number, as_whole_number
+from cpr_ext.tracking.trackers import CountedTracker, Tracker, counts_updates, native_tracker
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Priority(ABC):
             )
 
     @abstractmethod
-    def make_tracker(self, table: Table) -> Any:
+    def make_tracker(self, table: Table) -> native.RowTracker:
         """Return the native tracker of ``table``."""
 
     def budget(self, num_rows: int) -> int:
@@ -43,7 +44,7 @@ class Priority(ABC):
 class MostFrequentlyUsed(Priority):
     """MFU: the rows looked up most often since they were last saved. 4 bytes per row."""
 
-    def make_tracker(self, table: Table) -> Any:  # noqa: D102
+    def make_tracker(self, table: Table) -> native.RowTracker:  # noqa: D102
         return _tracker("AccessCounter", table)
 
 
@@ -65,7 +66,7 @@ class SubSampledUsed(Priority):
         as_whole_number("SubSampledUsed: period", self.period, 1)
         as_whole_number("SubSampledUsed: seed", self.seed, 0)
 
-    def make_tracker(self, table: Table) -> Any:  # noqa: D102
+    def make_tracker(self, table: Table) -> native.RowTracker:  # noqa: D102
         return _tracker(
             "RowSampler",
             table,
@@ -82,7 +83,7 @@ class LargestChange(Priority):
     Keeps a copy of every prioritized table's weight, on the table's device.
     """
 
-    def make_tracker(self, table: Table) -> Any:  # noqa: D102
+    def make_tracker(self, table: Table) -> native.RowTracker:  # noqa: D102
         weight = table.weight.detach()
         device = device_of(weight)
         record_on_stream(weight)
@@ -99,18 +100,18 @@ class AllRows(Priority):
 
     fraction: float = 1.0
 
-    def make_tracker(self, table: Table) -> Any:  # noqa: D102
+    def make_tracker(self, table: Table) -> native.RowTracker:  # noqa: D102
         return _tracker("DirtyRows", table)
 
 
-def _tracker(kind: str, table: Table, **options: Any) -> Any:
+def _tracker(kind: str, table: Table, **options: Any) -> native.RowTracker:
     device = device_of(table.weight)
     return native_tracker(kind, device, name=table.name, num_rows=table.num_embeddings, **options)
 
 
 def make_tracker(
     priority: Priority, table: Table, is_prioritized: bool, *, count_updates: bool
-) -> Any:
+) -> Tracker:
     """Return the tracker of a table; one to which no priority applies is counted row by row.
 
     Args:

@@ -13,7 +13,7 @@ from cpr_ext.storage.store import Store
 ArrayNames = dict[str, list[str]]
 
 
-class BaseRule:
+class RebasePolicy:
     """Knows what the store's base snapshot holds and what was written since.
 
     Args:

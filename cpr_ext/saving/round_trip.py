@@ -28,12 +28,13 @@ from cpr_ext.recovery.restore import read_block, read_dense, slots_for
 from cpr_ext.recovery.shard_segments import ShardSegments, open_shard
 from cpr_ext.recovery.verify import expect, refusal
 from cpr_ext.runtime.log_text import logger_of
-from cpr_ext.saving.scrub import RowForm, SavedHashes, Scrub
+from cpr_ext.saving.scrub import Scrub
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot import Snapshot
+from cpr_ext.saving.table_scrub import RowForm, SavedHashes
 from cpr_ext.state.dense_state import DensePart
-from cpr_ext.state.precision import EXACT, Precision
-from cpr_ext.storage.commit_thread import Committer
+from cpr_ext.state.precision import Precision
+from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store_reader import StoreReader
 
 logger = logger_of("saving")
@@ -43,8 +44,8 @@ SHARE = 0.2
 _BLOCK_BYTES = 8 << 20
 
 
-#: The form of each table's rows, and that of the dense part.
-Form = tuple[dict[str, RowForm], Any]
+#: The form of each table's rows and their precisions in files, and the form of the dense part.
+Form = tuple[tuple[dict[str, RowForm], tuple[str, ...]], Any]
 
 
 class NotComparedError(Exception):
@@ -171,7 +172,9 @@ def _compare_shards(
         if (reason := refusal(manifest, number, expected)) is not None:
             raise DifferenceError(f"{manifest.directory}: {reason}")
         findings = Findings()
-        opened = open_shard(manifest, expected.ranges, number, findings, direct_io=direct_io)
+        # Files older than the newest base are no part of this point's state.
+        records = reader.live(shard, number)
+        opened = open_shard(manifest, records, expected.ranges, findings, direct_io)
         if findings.damaged_segments:
             raise DamageError(findings.damaged_segments[0].reason)
         slots = slots_for([usable.rows.segment for usable in opened.usable])
@@ -198,7 +201,7 @@ def _compare_rows(
                 "training",
                 hashes.table,
             )
-        found = native.RowHashes(name=hashes.table, num_rows=end - begin)
+        found = native.HostRowHashes(name=hashes.table, num_rows=end - begin)
         found.record_range([arrays[name] for name in names], 0, end - begin)
         same = found.range_values(0, end - begin) == hashes.values[begin:end]
         if not same.all():
@@ -242,7 +245,7 @@ class RoundTrips:
     :meth:`take_found` happens on the committer's thread.
 
     Args:
-        precision: rounded rows cannot be compared.
+        precision: of rows in files; those of another one are another form.
 
     Attributes:
         num_done: points that were read back as captured.
@@ -252,7 +255,7 @@ class RoundTrips:
         self,
         directory: Path,
         scrub: Scrub,
-        committer: Committer,
+        committer: CommitThread,
         *,
         direct_io: bool,
         precision: Precision,
@@ -270,9 +273,9 @@ class RoundTrips:
 
     def note_committed(self, snapshot: Snapshot, dense: DensePart) -> None:
         """Note that a snapshot is committed; read it back if none of its form was."""
-        rows = self._scrub.form()
-        if not snapshot.is_complete or rows is None or not self._is_exact(snapshot.kind):
+        if not snapshot.is_complete:
             return
+        rows = (self._scrub.form(), self._precisions(snapshot.kind))
         form, trip = (rows, _form_of(dense)), self._trip
         if form == self._compared:
             snapshot.is_read_back = True
@@ -312,11 +315,11 @@ class RoundTrips:
             size = trip.bytes_read / 1e6
             logger.info("snapshot %d was read back as captured: %.1f MB", trip.number, size)
 
-    def _is_exact(self, kind: SnapshotKind) -> bool:
-        """Return whether no row of a snapshot, or of those before it, is rounded."""
-        precision = self._precision
-        of_base = (precision.base, precision.state) == (EXACT, EXACT)
-        return precision.is_exact or (kind == "base" and of_base)
+    def _precisions(self, kind: SnapshotKind) -> tuple[str, ...]:
+        """Return the precisions of rows in a snapshot and those before it that recovery reads."""
+        kinds: tuple[SnapshotKind, ...] = ("base",) if kind == "base" else ("base", "partial")
+        weights = {self._precision.of_weights(each) for each in kinds}
+        return (*sorted(weights), self._precision.state)
 
     def finish(self) -> None:
         """Read all of the snapshot that is being read back."""

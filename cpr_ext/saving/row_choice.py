@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from cpr_ext._native import native
 from cpr_ext.saving.selection import Selection, Selector, SnapshotKind
 
 # So often choosing rows of a table is interrupted by training; then training waits for it.
@@ -24,7 +23,7 @@ class RowChoice:
         self._num_shards = num_shards
         self._shard = 0
         self._of_shard: list[Selection] = []  # of the next shard, table by table
-        self._pending: dict[tuple[int, int], Any] = {}
+        self._pending: dict[tuple[int, int], native.PendingRows] = {}
         self._num_stopped = 0  # of the next table
 
     @property
@@ -49,7 +48,9 @@ class RowChoice:
                 if pending is not None:
                     self._pending[table, shard] = pending
 
-    def choose_next(self, stop: Any = None) -> tuple[int, list[Selection]] | None:
+    def choose_next(
+        self, stop: native.StopFlag | None = None
+    ) -> tuple[int, list[Selection]] | None:
         """Choose the rows of the next table.
 
         Args:
@@ -74,7 +75,7 @@ class RowChoice:
         self.selections += chosen
         return shard, chosen
 
-    def _select(self, table: int, shard: int, stop: Any) -> Selection | None:
+    def _select(self, table: int, shard: int, stop: native.StopFlag | None) -> Selection | None:
         if self._kind == "base":
             return self._selector.base(table, shard)
         pending = self._pending.pop((table, shard), None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
 from cpr_ext.saving.selection import RowIds, Selection, SnapshotKind
 from cpr_ext.state.dense_state import DensePart
@@ -30,6 +31,9 @@ from cpr_ext.storage.segment_format import (
 )
 from cpr_ext.storage.segment_header import record_of
 
+#: What records hashes of rows, as the native pipeline takes it: see ``TableHashes``.
+RecordedHashes = tuple[native.RowHashes | None, int, native.HostRowHashes | None]
+
 
 @dataclass(frozen=True)
 class Source:
@@ -40,7 +44,7 @@ class Source:
         live_arrays: returns the arrays that training uses now; None if nothing else has the memory.
         is_packed: the arrays hold the rows ``row_ids`` alone, in their order.
         first_row_id: of the arrays' first row; 0 unless they hold a part of the table.
-        hashes: records captured rows; None: nothing does.
+        hashes: what records captured rows, as the native pipeline takes it.
     """
 
     spec: TableSpec
@@ -49,7 +53,7 @@ class Source:
     live_arrays: Callable[[], Mapping[str, torch.Tensor]] | None = None
     is_packed: bool = False
     first_row_id: int = 0
-    hashes: Any = None
+    hashes: RecordedHashes = (None, 0, None)
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,13 @@ def dense_sources(part: DensePart) -> list[Source]:
 def selection_source(
     selection: Selection,
     precision_of: Callable[[str], str] = lambda array: EXACT,
-    hashes: Any = None,
+    hashes: RecordedHashes = (None, 0, None),
 ) -> Source:
     """Return the rows of a selection, with every per-row state of their table.
 
     Args:
         precision_of: of an array of the table, by its name.
-        hashes: the native ``RowHashes`` of the table, which records captured rows.
+        hashes: what records captured rows.
     """
     arrays = selection.table.arrays()
     begin = selection.begin if selection.row_ids is None else None
@@ -115,7 +119,7 @@ class SegmentCapture:
 
     def __init__(
         self,
-        pipeline: Any,
+        pipeline: native.SnapshotPipeline,
         manifest: Manifest,
         *,
         snapshot: int,
@@ -123,7 +127,7 @@ class SegmentCapture:
         sources: Sequence[Source],
         metadata: dict[str, Any],
         options: WriteOptions,
-        captured: Any = None,
+        captured: native.CapturedRows | None = None,
     ) -> None:
         self._manifest = manifest
         self._path = manifest.directory / segment_name(snapshot, kind)
@@ -153,7 +157,7 @@ class SegmentCapture:
         for index, table in enumerate(tables):
             place_native(self._layout, index, table)
         self._steps: list[int] = []
-        self._job: Any = pipeline.start(
+        self._started: native.SegmentJob | None = pipeline.start(
             path=self._path,
             header_bytes=self._layout.header_bytes,
             file_bytes=self._layout.file_bytes,
@@ -162,9 +166,14 @@ class SegmentCapture:
             refuse_nan=options.refuse_nan,
             max_chunk_bytes=options.max_chunk_bytes,
             copy_on_write=options.copy_on_write,
-            hashes=[source.hashes for source in sources],
+            hashes=[source.hashes for source in sources],  # type: ignore[misc]  # some are None
             captured=captured,
         )
+
+    @property
+    def _job(self) -> native.SegmentJob:
+        assert self._started is not None, "the segment is released"
+        return self._started
 
     @property
     def file_bytes(self) -> int:
@@ -177,7 +186,7 @@ class SegmentCapture:
         return self._job is not None and bool(self._job.state == "capturing")
 
     def capture(
-        self, step: int, *, max_bytes: int, wait_for_slot: bool, stop: Any = None
+        self, step: int, *, max_bytes: int, wait_for_slot: bool, stop: native.StopFlag | None = None
     ) -> list[Chunk]:
         """Copy rows as they are now, at ``step``; see ``csrc/pipeline/segment_job.h``.
 
@@ -218,11 +227,11 @@ class SegmentCapture:
 
     def cancel(self, reason: str) -> None:
         """Give the segment up; returns once its slots are free and its file is gone."""
-        if self._job is None:
+        if self._started is None:
             return
-        self._job.cancel(reason)
+        self._started.cancel(reason)
         with suppress(Exception):  # of a job given up, wait() raises what it was given up for
-            self._job.wait("written")
+            self._started.wait("written")
         self._release()
 
     def finish(self, *, num_samples: int, is_complete: bool = False) -> SegmentRecord:
@@ -254,7 +263,7 @@ class SegmentCapture:
 
     def _release(self) -> None:
         """Let go of the memory that was captured: a user may keep the snapshot for long."""
-        self._job = None
+        self._started = None
         self._sources = ()
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from cpr_ext.cuda import record_on_stream
+from cpr_ext._native import native
+from cpr_ext.runtime.cuda import record_on_stream
 from cpr_ext.saving.priorities import AllRows, Priority
 from cpr_ext.state.table import Table, shard_row_range
+from cpr_ext.tracking.key_watch import KeyWatch
+from cpr_ext.tracking.trackers import Tracker, native_trackers
 
 SnapshotKind = Literal["base", "partial"]  # of all rows, or of selected ones
 RowIds = np.ndarray[Any, np.dtype[np.int64]]
@@ -26,11 +29,11 @@ class Selection:
     """
 
     table: Table
-    tracker: Any
+    tracker: Tracker
     begin: int
     end: int
     row_ids: RowIds | None = None
-    chosen: Any = None
+    chosen: native.PendingRows | None = None
 
     @property
     def num_rows(self) -> int:
@@ -57,19 +60,22 @@ class Selector:
         prioritized: names of the tables to which the priority applies; the others are saved whole.
         is_proven: whether every way in which rows of a table could have changed was watched.
         has_kept_still: whether rows of a table, captured piece by piece, are still of one step.
+        keys: knows slots that must be saved before all others.
     """
 
     def __init__(
         self,
         tables: Sequence[Table],
-        trackers: Mapping[str, Any],
+        trackers: Mapping[str, Tracker],
         priority: Priority,
         prioritized: Collection[str],
         num_shards: int,
-        pool: Any,
+        pool: native.ThreadPool | None,
         is_proven: Callable[[Table], bool],
         has_kept_still: Callable[[Table], bool],
+        keys: KeyWatch,
     ) -> None:
+        self._keys = keys
         self._has_kept_still = has_kept_still
         self._is_proven = is_proven
         self._tables = tables
@@ -87,7 +93,13 @@ class Selector:
     def base(self, table: int, shard: int) -> Selection:
         """Return all rows that a shard has of the table of this number."""
         chosen = self._tables[table]
-        return Selection(chosen, self._trackers[chosen.name], *self._range(chosen, shard))
+        begin, end = self._range(chosen, shard)
+        self._keys.must_save(chosen, begin, end)  # raises for wrong keys
+        return Selection(chosen, self._trackers[chosen.name], begin, end)
+
+    def describe_keys(self) -> dict[str, dict[str, int | None]]:
+        """Return what a snapshot notes of the keys of keyed tables."""
+        return self._keys.describe()
 
     def record_weights(self) -> None:
         """Record in PyTorch that the current streams read the weights, to choose rows."""
@@ -95,7 +107,11 @@ class Selector:
             record_on_stream(table.weight)
 
     def partial(
-        self, table: int, shard: int, pending: Any = None, stop: Any = None
+        self,
+        table: int,
+        shard: int,
+        pending: native.PendingRows | None = None,
+        stop: native.StopFlag | None = None,
     ) -> Selection | None:
         """Choose the rows to save first, at most the fraction if the table is prioritised.
 
@@ -120,6 +136,8 @@ class Selector:
         begin, end = self._range(chosen, shard)
         if chosen.name not in self._prioritized or self._saves_all(end - begin):
             return None
+        if chosen.slots is not None:
+            return None  # some rows are chosen by their keys
         budget = self._priority.budget(end - begin)
         tracker = self._trackers[chosen.name]
         return tracker.begin_select(begin, end, budget, weight=chosen.weight)
@@ -127,9 +145,10 @@ class Selector:
     def _saves_all(self, num_rows: int) -> bool:
         return isinstance(self._priority, AllRows) and self._priority.budget(num_rows) == num_rows
 
-    def _partial(self, table: Table, shard: int, stop: Any) -> Selection | None:
+    def _partial(self, table: Table, shard: int, stop: native.StopFlag | None) -> Selection | None:
         tracker = self._trackers[table.name]
         begin, end = self._range(table, shard)
+        must = self._keys.must_save(table, begin, end)
         if table.name not in self._prioritized:
             return Selection(table, tracker, begin, end)
         budget = self._priority.budget(end - begin)
@@ -138,26 +157,39 @@ class Selector:
                 return Selection(table, tracker, begin, end)
             return Selection(table, tracker, begin, end, tracker.dirty_rows(begin, end))
         row_ids = tracker.select(
-            begin, end, budget, weight=table.weight, pool=self._pool, stop=stop
+            begin,
+            end,
+            max(0, budget - len(must)),
+            weight=table.weight,
+            pool=self._pool,
+            stop=None if len(must) else stop,
         )
+        if row_ids is not None and len(must):
+            row_ids = np.union1d(row_ids, must)
         return None if row_ids is None else Selection(table, tracker, begin, end, row_ids)
 
-    def is_complete(self, selection: Selection, *, is_captured: bool) -> bool:
-        """Return whether every row of the range is saved in its present state once captured.
+    def are_complete(self, selections: Iterable[Selection], *, is_captured: bool) -> bool:
+        """Return whether every row of the ranges is saved in its present state once captured.
 
         Args:
-            is_captured: all rows of the selection are captured, so that no tracker has them.
+            is_captured: all rows of the selections are captured, so that no tracker has them.
         """
-        table = selection.table
-        if not self._has_kept_still(table):
-            return False
-        if selection.row_ids is None:
-            return True
-        if not (table.updates_only_looked_up_rows() and self._is_proven(table)):
-            return False
-        if is_captured:
-            return bool(selection.tracker.is_clean(selection.begin, selection.end))
-        return _has_all_dirty_rows(selection)
+        partial: list[Selection] = []
+        for selection in selections:
+            table = selection.table
+            if not self._has_kept_still(table):
+                return False
+            if selection.row_ids is not None:
+                if not (table.updates_only_looked_up_rows() and self._is_proven(table)):
+                    return False
+                partial.append(selection)
+        if not is_captured:
+            return all(map(_has_all_dirty_rows, partial))
+        return native.are_clean(
+            [native_trackers(each.tracker)[0] for each in partial],
+            [each.begin for each in partial],
+            [each.end for each in partial],
+        )
 
     def _range(self, table: Table, shard: int) -> tuple[int, int]:
         return shard_row_range(table.num_embeddings, shard, self._num_shards)

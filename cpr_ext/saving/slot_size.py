@@ -51,6 +51,7 @@ def _needed_bytes(table: Table, precision: Precision) -> int:
     if not precision.is_exact and table.weight.dtype == torch.float32:
         names = {precision.base, precision.partial, precision.state}
         arrays += [stored_row_bytes(table.embedding_dim, name) for name in names] + [4]
+    arrays += [array[0].nbytes for array in table.key_arrays().values()]
     unit = max(_BLOCK_BYTES // math.gcd(_BLOCK_BYTES, size) for size in [*arrays, _ROW_ID_BYTES])
     rows = min(unit, table.num_embeddings)
     pieces = [rows * size for size in [*arrays, _ROW_ID_BYTES]]

@@ -62,7 +62,7 @@ class SnapshotHandle:
 
         A pass of the scrub that began later compared all rows that training had not changed since.
         A base snapshot that was captured at once needs none. And it, or an earlier one of the same
-        form, was read back from disk as captured. Rounded rows are never proven.
+        form, was read back from disk as captured.
         """
         snapshot = self._snapshot
         return self.is_complete and snapshot is not None and snapshot.is_proven

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from cpr_ext.errors import UsageError
-from cpr_ext.validation import as_number, as_whole_number, require_positive_or_none
+from cpr_ext.runtime.validation import as_number, as_whole_number, require_positive_or_none
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from cpr_ext.policy import (
     Strategy,
 )
 from cpr_ext.runtime.log_text import logger_of
+from cpr_ext.runtime.validation import as_number
 from cpr_ext.schedules.intervals import Progress, RunCosts, Schedule
-from cpr_ext.validation import as_number
 
 logger = logger_of("schedules")
 

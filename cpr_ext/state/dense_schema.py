@@ -17,6 +17,10 @@ from cpr_ext.state.flatten import unpack
 from cpr_ext.state.position import MAX_SOUND, Position
 
 _MT_WORDS = 624
+# How the names begin of what a model's state_dict() has of fused optimizers, and of wrappers.
+OF_OPTIMIZERS = "fused_optimizers."
+# Of fused optimizers: "iterations", "learning_rates".
+FUSED_STATE = f"{OF_OPTIMIZERS}_extra_state"
 _POSITION = {"step", "num_samples", "extra_state"}
 
 
@@ -26,10 +30,11 @@ def unpack_dense(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, A
     Returns:
         ``model`` (state_dict name -> tensor, or what a module's ``get_extra_state()`` gave),
         ``table_keys`` (state_dict name -> table), ``optimizers`` (each ``type``, ``groups``,
-        ``states``), ``rng``, ``extra`` (see :func:`read_position`, which checks it); ``wrapped``
-        (paths of modules that wrappers hold) since 0.2; ``grown`` (names of buffers whose form
-        changed in training), if there are any; ``stateful`` (each ``type``, ``state``) if
-        the run had such objects; ``unsaved_buffers`` (name -> tensor) of a worker.
+        ``states``, and ``parameters``: of each group the state_dict names), ``rng``, ``extra`` (see
+        :func:`read_position`, which checks it); ``wrapped`` (paths of modules that wrappers hold)
+        since 0.2; ``grown`` (names of buffers whose form changed in training), if there are any;
+        ``stateful`` (each ``type``, ``state``) if the run had such objects; ``unsaved_buffers``
+        (name -> tensor) of a worker.
 
     Raises:
         DamageError: it is not such a tree.
@@ -67,10 +72,13 @@ def read_position(tree: dict[str, Any]) -> Position:
         DamageError: it holds none.
     """
     extra = tree["extra"]
-    known = _POSITION | {"rows_unsaved", "samples_lost"}  # the last two since 0.2
+    known = _POSITION | {"rows_unsaved", "samples_lost", "ignored"}
     if not isinstance(extra, dict) or not _POSITION <= extra.keys() <= known:
         raise DamageError("not the dense part of a snapshot: it has no position in training")
-    for name in extra.keys() - {"extra_state"}:
+    ignored = extra.get("ignored", [])
+    if not isinstance(ignored, list) or not _all(str, ignored):
+        raise DamageError("not the dense part of a snapshot: its list of ignored state")
+    for name in extra.keys() - {"extra_state", "ignored"}:
         value = extra[name]
         if name == "rows_unsaved" and value is None:
             continue
@@ -106,6 +114,10 @@ def _check(tree: Any) -> None:
         numbers = [str(index) for index in range(len(states))]
         good = isinstance(states, dict) and list(states) == numbers
         _require(good and _all(dict, states.values()), "an optimizer's states")
+        names = optimizer.get("parameters", [])
+        good = isinstance(names, list) and _all(list, names) and len(names) in (0, len(groups))
+        _require(good and all(_all(str, group) for group in names), "an optimizer's parameters")
+        _require(not names or sum(map(len, names)) == len(states), "an optimizer's parameters")
     stateful = tree.get("stateful", [])
     good = isinstance(stateful, list) and _all(dict, stateful)
     _require(

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from cpr_ext._native import native
 from cpr_ext.errors import NanError, StoreError, UsageError
 from cpr_ext.runtime.log_text import logger_of
-from cpr_ext.state.dense_schema import is_extra_state, unpack_dense
+from cpr_ext.state.dense_schema import OF_OPTIMIZERS, is_extra_state, unpack_dense
 from cpr_ext.state.flatten import pack, tensor_names
 from cpr_ext.state.grown_buffers import (
     BufferForms,
@@ -56,14 +56,29 @@ class DensePart:
 
     def tree(self) -> dict[str, Any]:
         """Return what it holds, see :func:`unpack_dense`; raises DamageError."""
-        tree = unpack_dense(self.skeleton, self.tensors)
-        if self.names:
-            tree["model"] = {self.names.get(k, k): value for k, value in tree["model"].items()}
+        tree, names = unpack_dense(self.skeleton, self.tensors), self.names
+        if names:
+            tree["model"] = {names.get(k, k): value for k, value in tree["model"].items()}
+        for optimizer in tree["optimizers"] if names else ():
+            groups = optimizer.get("parameters", ())
+            optimizer["parameters"] = [[names.get(n, n) for n in group] for group in groups]
         return tree
+
+    @staticmethod
+    def of_tree(tree: Mapping[str, Any]) -> DensePart:
+        """Return a part of which :meth:`tree` returns ``tree``; its tensors are not copied."""
+        return DensePart(*pack(dict(tree), "dense"))
 
     def named_as_in(self, model: nn.Module, tables: Sequence[Table]) -> DensePart:
         """Return the same with a live model's names where only wrappers differ."""
-        return replace(self, names=match_names(self.tree()["model"], _dense_values(model, tables)))
+        return replace(self, names=match_names(self.tree()["model"], dense_values(model, tables)))
+
+
+def without_optimizers(part: DensePart) -> DensePart:
+    """Return what of a captured dense part the model computes with."""
+    tree = part.tree()
+    model = {n: v for n, v in tree["model"].items() if not n.startswith(OF_OPTIMIZERS)}
+    return DensePart.of_tree({**tree, "model": model, "optimizers": [], "stateful": []})
 
 
 def capture_dense(
@@ -80,15 +95,20 @@ def capture_dense(
         forms: those of buffers when the Checkpointer was made.
     """
     table_names = {id(table.weight): table.name for table in tables}
+    keys = _key_ids(tables)
     values = model.state_dict(keep_vars=True)
     tree = {
-        "model": {name: value for name, value in values.items() if id(value) not in table_names},
+        "model": {
+            name: value
+            for name, value in values.items()
+            if id(value) not in table_names and id(value) not in keys
+        },
         "table_keys": {
             name: table_names[id(value)]
             for name, value in values.items()
             if id(value) in table_names
         },
-        "optimizers": [_optimizer_tree(optimizer, tables) for optimizer in optimizers],
+        "optimizers": [_optimizer_tree(optimizer, tables, values) for optimizer in optimizers],
         "wrapped": wrapped_modules(model),
         "rng": generator_states(),
         "extra": extra,
@@ -125,9 +145,8 @@ def require_savable(
         if _gives_rows_to_other_ids(module):
             raise UsageError(
                 f"'{name}' is a {type(module).__name__}: while training runs, it gives rows to "
-                "other ids (managed collisions, ZCH). Rows of a partial snapshot are of several "
-                "steps, and could return under another id, so such models are not saved yet. "
-                "Save them with torch.distributed.checkpoint, or hash ids into a fixed number"
+                "other ids (managed collisions, ZCH), so rows must be saved with their ids. Use "
+                "cpr_ext.integrations.torchrec.make_checkpointer, which does so"
             )
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -138,7 +157,8 @@ def require_savable(
     values = model.state_dict(keep_vars=True)
     weights = {id(table.weight) for table in tables}
     pack({name: value for name, value in values.items() if id(value) not in weights}, "dense.model")
-    pack([_optimizer_tree(optimizer, tables) for optimizer in optimizers], "dense.optimizers")
+    trees = [_optimizer_tree(optimizer, tables, values) for optimizer in optimizers]
+    pack(trees, "dense.optimizers")
 
 
 def _gives_rows_to_other_ids(module: nn.Module) -> bool:
@@ -235,14 +255,18 @@ def restore_dense(
         DamageError: it is no dense part; nothing was changed.
     """
     tree = part.tree()
-    live = _dense_values(model, tables)
+    live = dense_values(model, tables)
     differences = dense_differences(part, model, optimizers, tables, stateful) if strict else []
     if differences:
-        raise StoreError("; ".join(differences))
+        raise StoreError(
+            f"{'; '.join(differences)}. Build what the store was made with; or, in a new "
+            "directory, take what matches: recover(from_store=..., strict=False). For evaluation, "
+            "cpr_ext.load_into(model, store) needs no optimizers"
+        )
     restore_stateful(tree.get("stateful", []), stateful, keep)
     same_optimizers = not _optimizer_differences(tree["optimizers"], optimizers)
     make_grown_buffers(model, tree["model"], tree.get("grown", ()))
-    live = _dense_values(model, tables)
+    live = dense_values(model, tables)
     with torch.no_grad():
         _load_model(
             model,
@@ -308,7 +332,7 @@ def dense_differences(
 ) -> list[str]:
     """Return what differs between a captured dense part and a live model, one sentence each."""
     tree = part.tree()
-    saved, live = tree["model"], _dense_values(model, tables)
+    saved, live = tree["model"], dense_values(model, tables)
     grown = tree.get("grown", ())
     found = [
         _parameter_difference(name, saved, live)
@@ -322,13 +346,19 @@ def dense_differences(
     ]
 
 
-def _dense_values(model: nn.Module, tables: Sequence[Table]) -> dict[str, Any]:
-    table_ids = {id(table.weight) for table in tables}
+def dense_values(model: nn.Module, tables: Sequence[Table]) -> dict[str, Any]:
+    """Return what of the model's ``state_dict()`` belongs to no row of a table; not copied."""
+    table_ids = {id(table.weight) for table in tables} | _key_ids(tables)
     return {
         name: value
         for name, value in model.state_dict(keep_vars=True).items()
         if id(value) not in table_ids
     }
+
+
+def _key_ids(tables: Sequence[Table]) -> set[int]:
+    """Return the ids of key arrays, which may be buffers of the model; they belong to rows."""
+    return {id(array) for table in tables for array in table.key_arrays().values()}
 
 
 def _fitting(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
@@ -361,7 +391,11 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _optimizer_tree(optimizer: torch.optim.Optimizer, tables: Sequence[Table]) -> dict[str, Any]:
+def _optimizer_tree(
+    optimizer: torch.optim.Optimizer, tables: Sequence[Table], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return an optimizer's state that is not per row; ``values``: the model's, by name."""
+    names = {id(value): name for name, value in values.items()}
     num_rows = {id(table.weight): table.num_embeddings for table in tables}
     states = {}
     for index, parameter in enumerate(_parameters(optimizer)):
@@ -375,7 +409,16 @@ def _optimizer_tree(optimizer: torch.optim.Optimizer, tables: Sequence[Table]) -
         {name: value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
     ]
-    return {"type": type(optimizer).__name__, "groups": groups, "states": states}
+    return {
+        "type": type(optimizer).__name__,
+        "groups": groups,
+        "states": states,
+        # Of a parameter that the state_dict() does not have: "".
+        "parameters": [
+            [names.get(id(parameter), "") for parameter in group["params"]]
+            for group in optimizer.param_groups
+        ],
+    }
 
 
 def _optimizer_differences(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ class Position:
         extra_state: the caller's.
         rows_unsaved: rows that had changed since their newest saved state; None: not known.
         samples_lost: samples whose effect failures had taken from lost shards until then.
+        ignored: names of state that is not saved, as the user said.
     """
 
     step: int
@@ -33,3 +35,4 @@ class Position:
     extra_state: Any
     rows_unsaved: int | None = None
     samples_lost: int = 0
+    ignored: Sequence[str] = ()

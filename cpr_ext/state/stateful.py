@@ -64,16 +64,21 @@ class OwnGenerator:
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
+def as_list(given: Any) -> list[Any]:
+    """Return a list of nothing, of one object, or of those of a sequence."""
+    if given is None:
+        return []
+    is_one = isinstance(given, str) or not _is_sequence(given)
+    return [given] if is_one else list(given)
+
+
 def as_stateful(given: Any) -> list[Stateful]:
     """Return the objects that a user passes: none, one, or a sequence of them.
 
     Raises:
-        UsageError: one has no state that can be saved and loaded, is given twice, or is a model or
-            an optimizer.
+        UsageError: one has no state that can be saved and loaded, or is given twice.
     """
-    if given is None:
-        return []
-    items: list[Any] = list(given) if _is_sequence(given) else [given]
+    items = as_list(given)
     if (twice := _twice(items)) is not None:
         raise UsageError(f"stateful[{twice}] (a {type(items[twice]).__name__}) is given twice")
     objects = [OwnGenerator(item) if isinstance(item, _GENERATORS) else item for item in items]
@@ -84,13 +89,27 @@ def as_stateful(given: Any) -> list[Stateful]:
                 f"{name} is a {type(item).__name__} without state_dict() and load_state_dict(); "
                 f"needed: objects that have both, such as {_EXAMPLE}"
             )
-        if isinstance(item, nn.Module | torch.optim.Optimizer):
-            raise UsageError(
-                f"{name} is a {type(item).__name__}; the model and the optimizers are saved "
-                f"without it. stateful= is for other objects, such as {_EXAMPLE}"
-            )
         pack(item.state_dict(), name)  # raises UsageError for what cannot be saved
     return objects
+
+
+def refuse_saved_twice(
+    objects: Sequence[Stateful], model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """Raise UsageError for an object that is saved anyway, as the model, a part or an optimizer.
+
+    Another model is saved as it is, such as an average of the weights.
+    """
+    modules = set(model.modules())
+    for index, item in enumerate(objects):
+        is_saved = any(item is optimizer for optimizer in optimizers) or (
+            isinstance(item, nn.Module) and not modules.isdisjoint(item.modules())
+        )
+        if is_saved:
+            raise UsageError(
+                f"stateful[{index}] is a {type(item).__name__}; the model and the optimizers are "
+                f"saved without it. stateful= is for other objects, such as {_EXAMPLE}"
+            )
 
 
 EXTRA_STATE = "extra_state"
@@ -105,12 +124,14 @@ class Declared:
         extra_state: returns more state, at each capture; None: there is none.
         per_rank: those of ``stateful`` that each process of a job has for itself.
         owns_extra_state: each process has its own extra state.
+        ignore: names of state that need not be saved, as the inventory has them.
     """
 
     stateful: Sequence[Stateful] = ()
     extra_state: Callable[[], Any] | None = None
     per_rank: Sequence[Stateful] = ()
     owns_extra_state: bool = False
+    ignore: frozenset[str] = frozenset()
 
     @property
     def is_per_rank(self) -> bool:
@@ -118,20 +139,20 @@ class Declared:
         return bool(self.per_rank) or self.owns_extra_state
 
 
-def as_declared(stateful: Any, extra_state: Callable[[], Any] | None, per_rank: Any) -> Declared:
+def as_declared(
+    stateful: Any, extra_state: Callable[[], Any] | None, per_rank: Any, ignore: Any = None
+) -> Declared:
     """Return what a user declares.
 
     Args:
         per_rank: objects of ``stateful``, and the word "extra_state"; None: nothing.
+        ignore: names of state; None: nothing.
 
     Raises:
         UsageError: as :func:`as_stateful`; or ``per_rank`` names something else.
     """
     objects = as_stateful(stateful)
-    given = [] if per_rank is None else list(per_rank) if _is_sequence(per_rank) else [per_rank]
-    if isinstance(per_rank, str):
-        given = [per_rank]
-    own = []
+    given, own = as_list(per_rank), []
     for index, item in enumerate(given):
         if isinstance(item, str) and item == EXTRA_STATE and extra_state is not None:
             continue
@@ -144,7 +165,15 @@ def as_declared(stateful: Any, extra_state: Callable[[], Any] | None, per_rank: 
                 '"extra_state" if extra_state= is given'
             )
         own += found
-    return Declared(objects, extra_state, own, any(isinstance(item, str) for item in given))
+    names = as_list(ignore)
+    for index, name in enumerate(names):
+        if not isinstance(name, str):
+            raise UsageError(
+                f"ignore[{index}] is {name!r:.100}; needed: a name that a warning of state that is "
+                "not saved gives, such as 'buffer encoder.cache'"
+            )
+    owns_extra_state = any(isinstance(item, str) for item in given)
+    return Declared(objects, extra_state, own, owns_extra_state, frozenset(names))
 
 
 def capture_stateful(objects: Sequence[Stateful]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,13 +12,21 @@ from torch import nn
 
 from cpr_ext.errors import UsageError
 from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
+from cpr_ext.state.slot_keys import SlotKeys, as_slot_keys, is_key_array, require_free_names
 from cpr_ext.state.table_part import TablePart
 
 WEIGHT = "weight"
+NO_KEYS = (
+    "table '{table}': the store holds '{array}' of its rows, the model does not; make the table "
+    "with the same Table(keys=...) as the store was made with"
+)
 # Tables that hold this share of all rows are prioritised; the small rest is saved whole.
 PRIORITIZED_SHARE = 0.99
 # They leave rows without a gradient alone, unless they have momentum or weight decay.
 _KNOWN = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
+
+
+Assigning = Callable[["Table", torch.Tensor], AbstractContextManager[None]]
 
 
 class LookupSource(Protocol):
@@ -50,6 +59,21 @@ class ChangeSource(Protocol):
         """
 
 
+@runtime_checkable
+class AssignmentSource(Protocol):
+    """A :class:`LookupSource` whose module gives slots to other ids, and writes their rows."""
+
+    def watch_assignments(self, assigning: Assigning) -> Sequence[Any]:
+        """Write rows of slots that get another id inside of ``assigning(table, slots)``.
+
+        Args:
+            assigning: ``slots`` (n,) int64. Kept weakly: its owner may end first.
+
+        Returns:
+            Handles; their ``remove()`` ends it.
+        """
+
+
 @dataclass(eq=False)
 class Table:
     """An embedding table and everything that belongs to its rows.
@@ -61,6 +85,8 @@ class Table:
         modules: the ``nn.Embedding`` / ``nn.EmbeddingBag`` modules that look rows up in it.
         lookups: reports lookups, in addition to ``modules``; several tables may have the same one.
         part: the part of a larger table that this is, if other processes hold the rest.
+        keys: (num_embeddings,) int64, the id that each row belongs to now, or
+            :class:`cpr_ext.SlotKeys`. None: row i belongs to id i, always.
         is_trusted: passes of the scrub have shown that its optimizer, which is not known, leaves
             rows without a gradient alone. None: and later one has shown that it does not.
     """
@@ -71,6 +97,7 @@ class Table:
     modules: list[nn.Module] = field(default_factory=list)
     lookups: LookupSource | None = None
     part: TablePart | None = None
+    keys: torch.Tensor | SlotKeys | None = None
     is_trusted: bool | None = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -88,6 +115,14 @@ class Table:
             raise UsageError(f"table {self.name!r} is not contiguous; call .contiguous() on it")
         if self.part is not None and self.part.shape != shape:
             raise UsageError(f"table {self.name!r} has shape {shape}, its part {self.part.shape}")
+        #: The keys of its rows; None: it is not keyed.
+        self.slots = as_slot_keys(self.keys, self.name, self.weight)
+        if self.slots is not None and self.part is not None and shape[1] < self.part.embedding_dim:
+            raise UsageError(
+                f"table {self.name!r} has keys, and holds columns {self.part.columns} of "
+                f"{self.part.embedding_dim}: a row and its key must be in one process. Cut keyed "
+                "tables by rows"
+            )
         self._form = (self.weight.shape, self.weight.dtype)
 
     @property
@@ -135,13 +170,25 @@ class Table:
                 f"table {self.name!r}: its weight was replaced, or has another shape or dtype than "
                 "when the Checkpointer was made; make a new Checkpointer after such a change"
             )
-        return {WEIGHT: self.weight.detach(), **self.row_states()}
+        return {WEIGHT: self.weight.detach(), **self.row_states(), **self.key_arrays()}
+
+    def key_arrays(self) -> dict[str, torch.Tensor]:
+        """Return the keys and scores of its rows; none unless it is keyed.
+
+        Raises:
+            UsageError: they do not fit the table any more.
+        """
+        if self.slots is None:
+            return {}
+        require_free_names(self.name, self.row_states())
+        self.slots.require_fit(self.name, self.weight)
+        return self.slots.arrays()
 
     def array_names(self) -> list[str]:
         """Return sorted names of the weight and its per-row states, savable or not."""
         states = {} if self.optimizer is None else self.optimizer.state.get(self.weight, {})
         names = [name for name, value in states.items() if is_row_state(value, self.num_embeddings)]
-        return sorted([WEIGHT, *names])
+        return sorted([WEIGHT, *names, *(() if self.slots is None else self.slots.arrays())])
 
     def keep_row_states(self, names: Collection[str]) -> None:
         """Drop every per-row state but these; the optimizer creates them again on demand."""
@@ -153,6 +200,8 @@ class Table:
 
     def make_row_state(self, name: str, row_shape: Sequence[int], dtype: torch.dtype) -> None:
         """Create an all-zero per-row state that the optimizer would have made at its first step."""
+        if is_key_array(name):
+            raise UsageError(NO_KEYS.format(table=self.name, array=name))
         if self.optimizer is None:
             raise UsageError(
                 f"table {self.name!r}: the store holds optimizer state {name!r}, but no optimizer "
@@ -162,6 +211,10 @@ class Table:
         self.optimizer.state[self.weight][name] = torch.zeros(
             shape, dtype=dtype, device=self.weight.device
         )
+
+    def can_make_row_state(self) -> bool:
+        """Return whether a per-row state that is not there yet may be made."""
+        return self.optimizer is not None
 
     def _group(self) -> dict[str, Any] | None:
         if self.optimizer is None:

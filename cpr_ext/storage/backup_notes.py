@@ -15,7 +15,7 @@ from pathlib import Path
 from cpr_ext.storage.file_names import BACKUPS_DIRECTORY
 from cpr_ext.storage.filesystem import create_anew
 from cpr_ext.storage.lineage import is_id
-from cpr_ext.storage.reading import list_directory
+from cpr_ext.storage.retries import list_directory
 
 MOST_NOTES = 256  # that count
 

@@ -11,7 +11,7 @@ from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StoreError
 from cpr_ext.storage.file_names import TEMPORARY_SUFFIX
 from cpr_ext.storage.filesystem import create_anew, read_whole, storage_error, sync_directory
-from cpr_ext.storage.reading import retrying
+from cpr_ext.storage.retries import retrying
 
 FORMAT_VERSION = 1
 MAX_BYTES = 64 << 20

@@ -24,7 +24,7 @@ class IdleWork(Protocol):
         """Do a piece; return the seconds to wait before the next one, None after the last."""
 
 
-class Committer:
+class CommitThread:
     """Commits snapshots, and makes other changes of manifests, in the order handed over.
 
     Its thread ends with :meth:`close`, or after the last change once nothing else refers to it.
@@ -79,7 +79,7 @@ class Committer:
             self._thread.join(timeout_seconds)
 
 
-_Queue = queue.SimpleQueue[tuple[Committer, Callable[[], None]] | None]
+_Queue = queue.SimpleQueue[tuple[CommitThread, Callable[[], None]] | None]
 _Idle = list[weakref.ref[IdleWork]]
 
 

@@ -16,7 +16,7 @@ from cpr_ext.errors import SnapshotError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.threads import close_at_exit
 from cpr_ext.state.table import Table, shard_row_range
-from cpr_ext.storage.commit_thread import Committer
+from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.manifest import SegmentRecord
 from cpr_ext.storage.merge import MergeLimits, commit_merged, write_merged
 from cpr_ext.storage.merge_plan import Merge, plan_merges, recovery_points
@@ -42,7 +42,7 @@ class Compactor:
     def __init__(
         self,
         store: Store,
-        committer: Committer,
+        committer: CommitThread,
         row_ranges: list[dict[str, tuple[int, int]]],
         *,
         after: float,
@@ -143,7 +143,7 @@ def _serve(requests: queue.SimpleQueue[bool], owner: weakref.ref[Compactor]) -> 
 
 def make_compactor(
     store: Store,
-    committer: Committer,
+    committer: CommitThread,
     tables: Sequence[Table],
     *,
     after: float | None,

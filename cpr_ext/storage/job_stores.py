@@ -21,7 +21,7 @@ from cpr_ext.storage.file_names import (
     parse_worker_name,
     worker_name,
 )
-from cpr_ext.storage.reading import exists, list_directory
+from cpr_ext.storage.retries import exists, list_directory
 
 _MOST_MISSING = 10_000  # a name may tell any number
 
@@ -95,6 +95,11 @@ def find_stores(
     others = [e for e in found if e not in named and _is_store(list_directory(e))]
     if named:
         return _of_workers(directory, named, others, world_size)
+    if _is_store(entries):
+        raise StoreError(
+            f"'{directory}' is one store, not a job of {world_size} workers: leave out "
+            "--world-size (Python: world_size=)"
+        )
     if world_size is not None or not others:
         what = "worker-...-of-... in it" if world_size is not None else "directory in it is one"
         raise StoreError(

@@ -28,7 +28,7 @@ from cpr_ext.storage.file_names import (
 from cpr_ext.storage.filesystem import require_directory, sync_directory
 from cpr_ext.storage.lineage import NO_ID, commit_after, is_id, split_ids
 from cpr_ext.storage.locks import DirectoryLock
-from cpr_ext.storage.reading import list_directory, retrying
+from cpr_ext.storage.retries import list_directory, retrying
 
 logger = logger_of("saving")
 

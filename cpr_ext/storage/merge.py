@@ -15,7 +15,7 @@ import torch
 
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
 from cpr_ext.storage.merge_plan import Merge
-from cpr_ext.storage.newest_rows import ShardRows
+from cpr_ext.storage.newest_rows import NewestRows
 from cpr_ext.storage.rounded_chunks import RoundedRows, RoundedTally
 from cpr_ext.storage.segment_format import Committed, TableSpec, most_rounded
 from cpr_ext.storage.segment_history import CHAINS, merged_chains
@@ -73,7 +73,9 @@ def write_merged(
     opened = [open_segment(manifest, record) for record in merge.read]
     sources = [SegmentRows(segment, dict(row_ranges)) for segment in opened]
     tables = {
-        name: ShardRows(name, sources) for name in row_ranges if any(s.table(name) for s in sources)
+        name: NewestRows(name, sources)
+        for name in row_ranges
+        if any(s.table(name) for s in sources)
     }
     ids = {
         name: None if merge.kind == "base" else rows.all_row_ids() for name, rows in tables.items()
@@ -124,7 +126,7 @@ def write_merged(
 
 
 def copy_table(
-    rows: ShardRows,
+    rows: NewestRows,
     index: int,
     spec: TableSpec,
     row_ids: torch.Tensor | None,
@@ -167,7 +169,7 @@ def copy_table(
             )
 
 
-def _read_block(rows: ShardRows, spec: TableSpec, row_ids: torch.Tensor) -> StoredBlock:
+def _read_block(rows: NewestRows, spec: TableSpec, row_ids: torch.Tensor) -> StoredBlock:
     """Read rows as a segment is to have them: decoded, unless it has rounded rows itself."""
     if spec.exact_row_bytes:
         return newest_stored(spec.name, rows.segments, spec.arrays, row_ids)

@@ -37,7 +37,7 @@ class Rows:
 DamageHandler = Callable[[Path, int, int, DamageError], None]
 
 
-class ShardRows:
+class NewestRows:
     """The rows of ``table`` in the given segments; where they overlap the last one wins.
 
     With ``on_damage``, damaged chunks are reported to it and rows fall back to older segments;

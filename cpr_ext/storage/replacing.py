@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cpr_ext.errors import StoreError
 from cpr_ext.storage.filesystem import sync_directory
-from cpr_ext.storage.reading import exists
+from cpr_ext.storage.retries import exists
 
 _NEW_SUFFIX = ".filling"  # of the directory that takes the place of another, next to it
 _OLD_SUFFIX = ".replaced"  # of the old one, where the two cannot be exchanged by one call

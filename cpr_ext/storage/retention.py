@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cpr_ext.runtime.validation import as_whole_number, require_flag
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.validation import as_whole_number, require_flag
 
 Records = tuple[SegmentRecord, ...]
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.cuda import stager_of
 from cpr_ext.errors import UsageError
+from cpr_ext.runtime.cuda import stager_of
 from cpr_ext.state.dtypes import DTYPE_NAMES, list_dtypes
 from cpr_ext.state.precision import EXACT, LEVELS, precision_of_row, stored_row_bytes
 from cpr_ext.storage.lineage import WIDEST_ID
@@ -474,12 +474,13 @@ def native_table(
     *,
     is_packed: bool = False,
     first_row_id: int = 0,
+    is_on_host: bool = False,
 ) -> Any:
     """Table ``index`` of a layout, joined with the tensors (num_rows, ...) its arrays come from.
 
     ``arrays`` may be those a capture reads or those a restore writes; ``row_ids`` is given for a
     capture of selected rows. If ``is_packed``, these rows alone are in ``arrays``. The first row of
-    ``arrays`` is row ``first_row_id`` of the table.
+    ``arrays`` is row ``first_row_id`` of the table. ``is_on_host``: no device has any of them.
     """
     spec = layout.tables[index]
     table = native.SegmentTable(
@@ -494,7 +495,7 @@ def native_table(
     for array in spec.arrays:
         tensor = arrays[array.name]
         offset = layout.offset(index, array.name)
-        stager = stager_of(tensor)
+        stager = None if is_on_host else stager_of(tensor)
         table.add_rows(
             array.name,
             tensor,

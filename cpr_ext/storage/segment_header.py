@@ -22,7 +22,7 @@ from cpr_ext.storage.file_names import parse_segment_name
 from cpr_ext.storage.filesystem import open_regular, require_all_bytes
 from cpr_ext.storage.lineage import chain_after
 from cpr_ext.storage.manifest import SegmentRecord
-from cpr_ext.storage.reading import retrying, retrying_segment
+from cpr_ext.storage.retries import retrying, retrying_segment
 from cpr_ext.storage.rounded_chunks import IdRun, Rounding, are_runs
 from cpr_ext.storage.segment_format import (
     ALIGNMENT,
@@ -60,7 +60,7 @@ def read_segment(path: Path, *, header_bytes: int, header_crc32c: int) -> Segmen
     Raises:
         DamageError: the file is missing or no regular file, ends early, or its header is not what
             was committed, or describes what cannot be.
-        StorageError: it could not be read; see :mod:`cpr_ext.storage.reading`.
+        StorageError: it could not be read; see :mod:`cpr_ext.storage.retries`.
         StoreError: it has a format version not known here.
     """
     if not 8 <= header_bytes <= MAX_HEADER_BYTES:

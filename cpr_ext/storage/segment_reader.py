@@ -14,7 +14,7 @@ import torch
 
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError
-from cpr_ext.storage.reading import damage_of, native_read_errors
+from cpr_ext.storage.retries import damage_of, native_read_errors
 from cpr_ext.storage.segment_format import (
     ROW_IDS,
     ArraySpec,

@@ -52,8 +52,8 @@ from cpr_ext.storage.filesystem import (
 from cpr_ext.storage.lineage import is_id, new_id
 from cpr_ext.storage.locks import DirectoryLock
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
-from cpr_ext.storage.reading import exists, list_directory
 from cpr_ext.storage.retention import Retention, keep_points, plan_retention
+from cpr_ext.storage.retries import exists, list_directory
 from cpr_ext.storage.stale_manifests import refuse_other_states, refuse_outdated
 
 logger = logger_of("saving")
@@ -112,7 +112,7 @@ class Store:
             with suppress(StorageError):
                 self.close()
             if isinstance(error, OSError):
-                raise storage_error("open the store", self.directory, error) from error
+                raise self._not_opened(error) from error
             raise
 
     def _refuse_strangers(self) -> None:
@@ -203,8 +203,20 @@ class Store:
         others = [other for other in self._manifests if other is not manifest]
         manifest.commit(segments, {other.directory.name: other.generation for other in others})
 
-    def claim(self) -> None:
-        """Commit the state as it is: another store of the same state is no ancestor of this one."""
+    def _not_opened(self, error: OSError) -> StorageError:
+        remedy = "The directory must be one that this process can make and write"
+        if self.directory.exists() and not self.directory.is_dir():
+            remedy = "It is no directory; choose another"
+        text = f"cannot open the store '{self.directory}': {error.strerror or error}. {remedy}"
+        return StorageError(error.errno, text, str(self.directory))
+
+    def claim(self, claim: str) -> None:
+        """Commit the state as it is: another store of the same state is no ancestor of this one.
+
+        Args:
+            claim: an identity that is an ancestor of all later commits of this store alone.
+        """
+        self.dense.ancestors = (*self.dense.ancestors, claim)
         self._commit(self.dense, self.dense.segments)
 
     @property
@@ -354,11 +366,13 @@ def describe_model(tables: Sequence[Table], num_shards: int) -> dict[str, Any]:
 
 
 def _describe_table(table: Table) -> dict[str, Any]:
-    described = {
+    described: dict[str, Any] = {
         "num_embeddings": table.num_embeddings,
         "embedding_dim": table.embedding_dim,
         "dtype": DTYPE_NAMES[table.weight.dtype],
     }
+    if table.slots is not None:
+        described["keys"] = sorted(table.slots.arrays())
     return described | ({"part": table.part.to_json()} if table.part is not None else {})
 
 

@@ -18,6 +18,7 @@ import torch
 
 from cpr_ext.errors import DamageError, StorageError, StoreError, UsageError
 from cpr_ext.state.dtypes import DTYPES
+from cpr_ext.state.slot_keys import KEY, is_key_array
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.storage.checksummed_json import read_checksummed
@@ -25,7 +26,7 @@ from cpr_ext.storage.file_names import DENSE_DIRECTORY, STORE_FILE, parse_shard_
 from cpr_ext.storage.leases import reader_lease
 from cpr_ext.storage.lineage import is_id
 from cpr_ext.storage.manifest import Manifest, SegmentRecord
-from cpr_ext.storage.reading import exists, list_directory
+from cpr_ext.storage.retries import exists, list_directory
 from cpr_ext.storage.segment_format import Segment
 from cpr_ext.storage.segment_header import read_segment
 from cpr_ext.storage.stale_manifests import is_torn, refuse_other_states
@@ -40,7 +41,8 @@ T = TypeVar("T")
 class StoredTable:
     """What STORE.json says of a table: weight (num_embeddings, embedding_dim) of ``dtype``.
 
-    ``part`` is what of a larger table it is, if other stores hold the rest.
+    ``part`` is what of a larger table it is, if other stores hold the rest. ``keys`` are the
+    arrays that say which id each row belongs to; none: row i belongs to id i.
     """
 
     name: str
@@ -48,6 +50,7 @@ class StoredTable:
     embedding_dim: int
     dtype: torch.dtype
     part: TablePart | None = None
+    keys: tuple[str, ...] = ()
 
 
 class StoreReader:
@@ -289,7 +292,10 @@ def read_identity(directory: Path, file: str = STORE_FILE) -> StoreIdentity:
     path = directory / file
     content = read_checksummed(path, "cpr_ext.store")
     if content is None:
-        raise StoreError(f"'{directory}' is not a cpr_ext store (it has no {file})")
+        raise StoreError(
+            f"'{directory}' is not a cpr_ext store (it has no {file}); name the directory that a "
+            "Checkpointer writes"
+        )
     try:
         store_id, num_shards = content["store_id"], _count(content["num_shards"])
         if not is_id(store_id):
@@ -305,7 +311,10 @@ def _stored(name: str, table: Any) -> StoredTable:
     part = TablePart.from_json(table["part"]) if "part" in table else None
     if part is not None and part.shape != shape:
         raise ValueError(f"table {name!r:.100} of shape {shape} is a part of shape {part.shape}")
-    return StoredTable(name, *shape, DTYPES[table["dtype"]], part)
+    keys = tuple(map(str, table.get("keys", ())))
+    if keys and (KEY not in keys or not all(map(is_key_array, keys))):
+        raise ValueError(f"table {name!r:.100} has keys {keys!r:.100}")
+    return StoredTable(name, *shape, DTYPES[table["dtype"]], part, keys)
 
 
 def _count(value: Any) -> int:

@@ -28,14 +28,26 @@ class AbandonedHooks:
 
     def remove(self) -> None:
         """Remove them, unless an optimizer of any thread may be going through its hooks."""
-        for frame in sys._current_frames().values():
-            each: FrameType | None = frame
+        if not _is_any_thread_at(_TORCH_STEPS):
+            while self._handles:
+                self._handles.pop().remove()
+
+
+def _is_any_thread_at(file: str) -> bool:
+    """Return whether a thread is in a function of a file, or was called by one."""
+    each: FrameType | None = None
+    frames = list(sys._current_frames().values())
+    try:
+        while frames:
+            each = frames.pop()
             while each is not None:
-                if each.f_code.co_filename == _TORCH_STEPS:
-                    return
+                if each.f_code.co_filename == file:
+                    return True
                 each = each.f_back
-        while self._handles:
-            self._handles.pop().remove()
+        return False
+    finally:  # of frames that refer to this one; until a collection, they would keep all they have
+        each = None
+        frames.clear()
 
 
 abandoned_hooks = AbandonedHooks()

@@ -15,5 +15,8 @@ class ChangeListener(Protocol):
     def before_change(self, table: Table, row_ids: torch.Tensor) -> None:
         """Note that rows ``row_ids`` (n,) int64, perhaps repeated, are about to change."""
 
+    def before_assignment(self, table: Table, row_ids: torch.Tensor) -> None:
+        """Note that rows (n,) are about to be written because they get another id."""
+
     def changed_outside(self, table: Table) -> None:
         """Note that something else than its optimizer has changed a table, or may have."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from cpr_ext._native import native
 
 
-def changed_rows(gradient: torch.Tensor, pool: Any = None) -> torch.Tensor:
+def changed_rows(gradient: torch.Tensor, pool: native.ThreadPool | None = None) -> torch.Tensor:
     """Row ids (n,) int64, some perhaps repeated, outside of which a gradient is zero."""
     if gradient.layout == torch.sparse_coo:
         indices = gradient._indices()

@@ -15,7 +15,8 @@ class DriftingTables:
     def __init__(self, tables: Sequence[Table]) -> None:
         self._tables = tables
         self._drifted: set[int] = set()
-        self._known: dict[int, tuple[list[int], list[int]]] = {}  # by optimizer: settings, tables
+        # By optimizer: settings of its groups, its tables, their trust, and those that drift.
+        self._known: dict[int, tuple[list[int], list[int], list[bool | None], list[int]]] = {}
 
     def __contains__(self, index: int) -> bool:
         return index in self._drifted
@@ -28,14 +29,13 @@ class DriftingTables:
         """
         groups = optimizer.param_groups
         settings = [bool(g.get("momentum")) + 2 * bool(g.get("weight_decay")) for g in groups]
-        settings += owned
-        settings += [bool(self._tables[index].is_trusted) for index in owned]
+        trust = [self._tables[index].is_trusted for index in owned]
         known = self._known.get(id(optimizer))
-        if known is None or known[0] != settings:
+        if known is None or known[:3] != (settings, owned, trust):
             moved = [i for i in owned if not self._tables[i].updates_only_looked_up_rows()]
-            known = self._known[id(optimizer)] = (settings, moved)
-        self._drifted.update(known[1])
-        return known[1]
+            known = self._known[id(optimizer)] = (settings, owned, trust, moved)
+        self._drifted.update(known[3])
+        return known[3]
 
     def take_settled(self) -> list[int]:
         """Return, once, the tables that used to drift and do not any more."""

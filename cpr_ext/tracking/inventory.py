@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,9 +19,11 @@ from torch import nn
 from cpr_ext.errors import UntrackedChangeWarning, UsageError
 from cpr_ext.state.stateful import Stateful
 from cpr_ext.state.table import Table, optimizers_by_parameter
+from cpr_ext.tracking.table_watch import TableWatch
 
 _NOT_SAVED = (
-    "{what} is not saved, so no snapshot is complete: {remedy}. This is reported once for each"
+    "{what} is not saved, so no snapshot is complete: {remedy}. If training does not need it back: "
+    'ignore=["{name}"]. This is reported once for each'
 )
 _REPLACED = (
     "table '{name}': the module that looks rows up in it is not in the model any more; make a new "
@@ -29,11 +31,29 @@ _REPLACED = (
 )
 
 
+class _Unaccounted(NamedTuple):
+    """State that no snapshot holds.
+
+    Attributes:
+        name: by which ``ignore=`` names it.
+        what, remedy: for a warning.
+    """
+
+    name: str
+    what: str
+    remedy: str
+
+
 class Inventory:
     """Looks up what a snapshot must hold; on the training thread.
 
     Args:
         is_declared: the user's ``extra_state`` may hold state that is found nowhere else.
+        ignore: names of state that need not be saved.
+
+    Attributes:
+        unaccounted: what no snapshot holds, one phrase each.
+        ignored: names of what no snapshot holds, and need not, in order.
     """
 
     def __init__(
@@ -44,6 +64,7 @@ class Inventory:
         stateful: Sequence[Stateful],
         *,
         is_declared: bool,
+        ignore: Collection[str] = (),
     ) -> None:
         self._model = model
         self._optimizers = optimizers
@@ -53,8 +74,9 @@ class Inventory:
         self._modules = {id(module) for module in model.modules()}
         self._strangers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._reported: set[str] = set()
-        #: What no snapshot holds, one phrase each.
         self.unaccounted: list[str] = []
+        self.ignored: list[str] = []
+        self._ignore = ignore
         self._passing = _passing_buffers(model)
         #: Snapshots hold them, too.
         self.saves_passing_buffers = False
@@ -63,7 +85,17 @@ class Inventory:
         """Note that an optimizer that was not given has stepped."""
         self._strangers.add(optimizer)
 
-    def moved_tables(self) -> list[Table]:
+    def follow_structure(self, watch: TableWatch) -> None:
+        """Look up which optimizer updates each table now.
+
+        Raises:
+            UsageError: a module of a table has left the model.
+        """
+        self._refuse_replaced_modules()
+        for table in self._moved_tables():
+            watch.changes.note_moved(table)
+
+    def _moved_tables(self) -> list[Table]:
         """Give each table the optimizer that has its weight now; return those of another one."""
         owners = optimizers_by_parameter(self._optimizers)
         moved = []
@@ -78,7 +110,7 @@ class Inventory:
                 moved.append(table)
         return moved
 
-    def refuse_replaced_modules(self) -> None:
+    def _refuse_replaced_modules(self) -> None:
         """Raise UsageError if a module of a table has left the model."""
         modules = {id(module) for module in self._model.modules()}
         for table in self._tables:
@@ -89,14 +121,18 @@ class Inventory:
     def look(self) -> None:
         """Look up what is unaccounted, and warn of what was not before."""
         self.unaccounted = []
-        for what, remedy in self._unaccounted():
+        found = list(self._unaccounted())
+        self.ignored = sorted({each.name for each in found if each.name in self._ignore})
+        for name, what, remedy in found:
+            if name in self._ignore:
+                continue
             self.unaccounted.append(what)
             if what not in self._reported:
                 self._reported.add(what)
-                text = _NOT_SAVED.format(what=what, remedy=remedy)
+                text = _NOT_SAVED.format(name=name, what=what, remedy=remedy)
                 warnings.warn(text, UntrackedChangeWarning, stacklevel=4)
 
-    def _unaccounted(self) -> Iterator[tuple[str, str]]:
+    def _unaccounted(self) -> Iterator[_Unaccounted]:
         saved = {id(value) for value in self._model.state_dict(keep_vars=True).values()}
         saved |= {id(table.weight) for table in self._tables}
         yield from self._of_strangers(saved)
@@ -108,18 +144,22 @@ class Inventory:
                 continue
             yield from _of_optimizer(optimizer, saved)
 
-    def _of_buffers(self) -> Iterator[tuple[str, str]]:
+    def _of_buffers(self) -> Iterator[_Unaccounted]:
         now = _passing_buffers(self._model)
+        of_rows = {id(key) for table in self._tables for key in table.key_arrays().values()}
         for name, (buffer, version) in self._passing.items():
+            if id(buffer) in of_rows:
+                continue
             if self.saves_passing_buffers and buffer.layout == torch.strided:
                 continue
             if name in now and (now[name][0] is not buffer or now[name][1] != version):
-                yield (
+                yield _Unaccounted(
+                    f"buffer {name}",
                     f"the buffer '{name}', which has persistent=False and changes,",
                     "register it with persistent=True, or save it with extra_state=",
                 )
 
-    def _of_strangers(self, saved: set[int]) -> Iterator[tuple[str, str]]:
+    def _of_strangers(self, saved: set[int]) -> Iterator[_Unaccounted]:
         own = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
         fused = {id(table.weight) for table in self._tables if table.lookups is not None}
         for optimizer in list(self._strangers):
@@ -133,7 +173,8 @@ class Inventory:
             ]
             if any(self._has_other_state(optimizer, parameter) for parameter in of_model):
                 kind = type(optimizer).__name__
-                yield (
+                yield _Unaccounted(
+                    f"state of {kind}",
                     f"the state of a {kind} that steps parameters of the model",
                     "give it to the Checkpointer, in place of what wraps it if something does: "
                     f"Checkpointer(model, [that {kind}], ...)",
@@ -158,20 +199,22 @@ def _passing_buffers(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
     }
 
 
-def _of_optimizer(optimizer: torch.optim.Optimizer, saved: set[int]) -> Iterator[tuple[str, str]]:
+def _of_optimizer(optimizer: torch.optim.Optimizer, saved: set[int]) -> Iterator[_Unaccounted]:
     kind = type(optimizer).__name__
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     known = {id(parameter) for parameter in parameters}
     keys: list[Any] = [key for key in optimizer.state if id(key) not in known]
     names = [key for key in keys if not isinstance(key, torch.Tensor)]
     if names and any(optimizer.state[key] for key in names):
-        yield (
+        yield _Unaccounted(
+            f"state of {kind} under {names[0]!r}",
             f"the state that a {kind} keeps under {names[0]!r}, which is no parameter,",
-            "save it with extra_state=, or give the optimizer to stateful=, too",
+            "save it with extra_state=, and set it from report.extra_state after recover()",
         )
     others = [p for p in parameters if id(p) not in saved and p.requires_grad]
     if others:
-        yield (
+        yield _Unaccounted(
+            f"parameters of {kind} alone",
             f"a parameter of shape {tuple(others[0].shape)} that a {kind} updates and the model's "
             "state_dict() does not have",
             "give one module that holds all that is trained, such as a ModuleList of two models",

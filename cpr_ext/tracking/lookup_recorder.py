@@ -12,10 +12,16 @@ from typing import Any
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.cuda import device_of, devices_of, is_capturing, keep_for_stream, use_training_streams
 from cpr_ext.errors import UsageError
+from cpr_ext.runtime.cuda import (
+    device_of,
+    devices_of,
+    is_capturing,
+    kept_for_stream,
+    use_training_streams,
+)
 from cpr_ext.state.table import ChangeSource, Table
-from cpr_ext.tracking.trackers import native_trackers
+from cpr_ext.tracking.trackers import Tracker, native_trackers
 
 # A long run of forward passes without a step must not keep all its indices alive.
 _MAX_PENDING_LOOKUPS = 1 << 24
@@ -24,7 +30,9 @@ _MAX_PENDING_LOOKUPS = 1 << 24
 class LookupRecorder:
     """Notes reported lookups and counts them at :meth:`flush`, in one native call per batch."""
 
-    def __init__(self, tables: Sequence[Table], trackers: Sequence[Any], pool: Any) -> None:
+    def __init__(
+        self, tables: Sequence[Table], trackers: Sequence[Tracker], pool: native.ThreadPool | None
+    ) -> None:
         self._tables = tables
         self._natives = [native_trackers(tracker) for tracker in trackers]
         #: Lookups counted so far.
@@ -140,10 +148,9 @@ class LookupRecorder:
             self.before_flush()
         # Those that are current now: a step() may have been on another stream, or not yet.
         use_training_streams(self._devices)
-        for _, indices in lookups:
-            keep_for_stream(indices)
-        native.count_lookups(
-            [tracker for index, _ in lookups for tracker in self._natives[index]],
-            [indices for index, indices in lookups for _ in self._natives[index]],
-            self._pool,
-        )
+        with kept_for_stream([indices for _, indices in lookups], self._devices):
+            native.count_lookups(
+                [tracker for index, _ in lookups for tracker in self._natives[index]],
+                [indices for index, indices in lookups for _ in self._natives[index]],
+                self._pool,
+            )

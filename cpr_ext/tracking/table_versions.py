@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cpr_ext._native import native
-from cpr_ext.state.table import Table
+from cpr_ext.state.table import Table, is_row_state
 
 # Steps in which every optimizer has shown whether it replaces the tensors of its state.
 _TRIAL_STEPS = 4
@@ -117,5 +117,6 @@ def _state_of(table: Table) -> Any:
 
 
 def _state_tensors(table: Table) -> list[torch.Tensor]:
-    state = _state_of(table)
-    return [value for value in state.values() if isinstance(value, torch.Tensor)] if state else []
+    """Return the tensors of an optimizer's state that have a value for each row."""
+    state, num_rows = _state_of(table), table.num_embeddings
+    return [value for value in state.values() if is_row_state(value, num_rows)] if state else []

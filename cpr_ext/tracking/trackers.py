@@ -6,23 +6,24 @@ priorities that track something else, their tracker gets one in addition.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
 from cpr_ext._native import native
 
 
-def native_tracker(kind: str, device: int | None, **options: Any) -> Any:
+def native_tracker(kind: str, device: int | None, **options: Any) -> native.RowTracker:
     """Make a native tracker for a table on a CUDA device, or with None on the CPU.
 
     Args:
         kind: its class on the CPU, such as ``AccessCounter``.
         options: what it is made with.
     """
-    if device is None:
-        return getattr(native, kind)(**options)
-    return getattr(native, f"Device{kind}")(**options, device=device)
+    if device is not None:
+        kind, options = f"Device{kind}", {**options, "device": device}
+    tracker: native.RowTracker = getattr(native, kind)(**options)
+    return tracker
 
 
 class CountedTracker:
@@ -31,7 +32,7 @@ class CountedTracker:
     The tracker handles all other calls.
     """
 
-    def __init__(self, tracker: Any) -> None:
+    def __init__(self, tracker: native.RowTracker) -> None:
         self.tracker = tracker
         self.counter = native_tracker(
             "AccessCounter", tracker.device, name=tracker.name, num_rows=tracker.num_rows
@@ -41,19 +42,22 @@ class CountedTracker:
         return getattr(self.tracker, name)
 
 
-def native_trackers(tracker: Any) -> tuple[Any, ...]:
+Tracker: TypeAlias = "native.RowTracker | CountedTracker"
+
+
+def native_trackers(tracker: Tracker) -> tuple[native.RowTracker, ...]:
     """Return the native trackers that count lookups of a table."""
     if isinstance(tracker, CountedTracker):
         return tracker.tracker, tracker.counter
     return (tracker,)
 
 
-def counts_updates(tracker: Any) -> bool:
+def counts_updates(tracker: Tracker) -> TypeGuard[native.AccessCounter]:
     """Return whether a native tracker is a counter of row updates, on the CPU or on a device."""
     return hasattr(tracker, "counts")
 
 
-def unsaved_updates(tracker: Any, begin: int, end: int) -> int | None:
+def unsaved_updates(tracker: Tracker, begin: int, end: int) -> int | None:
     """Return updates of the rows [begin, end) since each was captured; None: not counted."""
     counter = native_trackers(tracker)[-1]
     if not counts_updates(counter):

@@ -240,13 +240,17 @@ void register_device(py::module_& module) {
       },
       py::arg("device"), py::arg("stream"),
       "Submit this thread's later work on the device to this stream (a cudaStream_t as a\n"
-      "number), the one that it trains on.");
+      "number), the one that it trains on. It comes after all that was submitted to the\n"
+      "stream before, which must still exist.");
   module.def("set_memory_reclaimer", &reclaim_memory_by, py::arg("reclaim"),
              "Have reclaim(device) called when a device is out of memory, on any thread. It frees\n"
              "what others only keep for later, and returns whether it did.");
   module.def("trim_memory", &trim_memory, py::arg("device"),
              py::call_guard<py::gil_scoped_release>(),
              "Give memory of the device that is kept for later back to other allocators.");
+  module.def("trim_memory_if_short", &trim_memory_if_short, py::arg("device"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Do so if little of the device's memory is free.");
   py::class_<StreamMark>(
       module, "StreamMark",
       "A place in the stream that this thread trains on: behind all that it has\n"

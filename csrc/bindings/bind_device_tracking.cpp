@@ -64,7 +64,7 @@ void register_device_tracking(py::module_& module) {
       "wait\n"
       "as those of DeviceAccessCounter; a selection raises NanError when it is read.")
       .def(py::init([](std::string name, const ArrayLike& weight, int device) {
-             const WeightView view = view_weight(weight, name, device);
+             const WeightView view = view_weight(weight, name, checked_device(device));
              return std::make_unique<DeviceChangeMeter>(std::move(name), view, device);
            }),
            py::kw_only(), py::arg("name"), py::arg("weight"), py::arg("device"));

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bindings/register.h"
+#include "bindings/tensor_view.h"
 #include "testing/broken_calls.h"
 #include "testing/broken_kernels.h"
 #include "testing/emulated_block.h"
@@ -101,6 +102,25 @@ void register_emulator(py::module_& module) {
                "There are this many devices, none of which is in use yet.");
   emulator.def("set_device", &emulated_cuda::set_device, py::arg("device"),
                "Choose this thread's device.");
+  emulator.def("current_context", &emulated_cuda::current_context,
+               "The device of this thread's context; -1: it has none.");
+  emulator.def("unload_kernels", &emulated_cuda::unload_kernels,
+               "No kernel has run yet, as in a new process.");
+  emulator.def("set_memory_pools", &emulated_cuda::set_memory_pools, py::arg("has_pools"),
+               "Devices that are used from here on have memory pools, or not.");
+  emulator.def("set_free_part", &emulated_cuda::set_free_part, py::arg("part"),
+               "The part of its memory that a device says is free.");
+  emulator.def(
+      "make_stream", [] { return reinterpret_cast<uintptr_t>(emulated_cuda::make_stream()); },
+      "Make a stream beside the default one; its number, as torch has it.");
+  emulator.def(
+      "destroy_stream",
+      [](uintptr_t stream) {
+        emulated_cuda::destroy_stream(reinterpret_cast<cudaStream_t>(stream));
+      },
+      py::arg("stream"), "Destroy it, once its work is done.");
+  emulator.def("set_strict", &set_strict_memory, py::arg("strict"),
+               "Take only tensors that say they are on the device for its memory, as a GPU does.");
   emulator.def("used_devices", &emulated_cuda::used_devices,
                "Devices that have a context: they were a thread's when it called CUDA.");
   emulator.def("synchronize", &emulated_cuda::synchronize, "Wait for the device, as torch does.");

@@ -13,9 +13,11 @@
 #include "bindings/attributes.h"
 #include "bindings/dlpack.h"
 #include "bindings/register.h"
+#include "bindings/tensor_view.h"
 #include "core/error.h"
 #include "core/process.h"
 #include "tracking/background_counter.h"
+#include "tracking/count_lookups.h"
 
 namespace py = pybind11;
 
@@ -51,43 +53,48 @@ class GradientCounter {
   }
 
   // The number of rows, the tables that have gradients, and those of them whose gradients must be
-  // read in another way.
+  // read in another way. kept: gets what devices will read; without it, their gradients are left.
   std::tuple<int64_t, std::vector<size_t>, std::vector<size_t>> count(
-      const std::vector<size_t>& tables) {
+      const std::vector<size_t>& tables, std::optional<TensorList> kept) {
     int64_t num_rows = 0;
     std::vector<size_t> stepped;
     std::vector<size_t> left;
     stepped.reserve(tables.size());
     std::vector<py::object> kept_alive;
-    std::vector<RowTracker*> trackers;
-    std::vector<Lookup> lookups;
+    Batch on_host(tables.size());
+    Batch on_devices(kept ? tables.size() : 0);
     kept_alive.reserve(tables.size());
-    trackers.reserve(2 * tables.size());
-    lookups.reserve(2 * tables.size());
     for (const size_t index : tables) {
       const CountedTable& table = tables_.at(index);
       const py::object gradient = attribute(table.weight, names().grad);
       if (gradient.is_none()) continue;
       stepped.push_back(index);
+      const int device = device_of(table.trackers);
+      const bool is_on_host = device == kHostMemory;
       py::object indices;
       GradientRows rows;
-      if (is_sparse_coo(gradient) && are_on_host(table.trackers)) {
+      if (is_sparse_coo(gradient) && (is_on_host || (kept && device != kNoMemory))) {
         indices = call(gradient, names().indices);
-        rows = rows_of(gradient, indices);
+        rows = rows_of(gradient, indices, device);
       }
       if (rows.size < 0) {
         left.push_back(index);
         continue;
       }
       num_rows += rows.size;
+      Batch& batch = is_on_host ? on_host : on_devices;
       for (RowTracker* tracker : table.trackers) {
-        trackers.push_back(tracker);
-        lookups.push_back({rows.first, DType::kInt64, rows.size, kHostMemory});
+        batch.trackers.push_back(tracker);
+        batch.lookups.push_back({rows.first, DType::kInt64, rows.size, device});
       }
+      if (!is_on_host) kept->append(indices);
       kept_alive.push_back(std::move(indices));
     }
     py::gil_scoped_release release;
-    counter_->count(trackers, lookups);
+    counter_->count(on_host.trackers, on_host.lookups);
+    if (!on_devices.trackers.empty()) {
+      count_lookups(on_devices.trackers, on_devices.lookups, nullptr);
+    }
     return {num_rows, stepped, left};
   }
 
@@ -105,31 +112,44 @@ class GradientCounter {
     std::vector<RowTracker*> trackers;
   };
 
-  // Row ids on the host, one after the other; a negative size: they are not so.
+  struct Batch {
+    explicit Batch(size_t num_tables) {
+      trackers.reserve(2 * num_tables);
+      lookups.reserve(2 * num_tables);
+    }
+
+    std::vector<RowTracker*> trackers;
+    std::vector<Lookup> lookups;
+  };
+
+  // Row ids, one after the other; a negative size: they are not so.
   struct GradientRows {
     const void* first = nullptr;
     int64_t size = -1;
   };
 
   // `indices` are (sparse dimensions, entries): the first row of them holds the rows of the table.
-  static GradientRows rows_of(const py::object& gradient, const py::object& indices) {
+  static GradientRows rows_of(const py::object& gradient, const py::object& indices, int device) {
     DlpackView view;
-    if (view_dlpack(indices, &view) && view.memory == kHostMemory && view.ndim == 2 &&
+    if (view_dlpack(indices, &view) && lies_on(view.memory, device) && view.ndim == 2 &&
         view.dtype == DType::kInt64) {
       if (!view.is_contiguous()) return {};
       return {view.data, view.shape[1]};
     }
-    if (attribute(gradient, names().is_cpu).ptr() != Py_True) return {};
+    const bool is_on_host = attribute(gradient, names().is_cpu).ptr() == Py_True;
+    if (!lies_on(is_on_host ? kHostMemory : memory_of(gradient), device)) return {};
     if (call(indices, names().is_contiguous).ptr() != Py_True) return {};
     return {reinterpret_cast<void*>(to_int64(call(indices, names().data_ptr))),
             to_int64(call(gradient, names().nnz))};
   }
 
-  static bool are_on_host(const std::vector<RowTracker*>& trackers) {
+  // kNoMemory: they are on several.
+  static int device_of(const std::vector<RowTracker*>& trackers) {
+    const int device = trackers.empty() ? kHostMemory : trackers.front()->device();
     for (const RowTracker* tracker : trackers) {
-      if (tracker->device() != kHostMemory) return false;
+      if (tracker->device() != device) return kNoMemory;
     }
-    return true;
+    return device;
   }
 
   std::vector<CountedTable> tables_;
@@ -250,10 +270,12 @@ void register_gradients(py::module_& module) {
            py::arg("weights"), py::arg("trackers"), py::arg("pool") = nullptr,
            "weights: the tables' tensors; trackers: of each table, those that count its rows.")
       .def(
-          "count", &GradientCounter::count, py::arg("tables"),
+          "count", &GradientCounter::count, py::arg("tables"), py::arg("kept") = std::nullopt,
           "Read the gradients of the tables at these positions.\n\n"
+          "kept: gets the tensors that GPUs will read, for the caller to keep until then. Without\n"
+          "it, gradients on GPUs are not read.\n\n"
           "Returns the number of their row ids, the positions of tables that have a gradient, and\n"
-          "the positions of those whose gradient it cannot read: dense, on a GPU, not contiguous.\n"
+          "the positions of those whose gradient it cannot read: dense, not contiguous.\n"
           "Raises RowIndexError, with nothing counted, and the error that ended counting.")
       .def("wait", &GradientCounter::wait,
            "Wait until all rows are counted.\n\nRaises the error that ended counting, each time.")

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -18,6 +19,7 @@
 #include "core/error.h"
 #include "core/process.h"
 #include "core/stop_flag.h"
+#include "pipeline/segment_restore.h"
 #include "pipeline/snapshot_pipeline.h"
 #include "scrub/row_hashes.h"
 #include "tracking/captured_rows.h"
@@ -102,21 +104,21 @@ struct Captured {
   py::list owners;
 };
 
-void add_table(Captured& captured, const SequenceOf<RowTracker>& trackers, const ArrayLike& weight,
-               int64_t begin, int64_t end, const ArrayLike& row_ids,
-               std::shared_ptr<PendingRows> chosen) {
+void add_table(Captured& captured, const SequenceOf<RowTracker>& trackers,
+               const std::optional<ArrayLike>& weight, int64_t begin, int64_t end,
+               const std::optional<ArrayLike>& row_ids, std::shared_ptr<PendingRows> chosen) {
   CapturedRows::Table table;
   table.range = {begin, end};
   for (const py::handle each : trackers) {
     auto* const tracker = each.cast<RowTracker*>();
     if (tracker == nullptr) throw UsageError("a tracker is None");
     table.trackers.push_back(tracker);
-    if (tracker->needs_weight() && !weight.is_none()) {
-      table.weight = view_weight(weight, tracker->name(), tracker->device());
+    if (tracker->needs_weight() && weight.has_value()) {
+      table.weight = view_weight(*weight, tracker->name(), tracker->device());
     }
   }
-  if (!row_ids.is_none()) {
-    const TensorView view = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
+  if (row_ids.has_value()) {
+    const TensorView view = view_contiguous(*row_ids, "row_ids", 1, {DType::kInt64});
     table.row_ids = static_cast<const int64_t*>(view.data);
     table.num_rows = view.shape[0];
     table.chosen = std::move(chosen);
@@ -125,14 +127,23 @@ void add_table(Captured& captured, const SequenceOf<RowTracker>& trackers, const
   captured.rows->add_table(std::move(table));
 }
 
+// What is to record hashes of a table's rows: of the first arrays as they are captured, and of all
+// as a restore would write them. Both may be null.
+using TableHashes = std::tuple<std::shared_ptr<RowHashes>, int64_t, std::shared_ptr<HostRowHashes>>;
+
 // Records hashes of captured rows, and has trackers forget them.
 class RowObserver final : public CaptureObserver {
  public:
-  RowObserver(const CapturePlan& plan, std::vector<std::shared_ptr<RowHashes>> hashes,
+  RowObserver(const CapturePlan& plan, std::vector<TableHashes> hashes,
               std::shared_ptr<CapturedRows> taken, std::shared_ptr<ThreadPool> threads)
-      : threads_(std::move(threads)), hashes_(std::move(hashes)), taken_(std::move(taken)) {
-    const size_t num_tables = plan.tables.size();
-    if (!hashes_.empty() && hashes_.size() != num_tables) {
+      : threads_(std::move(threads)),
+        hashes_(std::move(hashes)),
+        taken_(std::move(taken)),
+        tables_(plan.tables),
+        row_ids_(plan.row_ids) {
+    const size_t num_tables = tables_.size();
+    hashes_.resize(hashes_.empty() ? num_tables : hashes_.size());
+    if (hashes_.size() != num_tables) {
       throw UsageError("there are " + std::to_string(num_tables) + " tables but hashes of " +
                        std::to_string(hashes_.size()));
     }
@@ -140,24 +151,24 @@ class RowObserver final : public CaptureObserver {
       throw UsageError("there are " + std::to_string(num_tables) + " tables but trackers of " +
                        std::to_string(taken_->num_tables()));
     }
-    for (size_t i = 0; i < hashes_.size(); ++i) {
-      const SegmentTable& table = plan.tables[i];
-      tables_.push_back({table.is_range() ? table.range_begin : -1, plan.row_ids[i], {}});
-      if (!hashes_[i]) continue;
-      for (const SegmentArray& array : table.arrays) tables_.back().arrays.push_back(array.rows);
-      hashes_[i]->check_arrays(tables_.back().arrays);
+    for (size_t i = 0; i < num_tables; ++i) {
+      const auto& [hashes, num_arrays, stored] = hashes_[i];
+      arrays_.emplace_back();
+      if (!hashes) continue;
+      for (const SegmentArray& array : tables_[i].arrays) arrays_[i].push_back(array.rows);
+      arrays_[i].resize(std::clamp<size_t>(num_arrays, 0, arrays_[i].size()));
+      hashes->check_arrays(arrays_[i]);
     }
   }
 
   void captured(int table, int64_t first, int64_t count) override {
-    if (!hashes_.empty() && hashes_[table]) {
-      const Hashed& of = tables_[table];
-      if (of.begin < 0) {
-        const RowIds row_ids{of.row_ids->data() + first, count};
-        hashes_[table]->record(of.arrays, row_ids, threads_.get());
+    if (const auto& hashes = std::get<0>(hashes_[table])) {
+      if (!tables_[table].is_range()) {
+        const RowIds row_ids{row_ids_[table]->data() + first, count};
+        hashes->record(arrays_[table], row_ids, threads_.get());
       } else {
-        const RowRange range{of.begin + first, of.begin + first + count};
-        hashes_[table]->record_range(of.arrays, range, threads_.get());
+        const int64_t begin = tables_[table].range_begin + first;
+        hashes->record_range(arrays_[table], {begin, begin + count}, threads_.get());
       }
     }
     if (taken_) taken_->take(table, first, count);
@@ -165,8 +176,8 @@ class RowObserver final : public CaptureObserver {
 
   void captured_rows(int table, const RowIdVector& row_ids) override {
     const RowIds rows{row_ids.data(), static_cast<int64_t>(row_ids.size())};
-    if (!hashes_.empty() && hashes_[table]) {
-      hashes_[table]->record(tables_[table].arrays, rows, threads_.get());
+    if (const auto& hashes = std::get<0>(hashes_[table])) {
+      hashes->record(arrays_[table], rows, threads_.get());
     }
     if (taken_) taken_->take_rows(table, rows);
   }
@@ -175,23 +186,40 @@ class RowObserver final : public CaptureObserver {
     captured_rows(table, row_ids);
   }
 
+  void checked(const Chunk& chunk, const std::byte* slot) override {
+    const auto& stored = std::get<2>(hashes_[chunk.table]);
+    if (!stored) return;
+    constexpr int64_t kRows = 1024;
+    const SegmentTable& table = tables_[chunk.table];
+    std::vector<std::byte> memory;
+    RowIdVector range_ids;
+    for (int64_t begin = 0; begin < chunk.count; begin += kRows) {
+      const int64_t end = std::min(begin + kRows, chunk.count);
+      const int64_t first = chunk.first + begin;
+      if (table.is_range()) {
+        range_ids.resize(end - begin);
+        std::iota(range_ids.begin(), range_ids.end(), table.range_begin + first);
+      }
+      const int64_t* const row_ids =
+          table.is_range() ? range_ids.data() : row_ids_[chunk.table]->data() + first;
+      stored->record_as(restore_packed(table, chunk, slot, begin, end, &memory),
+                        {row_ids, end - begin});
+    }
+  }
+
  private:
-  struct Hashed {
-    int64_t begin;  // of a range; -1: of row ids
-    SharedRowIds row_ids;
-    std::vector<RowArray> arrays;
-  };
   const std::shared_ptr<ThreadPool> threads_;
-  const std::vector<std::shared_ptr<RowHashes>> hashes_;
+  std::vector<TableHashes> hashes_;
   const std::shared_ptr<CapturedRows> taken_;
-  std::vector<Hashed> tables_;
+  const std::vector<SegmentTable> tables_;
+  const std::vector<SharedRowIds> row_ids_;
+  std::vector<RowHashes::Arrays> arrays_;
 };
 
 Job start(std::shared_ptr<SnapshotPipeline> pipeline, const std::filesystem::path& path,
           int64_t header_bytes, int64_t file_bytes, const std::vector<TableSpec*>& tables,
           bool direct_io, bool refuse_nan, int64_t max_chunk_bytes, bool copy_on_write,
-          std::vector<std::shared_ptr<RowHashes>> hashes,
-          const std::shared_ptr<Captured>& captured) {
+          std::vector<TableHashes> hashes, const std::shared_ptr<Captured>& captured) {
   CapturePlan plan;
   plan.path = path.string();
   plan.header_bytes = header_bytes;
@@ -343,11 +371,11 @@ void register_pipeline(py::module_& module) {
       .def("start", &start, py::kw_only(), py::arg("path"), py::arg("header_bytes"),
            py::arg("file_bytes"), py::arg("tables"), py::arg("direct_io") = true,
            py::arg("refuse_nan") = true, py::arg("max_chunk_bytes") = 0,
-           py::arg("copy_on_write") = false,
-           py::arg("hashes") = std::vector<std::shared_ptr<RowHashes>>(),
+           py::arg("copy_on_write") = false, py::arg("hashes") = std::vector<TableHashes>(),
            py::arg("captured") = nullptr,
            "Start a segment. Raises UsageError if the tables do not fit the slots or the file.\n\n"
-           "hashes: of each table, or None; captured rows are recorded there.\n"
+           "hashes: of each table (hashes, n, stored). Captured rows are recorded in `hashes`, of\n"
+           "their first n arrays, and in `stored` as a restore will write them; both may be None.\n"
            "captured: whose trackers forget rows as they are captured; None: no tracker does.")
       .def_property_readonly(
           "copied_bytes",

@@ -11,7 +11,12 @@
 #include "bindings/row_array_view.h"
 #include "bindings/tensor_view.h"
 #include "bindings/vector_array.h"
+#include "core/error.h"
 #include "scrub/row_hashes.h"
+
+#if CPR_EXT_HAS_CUDA
+#include "scrub/cuda/row_hashes.h"
+#endif
 
 namespace py = pybind11;
 
@@ -21,10 +26,10 @@ namespace {
 using Arrays = std::vector<ArrayLike>;
 using ComparisonTuple = std::tuple<int64_t, int64_t, int64_t>;
 
-std::vector<RowArray> view_arrays(const Arrays& arrays) {
+std::vector<RowArray> view_arrays(const Arrays& arrays, int device = kHostMemory) {
   std::vector<RowArray> views;
   views.reserve(arrays.size());
-  for (const ArrayLike& array : arrays) views.push_back(view_rows(array, "array", 0));
+  for (const ArrayLike& array : arrays) views.push_back(view_rows(array, "array", 0, device));
   return views;
 }
 
@@ -37,22 +42,100 @@ ComparisonTuple to_tuple(const RowComparison& found) {
   return {found.changed_row, found.num_compared, found.num_recorded};
 }
 
+void register_host_hashes(py::module_& module) {
+  py::class_<HostRowHashes, RowHashes, std::shared_ptr<HostRowHashes>>(
+      module, "HostRowHashes", "Hashes of a table in the host's memory.")
+      .def(py::init<std::string, int64_t>(), py::kw_only(), py::arg("name"), py::arg("num_rows"))
+      .def(
+          "values",
+          [](const HostRowHashes& hashes, const ArrayLike& row_ids) {
+            return to_numpy(hashes.values(view_row_ids(row_ids)));
+          },
+          py::arg("row_ids"), "Return the hashes (n,) of rows row_ids (n) int64; 0: not known.")
+      .def(
+          "assign",
+          [](HostRowHashes& hashes, const ArrayLike& values, int64_t begin) {
+            const TensorView view = view_tensor(values, "values");
+            if (view.shape.size() != 1 || view.item_bytes != 2 || !view.is_contiguous()) {
+              throw UsageError("values must be contiguous (n,) uint16");
+            }
+            const auto* data = static_cast<const uint16_t*>(view.data);
+            hashes.assign({data, data + view.shape[0]}, begin);
+          },
+          py::arg("values"), py::arg("begin"),
+          "Take the hashes (n,) uint16 of the rows from `begin` on.")
+      .def(
+          "compare",
+          [](HostRowHashes& hashes, const Arrays& arrays, const RowTracker& tracker,
+             const ArrayLike& row_ids) {
+            const std::vector<RowArray> views = view_arrays(arrays);
+            const RowIds ids = view_row_ids(row_ids);
+            py::gil_scoped_release release;
+            return to_tuple(hashes.compare(views, tracker, ids));
+          },
+          py::arg("arrays"), py::arg("tracker"), py::arg("row_ids"),
+          "Compare those rows of row_ids (n) int64 that the tracker calls clean.\n\n"
+          "Returns (the first row that differs, or -1; rows compared; rows that were recorded\n"
+          "because their hash was not known).")
+      .def(
+          "compare_range",
+          [](HostRowHashes& hashes, const Arrays& arrays, const RowTracker& tracker, int64_t begin,
+             int64_t end) {
+            const std::vector<RowArray> views = view_arrays(arrays);
+            py::gil_scoped_release release;
+            return to_tuple(hashes.compare_range(views, tracker, {begin, end}));
+          },
+          py::arg("arrays"), py::arg("tracker"), py::arg("begin"), py::arg("end"),
+          "Compare those rows of [begin, end) that the tracker calls clean, as compare does.");
+}
+
+#if CPR_EXT_HAS_CUDA
+void register_device_hashes(py::module_& module) {
+  py::class_<PendingComparison>(module, "PendingComparison", "A comparison that a device makes.")
+      .def("is_ready", &PendingComparison::is_ready, "Return True if read() need not wait.")
+      .def(
+          "read",
+          [](PendingComparison& pending) {
+            py::gil_scoped_release release;
+            return to_tuple(pending.read());
+          },
+          "Return what HostRowHashes.compare does; all rows were compared. Waits for the device.");
+  py::class_<DeviceRowHashes, RowHashes, std::shared_ptr<DeviceRowHashes>>(
+      module, "DeviceRowHashes",
+      "Hashes of a table on a CUDA device, which compares them there. Only range_values waits.")
+      .def(py::init<std::string, int64_t, int>(), py::kw_only(), py::arg("name"),
+           py::arg("num_rows"), py::arg("device"))
+      .def(
+          "record_chosen",
+          [](DeviceRowHashes& hashes, const Arrays& arrays, const PendingRows& chosen) {
+            const std::vector<RowArray> views = view_arrays(arrays, hashes.device());
+            py::gil_scoped_release release;
+            hashes.record_chosen(views, chosen);
+          },
+          py::arg("arrays"), py::arg("chosen"),
+          "Record rows that the table's tracker has chosen, and that were read.")
+      .def(
+          "begin_compare",
+          [](DeviceRowHashes& hashes, const Arrays& arrays, const RowTracker& tracker,
+             int64_t begin, int64_t end, int64_t stride) {
+            const std::vector<RowArray> views = view_arrays(arrays, hashes.device());
+            py::gil_scoped_release release;
+            return hashes.begin_compare(views, tracker, {begin, end}, stride);
+          },
+          py::arg("arrays"), py::arg("tracker"), py::arg("begin"), py::arg("end"),
+          py::arg("stride") = 1,
+          "Begin to compare every stride-th row of [begin, end) that the tracker calls clean.");
+}
+#endif
+
 }  // namespace
 
 void register_scrub(py::module_& module) {
   py::class_<RowHashes, std::shared_ptr<RowHashes>>(
       module, "RowHashes",
       "Two bytes per row of one table: a hash of it as it was last saved.\n\n"
-      "arrays: all that belongs to a row, each (num_rows, ...), always in one "
-      "order.")
-      .def(py::init<std::string, int64_t>(), py::kw_only(), py::arg("name"), py::arg("num_rows"))
+      "arrays: what is hashed of a row, each (num_rows, ...), always in one order.")
       .def("memory_bytes", &RowHashes::memory_bytes, "Return the bytes for this table.")
-      .def(
-          "values",
-          [](const RowHashes& hashes, const ArrayLike& row_ids) {
-            return to_numpy(hashes.values(view_row_ids(row_ids)));
-          },
-          py::arg("row_ids"), "Return the hashes (n,) of rows row_ids (n) int64; 0: not known.")
       .def(
           "range_values",
           [](const RowHashes& hashes, int64_t begin, int64_t end) {
@@ -69,7 +152,7 @@ void register_scrub(py::module_& module) {
       .def(
           "record",
           [](RowHashes& hashes, const Arrays& arrays, const ArrayLike& row_ids, ThreadPool* pool) {
-            const std::vector<RowArray> views = view_arrays(arrays);
+            const std::vector<RowArray> views = view_arrays(arrays, hashes.device());
             const RowIds ids = view_row_ids(row_ids);
             py::gil_scoped_release release;
             hashes.record(views, ids, pool);
@@ -80,35 +163,16 @@ void register_scrub(py::module_& module) {
           "record_range",
           [](RowHashes& hashes, const Arrays& arrays, int64_t begin, int64_t end,
              ThreadPool* pool) {
-            const std::vector<RowArray> views = view_arrays(arrays);
+            const std::vector<RowArray> views = view_arrays(arrays, hashes.device());
             py::gil_scoped_release release;
             hashes.record_range(views, {begin, end}, pool);
           },
           py::arg("arrays"), py::arg("begin"), py::arg("end"), py::arg("pool") = nullptr,
-          "Record the rows [begin, end) as they are now.")
-      .def(
-          "compare",
-          [](RowHashes& hashes, const Arrays& arrays, const RowTracker& tracker,
-             const ArrayLike& row_ids) {
-            const std::vector<RowArray> views = view_arrays(arrays);
-            const RowIds ids = view_row_ids(row_ids);
-            py::gil_scoped_release release;
-            return to_tuple(hashes.compare(views, tracker, ids));
-          },
-          py::arg("arrays"), py::arg("tracker"), py::arg("row_ids"),
-          "Compare those rows of row_ids (n) int64 that the tracker calls clean.\n\n"
-          "Returns (the first row that differs, or -1; rows compared; rows that were recorded\n"
-          "because their hash was not known).")
-      .def(
-          "compare_range",
-          [](RowHashes& hashes, const Arrays& arrays, const RowTracker& tracker, int64_t begin,
-             int64_t end) {
-            const std::vector<RowArray> views = view_arrays(arrays);
-            py::gil_scoped_release release;
-            return to_tuple(hashes.compare_range(views, tracker, {begin, end}));
-          },
-          py::arg("arrays"), py::arg("tracker"), py::arg("begin"), py::arg("end"),
-          "Compare those rows of [begin, end) that the tracker calls clean, as compare does.");
+          "Record the rows [begin, end) as they are now.");
+  register_host_hashes(module);
+#if CPR_EXT_HAS_CUDA
+  register_device_hashes(module);
+#endif
 }
 
 }  // namespace cpr_ext

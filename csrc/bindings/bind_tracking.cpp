@@ -48,6 +48,25 @@ int64_t num_dirty(const RowTracker& tracker, int64_t begin, std::optional<int64_
   return tracker.num_dirty(range_of(tracker, begin, end));
 }
 
+std::vector<int64_t> num_dirty_of(const std::vector<const RowTracker*>& trackers) {
+  std::vector<TrackedRange> ranges;
+  for (const RowTracker* tracker : trackers) ranges.push_back({tracker, {0, tracker->num_rows()}});
+  py::gil_scoped_release release;
+  return RowTracker::num_dirty_of(ranges);
+}
+
+bool are_clean(const std::vector<const RowTracker*>& trackers, const std::vector<int64_t>& begins,
+               const std::vector<int64_t>& ends) {
+  if (begins.size() != trackers.size() || ends.size() != trackers.size()) {
+    throw UsageError("trackers, begins and ends must be equally many");
+  }
+  std::vector<TrackedRange> ranges;
+  for (size_t i = 0; i < trackers.size(); ++i)
+    ranges.push_back({trackers[i], {begins[i], ends[i]}});
+  py::gil_scoped_release release;
+  return RowTracker::are_clean(ranges);
+}
+
 bool is_clean(const RowTracker& tracker, int64_t begin, std::optional<int64_t> end) {
   py::gil_scoped_release release;
   return tracker.is_clean(range_of(tracker, begin, end));
@@ -317,6 +336,11 @@ void register_tracking(py::module_& module) {
              return std::make_unique<ChangeMeter>(std::move(name), view);
            }),
            py::kw_only(), py::arg("name"), py::arg("weight"));
+  module.def("num_dirty_of", &num_dirty_of, py::arg("trackers"),
+             "Count the dirty rows of each tracker; waits once for each device.");
+  module.def("are_clean", &are_clean, py::arg("trackers"), py::arg("begins"), py::arg("ends"),
+             "Check that no row [begins[i], ends[i]) of trackers[i] is dirty; waits once for each\n"
+             "device.");
   module.def(
       "count_lookups", &count_lookups_of, py::arg("trackers"), py::arg("indices"),
       py::arg("pool") = nullptr,

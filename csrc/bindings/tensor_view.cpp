@@ -112,6 +112,20 @@ bool TensorView::is_contiguous() const {
   return true;
 }
 
+#ifdef CPR_EXT_EMULATED_DEVICE
+namespace {
+bool is_strict = false;  // guarded by the GIL
+}
+
+void set_strict_memory(bool strict) { is_strict = strict; }
+
+bool lies_on(int memory, int device) {
+  return memory == device || (memory == kHostMemory && !is_strict);
+}
+#else
+bool lies_on(int memory, int device) { return memory == device; }
+#endif
+
 int memory_of(py::handle tensor) {
   if (py::cast<bool>(tensor.attr("is_cpu"))) return kHostMemory;
   if (!py::cast<bool>(tensor.attr("is_cuda"))) return kNoMemory;

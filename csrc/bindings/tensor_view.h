@@ -39,15 +39,12 @@ TensorView view_tensor(pybind11::handle object, const char* name, int device = k
 // In place of view_tensor's words for a tensor elsewhere; "this tensor is on device 'cuda:1'; ...".
 std::string elsewhere(pybind11::handle tensor, int device);
 
-// Emulated devices have the host's memory.
+// Whether memory there, such as memory_of() says, is what `device` means. Emulated devices have the
+// host's memory, too, unless strict; then, as a GPU does, they take only what says it is theirs.
+bool lies_on(int memory, int device);
 #ifdef CPR_EXT_EMULATED_DEVICE
-constexpr bool kDevicesAreEmulated = true;
-#else
-constexpr bool kDevicesAreEmulated = false;
+void set_strict_memory(bool strict);
 #endif
-inline bool lies_on(int memory, int device) {
-  return memory == device || (kDevicesAreEmulated && memory == kHostMemory);
-}
 
 // As view_tensor, but also checks that it is contiguous, has `ndim` dimensions and that its dtype
 // is one of `allowed` (any, if empty).

@@ -11,8 +11,13 @@ constexpr int kHostMemory = -1;  // in place of the number of a device
 // Devices that can be used: 0 without a GPU or a driver.
 int num_devices();
 
+// The same number; throws UsageError if there is no such device.
+int checked_device(int device);
+
 // The stream (a cudaStream_t) that this thread trains on, as last told; the device's default stream
-// if never. All work on a device goes there, so that it is ordered with training's own.
+// if never. All work on a device goes there, so that it is ordered with training's own. The work on
+// another stream comes after all that was submitted to the one before, on whichever thread; that
+// one still exists. Throws CudaError.
 void* current_stream(int device);
 void set_current_stream(int device, void* stream);
 
@@ -21,7 +26,9 @@ void set_current_stream(int device, void* stream);
 using MemoryReclaimer = std::function<bool(int device)>;
 void set_memory_reclaimer(MemoryReclaimer reclaimer);
 
-// Gives memory of the device that was freed, and kept for later, back to other allocators.
+// Gives memory of the device that was freed, and kept for later, back to other allocators; the
+// second only if little of the device is free.
 void trim_memory(int device);
+void trim_memory_if_short(int device);
 
 }  // namespace cpr_ext

@@ -310,6 +310,7 @@ void SegmentJob::check(FilledSlot* filled) noexcept {
       const int64_t* row_ids = table.is_range() ? nullptr : plan_.row_ids[chunk.table]->data();
       complete_on_host(data, &chunk);
       chunk.checksums = check_captured(table, row_ids, chunk, data, plan_.refuse_nan);
+      if (plan_.observer != nullptr) plan_.observer->checked(chunk, data);
     }
   } catch (...) {
     filled->error = std::current_exception();

@@ -27,8 +27,8 @@ class SnapshotPipeline;
 // In this order; kFailed ends it from any of them but kCommitted.
 enum class JobState { kCapturing, kCaptured, kWritten, kCommitted, kFailed };
 
-// Learns of each row of a job once: just after it was copied, before it may change. Called by one
-// thread at a time. An exception fails the job.
+// Learns of each row of a job once: just after it was copied, before it may change; and of what
+// goes to the file. An exception fails the job. Called by one thread at a time, but for checked().
 class CaptureObserver {
  public:
   virtual ~CaptureObserver() = default;
@@ -38,6 +38,8 @@ class CaptureObserver {
   virtual void captured_rows(int table, const RowIdVector& row_ids) = 0;
   // Rows in ascending order that are about to change.
   virtual void copied_before_write(int table, const RowIdVector& row_ids) = 0;
+  // The pieces of a chunk in its slot, as they will be in the file; on the checker's thread.
+  virtual void checked(const Chunk& chunk, const std::byte* slot) = 0;
 };
 
 // What to capture: the rows of each table, and where they go.

@@ -259,6 +259,29 @@ void pin_if_possible(SlotPool& slots, DeviceStager* stager, std::optional<Pinned
 
 }  // namespace
 
+std::vector<RowArray> restore_packed(SegmentTable table, const Chunk& chunk, const std::byte* slot,
+                                     int64_t begin, int64_t end, std::vector<std::byte>* memory) {
+  const std::byte* data = slot;
+  if (!table.is_range()) data += row_ids_bytes(table, chunk.first, chunk.count);
+  int64_t bytes = 0;
+  for (const SegmentArray& array : table.arrays)
+    bytes += align_up(array.rows.row_bytes * (end - begin));
+  memory->resize(static_cast<size_t>(bytes));
+  table.range_begin = 0;  // rows have their positions in place of ids
+  std::byte* next = memory->data();
+  std::vector<RowArray> packed;
+  for (SegmentArray& array : table.arrays) {
+    const int64_t row_bytes = array.rows.row_bytes;
+    array.rows = {next, end - begin, row_bytes, row_bytes, chunk.first + begin, array.rows.dtype};
+    next += align_up(row_bytes * (end - begin));
+    packed.push_back(array.rows);
+    packed.back().first_row_id = 0;
+  }
+  Arrivals none;
+  scatter_chunk(table, chunk, nullptr, {begin, end}, data, nullptr, &none);
+  return packed;
+}
+
 std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,
                                             bool direct_io, SlotPool& slots, ThreadPool* threads,
                                             const std::function<void()>& poll,

@@ -8,16 +8,15 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "scrub/row_hash.h"
 
 namespace cpr_ext {
 
 namespace {
 
 constexpr int64_t kRowsOfATask = 65536;
-constexpr uint64_t kStep = 0x9E3779B97F4A7C15u;  // of the keys: 2^64 over the golden ratio
+constexpr uint64_t kStep = kHashStep;
 
-// The hash NH of UMAC (Black et al., CRYPTO 1999), over 32-bit halves of 64-bit words, with keys
-// from a Weyl sequence in place of a table of them; and the parity of all bits.
 class RowHash {
  public:
   void add(const std::byte* data, int64_t bytes) {
@@ -37,15 +36,7 @@ class RowHash {
     add_word(word);
   }
 
-  // Never 0.
-  uint16_t value() const {
-    uint64_t mixed = sum_;
-    mixed ^= mixed >> 32;
-    mixed *= 0xD6E8FEB86659FD93u;
-    const auto high = static_cast<uint16_t>(mixed >> 49);
-    const auto odd = static_cast<uint16_t>(__builtin_parityll(bits_));
-    return static_cast<uint16_t>(std::max<uint16_t>(high, 1) << 1 | odd);
-  }
+  uint16_t value() const { return hash_value(sum_, __builtin_parityll(bits_) != 0); }
 
  private:
   // Adds as many pairs of words as there are, two at a time; returns their bytes.
@@ -78,9 +69,7 @@ class RowHash {
 
   void add_word(uint64_t word) {
     key_ += kStep;
-    const auto low = static_cast<uint32_t>(word) + static_cast<uint32_t>(key_);
-    const auto high = static_cast<uint32_t>(word >> 32) + static_cast<uint32_t>(key_ >> 32);
-    sum_ += static_cast<uint64_t>(low) * high;
+    sum_ += hash_product(word, key_);
     bits_ ^= word;
   }
 
@@ -111,21 +100,39 @@ void for_each_task(int64_t count, ThreadPool* pool, Body&& body) {
 }  // namespace
 
 RowHashes::RowHashes(std::string name, int64_t num_rows)
-    : name_(std::move(name)), hashes_(static_cast<size_t>(std::max<int64_t>(0, num_rows))) {
+    : name_(std::move(name)), num_rows_(num_rows) {
   if (num_rows < 1) {
     throw UsageError("a table without rows: num_rows of '" + name_ + "' is " +
                      std::to_string(num_rows) + "; it must be at least 1");
   }
 }
 
-void RowHashes::forget() {
+void RowHashes::record(const Arrays& arrays, RowIds row_ids, ThreadPool* pool) {
+  check_arrays(arrays);
+  check_rows(row_ids);
+  hash_rows(arrays, row_ids, pool);
+}
+
+void RowHashes::record_range(const Arrays& arrays, RowRange range, ThreadPool* pool) {
+  check_arrays(arrays);
+  check_range(range);
+  hash_range(arrays, range, pool);
+}
+
+std::vector<uint16_t> RowHashes::range_values(RowRange range) const {
+  check_range(range);
+  return copy_range(range);
+}
+
+HostRowHashes::HostRowHashes(std::string name, int64_t num_rows)
+    : RowHashes(std::move(name), num_rows), hashes_(static_cast<size_t>(num_rows)) {}
+
+void HostRowHashes::forget() {
   std::lock_guard<std::mutex> lock(mutex_);
   std::fill(hashes_.begin(), hashes_.begin() + hashes_.size(), 0);
 }
 
-void RowHashes::record(const std::vector<RowArray>& arrays, RowIds row_ids, ThreadPool* pool) {
-  check_arrays(arrays);
-  check_rows(row_ids);
+void HostRowHashes::hash_rows(const Arrays& arrays, RowIds row_ids, ThreadPool* pool) {
   std::lock_guard<std::mutex> lock(mutex_);
   for_each_task(row_ids.size, pool, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -134,10 +141,7 @@ void RowHashes::record(const std::vector<RowArray>& arrays, RowIds row_ids, Thre
   });
 }
 
-void RowHashes::record_range(const std::vector<RowArray>& arrays, RowRange range,
-                             ThreadPool* pool) {
-  check_arrays(arrays);
-  check_range(range);
+void HostRowHashes::hash_range(const Arrays& arrays, RowRange range, ThreadPool* pool) {
   std::lock_guard<std::mutex> lock(mutex_);
   for_each_task(range.size(), pool, [&](int64_t begin, int64_t end) {
     for (int64_t row_id = range.begin + begin; row_id < range.begin + end; ++row_id) {
@@ -146,8 +150,21 @@ void RowHashes::record_range(const std::vector<RowArray>& arrays, RowRange range
   });
 }
 
-RowComparison RowHashes::compare(const std::vector<RowArray>& arrays, const RowTracker& tracker,
-                                 RowIds row_ids) {
+void HostRowHashes::record_as(const Arrays& packed, RowIds row_ids) {
+  check_rows(row_ids);
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (int64_t i = 0; i < row_ids.size; ++i) hashes_[row_ids.data[i]] = hash_of(packed, i);
+}
+
+void HostRowHashes::assign(const std::vector<uint16_t>& values, int64_t begin) {
+  const auto count = static_cast<int64_t>(values.size());
+  check_range({begin, begin + count});
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::copy(values.begin(), values.end(), hashes_.begin() + begin);
+}
+
+RowComparison HostRowHashes::compare(const Arrays& arrays, const RowTracker& tracker,
+                                     RowIds row_ids) {
   check_arrays(arrays);
   check_rows(row_ids);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -159,8 +176,8 @@ RowComparison RowHashes::compare(const std::vector<RowArray>& arrays, const RowT
   return found;
 }
 
-RowComparison RowHashes::compare_range(const std::vector<RowArray>& arrays,
-                                       const RowTracker& tracker, RowRange range) {
+RowComparison HostRowHashes::compare_range(const Arrays& arrays, const RowTracker& tracker,
+                                           RowRange range) {
   check_arrays(arrays);
   check_range(range);
   RowComparison found;
@@ -177,7 +194,7 @@ RowComparison RowHashes::compare_range(const std::vector<RowArray>& arrays,
   return found;
 }
 
-std::vector<uint16_t> RowHashes::values(RowIds row_ids) const {
+std::vector<uint16_t> HostRowHashes::values(RowIds row_ids) const {
   check_rows(row_ids);
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<uint16_t> found;
@@ -186,14 +203,12 @@ std::vector<uint16_t> RowHashes::values(RowIds row_ids) const {
   return found;
 }
 
-std::vector<uint16_t> RowHashes::range_values(RowRange range) const {
-  check_range(range);
+std::vector<uint16_t> HostRowHashes::copy_range(RowRange range) const {
   std::lock_guard<std::mutex> lock(mutex_);
   return {hashes_.begin() + range.begin, hashes_.begin() + range.end};
 }
 
-bool RowHashes::is_same_locked(const std::vector<RowArray>& arrays, int64_t row_id,
-                               RowComparison* found) {
+bool HostRowHashes::is_same_locked(const Arrays& arrays, int64_t row_id, RowComparison* found) {
   const uint16_t now = hash_of(arrays, row_id);
   if (hashes_[row_id] == 0) {
     hashes_[row_id] = now;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/device_stream.h"
 #include "core/huge_pages.h"
 #include "core/thread_pool.h"
 #include "staging/row_array.h"
@@ -27,39 +28,67 @@ struct RowComparison {
 };
 
 // Any thread may call it; one call waits for another. The public calls throw UsageError for rows
-// that the table or an array does not have.
+// that the table or an array does not have. `arrays`: what is hashed of a row, always in one order.
 class RowHashes {
  public:
+  using Arrays = std::vector<RowArray>;
+
   RowHashes(std::string name, int64_t num_rows);
+  virtual ~RowHashes() = default;
+  RowHashes(const RowHashes&) = delete;
+  RowHashes& operator=(const RowHashes&) = delete;
 
   const std::string& name() const { return name_; }
-  int64_t num_rows() const { return static_cast<int64_t>(hashes_.size()); }
-  int64_t memory_bytes() const { return num_rows() * static_cast<int64_t>(sizeof(uint16_t)); }
+  int64_t num_rows() const { return num_rows_; }
+  int64_t memory_bytes() const { return num_rows_ * static_cast<int64_t>(sizeof(uint16_t)); }
+  virtual int device() const { return kHostMemory; }  // where it is, and the arrays must be
 
-  void forget();  // no hash is known any more
+  virtual void forget() = 0;  // no hash is known any more
 
-  // Records rows as they are now. `arrays`: all that belongs to a row, always in one order.
-  void record(const std::vector<RowArray>& arrays, RowIds row_ids, ThreadPool* pool);
-  void record_range(const std::vector<RowArray>& arrays, RowRange range, ThreadPool* pool);
+  // Records rows as they are now.
+  void record(const Arrays& arrays, RowIds row_ids, ThreadPool* pool);
+  void record_range(const Arrays& arrays, RowRange range, ThreadPool* pool);
 
-  // Compares the rows that `tracker` calls clean; stops at the first that differs.
-  RowComparison compare(const std::vector<RowArray>& arrays, const RowTracker& tracker,
-                        RowIds row_ids);
-  RowComparison compare_range(const std::vector<RowArray>& arrays, const RowTracker& tracker,
-                              RowRange range);
+  std::vector<uint16_t> range_values(RowRange range) const;  // 0 where it is not known
 
-  // The hashes of rows, 0 where it is not known.
-  std::vector<uint16_t> values(RowIds row_ids) const;
-  std::vector<uint16_t> range_values(RowRange range) const;
+  void check_arrays(const Arrays& arrays) const;
 
-  void check_arrays(const std::vector<RowArray>& arrays) const;
-
- private:
+ protected:
   void check_rows(RowIds row_ids) const;
   void check_range(RowRange range) const;
-  bool is_same_locked(const std::vector<RowArray>& arrays, int64_t row_id, RowComparison* found);
+
+ private:
+  virtual void hash_rows(const Arrays& arrays, RowIds row_ids, ThreadPool* pool) = 0;
+  virtual void hash_range(const Arrays& arrays, RowRange range, ThreadPool* pool) = 0;
+  virtual std::vector<uint16_t> copy_range(RowRange range) const = 0;
 
   std::string name_;
+  int64_t num_rows_;
+};
+
+class HostRowHashes final : public RowHashes {
+ public:
+  HostRowHashes(std::string name, int64_t num_rows);
+
+  void forget() override;
+
+  // Row i of `packed` is recorded as row_ids[i].
+  void record_as(const Arrays& packed, RowIds row_ids);
+  // Takes the hashes of rows from `begin` on.
+  void assign(const std::vector<uint16_t>& values, int64_t begin);
+
+  // Compares the rows that `tracker` calls clean; stops at the first that differs.
+  RowComparison compare(const Arrays& arrays, const RowTracker& tracker, RowIds row_ids);
+  RowComparison compare_range(const Arrays& arrays, const RowTracker& tracker, RowRange range);
+
+  std::vector<uint16_t> values(RowIds row_ids) const;  // 0 where it is not known
+
+ private:
+  void hash_rows(const Arrays& arrays, RowIds row_ids, ThreadPool* pool) override;
+  void hash_range(const Arrays& arrays, RowRange range, ThreadPool* pool) override;
+  std::vector<uint16_t> copy_range(RowRange range) const override;
+  bool is_same_locked(const Arrays& arrays, int64_t row_id, RowComparison* found);
+
   mutable std::mutex mutex_;
   HugeZeros<uint16_t> hashes_;  // guarded by mutex_; 0: not known
 };

@@ -33,6 +33,7 @@ cudaMemPool_t make_pool(bool keeps) {
 }  // namespace
 
 cudaError_t call_in_capture(const std::string& call) {
+  (void)launch_empty(nullptr);
   cudaEvent_t event = nullptr;
   (void)cudaEventCreateWithFlags(&event, 0);
   (void)cudaEventRecord(event, nullptr);
@@ -40,6 +41,10 @@ cudaError_t call_in_capture(const std::string& call) {
   void* data = nullptr;
   cudaError_t error = cudaSuccess;
   if (call == "launch") error = launch_empty(nullptr);
+  if (call == "launch for the first time") {
+    unload_kernels();
+    error = launch_empty(nullptr);
+  }
   if (call == "wait for the stream") error = cudaStreamSynchronize(nullptr);
   if (call == "wait for an event") error = cudaEventSynchronize(event);
   if (call == "ask for an event") error = cudaEventQuery(event);
@@ -127,8 +132,8 @@ cudaError_t see_host_memory(const std::string& fault) {
   void* seen = nullptr;
   const unsigned flags = fault == "portable" ? cudaHostRegisterPortable : cudaHostRegisterMapped;
   (void)cudaHostRegister(memory, 8, flags);
-  const cudaError_t error =
-      cudaHostGetDevicePointer(&seen, memory + (fault == "beside" ? 8 : 7), 0);
+  const int offset = fault == "inside" ? 1 : fault == "beside" ? 8 : 0;
+  const cudaError_t error = cudaHostGetDevicePointer(&seen, memory + offset, 0);
   (void)cudaHostUnregister(memory);
   (void)cudaGetLastError();
   return error;

@@ -8,9 +8,9 @@
 
 namespace emulated_cuda {
 
-// In a capture, on this thread: "launch" is allowed, "wait for the stream", "wait for an event",
-// "ask for an event", "wait for an event of before" and "allocate" are not. The call's error; the
-// capture has then ended.
+// In a capture, on this thread: "launch" is allowed; "launch for the first time", which loads the
+// kernel, "wait for the stream", "wait for an event", "ask for an event", "wait for an event of
+// before" and "allocate" are not. The call's error; the capture has then ended.
 cudaError_t call_in_capture(const std::string& call);
 
 // The same on a thread that said that its calls do no harm to captures: "wait for the stream", and
@@ -26,8 +26,9 @@ cudaError_t mix_devices(const std::string& fault);
 // "use a device that is not there", "launch too many threads", "launch no block", "free twice".
 cudaError_t call_wrongly(const std::string& fault);
 
-// The error of asking where a device sees a byte of host memory that is registered as "mapped" or
-// as "portable" alone; "beside": the byte after the mapped ones.
+// The error of asking where a device sees the first byte of host memory that is mapped, or
+// registered as "portable" alone; "inside": of the second byte, "beside": of the byte after the
+// mapped ones.
 cudaError_t see_host_memory(const std::string& fault);
 
 // How often memory is mapped if it is allocated and freed `times` times, with a wait between; it is

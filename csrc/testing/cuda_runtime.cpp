@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <iterator>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -38,38 +38,83 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGetDevice(int* device) {
-  *device = current_device();
-  return cudaSuccess;
-}
-
 cudaError_t cudaSetDevice(int device) {
   Lock lock(machine().mutex);
   if (device < 0 || device >= machine().num_devices) return note(cudaErrorInvalidDevice);
-  current_device() = device;
+  this_thread().chosen = device;
+  this_thread().contexts.back() = device;
   machine().used_devices.insert(device);  // CUDA 12 and later make a context at once
   return cudaSuccess;
 }
 
+// The driver's contexts: of device 0 it is 1, and so on.
 namespace {
-int get_context_state(int device, unsigned*, int* is_active) {
-  Lock lock(machine().mutex);
-  *is_active = machine().used_devices.count(device) != 0;
-  return 0;
+
+int get_current(void** context) {
+  *context = reinterpret_cast<void*>(static_cast<intptr_t>(this_thread().contexts.back() + 1));
+  return cudaSuccess;
 }
+
+int push(void* context) {
+  Lock lock(machine().mutex);
+  const int device = static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1;
+  machine().used_devices.insert(device);
+  this_thread().contexts.push_back(device);
+  return cudaSuccess;
+}
+
+int pop(void** context) {
+  get_current(context);
+  this_thread().contexts.pop_back();
+  return cudaSuccess;
+}
+
+int retain(void** context, int device) {
+  Lock lock(machine().mutex);
+  if (device < 0 || device >= machine().num_devices) return cudaErrorInvalidDevice;
+  machine().used_devices.insert(device);
+  *context = reinterpret_cast<void*>(static_cast<intptr_t>(device + 1));
+  return cudaSuccess;
+}
+
+const std::map<std::string, void*>& driver_calls() {
+  static const std::map<std::string, void*> calls = {
+      {"cuCtxGetCurrent", reinterpret_cast<void*>(&get_current)},
+      {"cuCtxPushCurrent", reinterpret_cast<void*>(&push)},
+      {"cuCtxPopCurrent", reinterpret_cast<void*>(&pop)},
+      {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(&retain)},
+  };
+  return calls;
+}
+
 }  // namespace
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  const bool is_known = std::string(symbol) == "cuDevicePrimaryCtxGetState";
-  *function = is_known ? reinterpret_cast<void*>(&get_context_state) : nullptr;
+  const auto known = driver_calls().find(symbol);
+  const bool is_known = known != driver_calls().end();
+  *function = is_known ? known->second : nullptr;
   *result = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  Lock lock(machine().mutex);
+  *value = machine().has_pools ? 1 : 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* all_bytes) {
+  Lock lock(machine().mutex);
+  if (const cudaError_t error = begin_call("cudaMemGetInfo")) return error;
+  *free_bytes = machine().free_bytes;
+  *all_bytes = kAllBytes;
+  return cudaSuccess;
+}
+
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  std::swap(*mode, capture_mode());
+  std::swap(*mode, this_thread().mode);
   return cudaSuccess;
 }
 
@@ -105,14 +150,12 @@ cudaError_t cudaFreeHost(void* data) {
   return cudaSuccess;
 }
 
+// CUDA promises it of where the memory begins alone.
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   Lock lock(machine().mutex);
-  const auto& mapped = machine().mapped_memory;
-  auto* const at = static_cast<char*>(host);
-  const auto after = mapped.upper_bound(at);
-  if (after == mapped.begin()) return note(cudaErrorInvalidValue);
-  const auto& [begin, bytes] = *std::prev(after);
-  if (at >= begin + bytes) return note(cudaErrorInvalidValue);
+  if (machine().mapped_memory.count(static_cast<char*>(host)) == 0) {
+    return note(cudaErrorInvalidValue);
+  }
   *device = host;
   return cudaSuccess;
 }

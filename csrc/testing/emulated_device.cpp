@@ -23,14 +23,14 @@ cudaError_t note(cudaError_t error) {
   return error;
 }
 
-int& current_device() {
-  thread_local int device = 0;
-  return device;
+Thread& this_thread() {
+  thread_local Thread thread;
+  return thread;
 }
 
-cudaStreamCaptureMode& capture_mode() {
-  thread_local cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-  return mode;
+int current_device() {
+  const Thread& thread = this_thread();
+  return thread.contexts.back() >= 0 ? thread.contexts.back() : thread.chosen;
 }
 
 cudaError_t break_capture(cudaError_t error) {
@@ -41,6 +41,7 @@ cudaError_t break_capture(cudaError_t error) {
 cudaError_t begin_call(const char* name, InCapture in_capture) {
   Machine& m = machine();
   ++m.calls[name];
+  this_thread().contexts.back() = current_device();  // the runtime makes it
   m.used_devices.insert(current_device());
   if (m.is_broken) return note(cudaErrorLaunchFailure);
   for (auto failure = m.failures.begin(); failure != m.failures.end(); ++failure) {
@@ -50,7 +51,7 @@ cudaError_t begin_call(const char* name, InCapture in_capture) {
     return note(error);
   }
   const bool is_unsafe =
-      in_capture == InCapture::kUnsafe && capture_mode() != cudaStreamCaptureModeRelaxed;
+      in_capture == InCapture::kUnsafe && this_thread().mode != cudaStreamCaptureModeRelaxed;
   if (m.capturing != nullptr && is_unsafe) return break_capture(cudaErrorStreamCaptureUnsupported);
   return cudaSuccess;
 }
@@ -118,7 +119,35 @@ void set_num_devices(int num_devices) {
   machine().used_devices.clear();
 }
 
-void set_device(int device) { current_device() = device; }
+void set_device(int device) {
+  this_thread().chosen = device;
+  this_thread().contexts = {-1};
+}
+
+int current_context() { return this_thread().contexts.back(); }
+
+cudaStream_t make_stream() {
+  cudaStream_t stream = nullptr;
+  (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  return stream;
+}
+
+void destroy_stream(cudaStream_t stream) { (void)cudaStreamDestroy(stream); }
+
+void unload_kernels() {
+  Lock lock(machine().mutex);
+  machine().loaded_kernels.clear();
+}
+
+void set_memory_pools(bool has_pools) {
+  Lock lock(machine().mutex);
+  machine().has_pools = has_pools;
+}
+
+void set_free_part(double part) {
+  Lock lock(machine().mutex);
+  machine().free_bytes = static_cast<size_t>(part * static_cast<double>(kAllBytes));
+}
 
 std::set<int> used_devices() {
   Lock lock(machine().mutex);
@@ -193,9 +222,24 @@ void run_grid(const cudaLaunchConfig_t& config, const std::function<void()>& bod
 
 }  // namespace
 
-cudaError_t submit_kernel(const cudaLaunchConfig_t& config, std::function<void()> thread) {
+// Loading breaks a capture, of whichever stream.
+cudaError_t load_kernel(const void* kernel) {
+  Lock lock(machine().mutex);
+  Machine& m = machine();
+  if (m.loaded_kernels.count(kernel) != 0) return cudaSuccess;
+  const bool is_unsafe =
+      m.capturing != nullptr && this_thread().mode != cudaStreamCaptureModeRelaxed;
+  if (is_unsafe) return break_capture(cudaErrorStreamCaptureUnsupported);
+  m.used_devices.insert(current_device());
+  m.loaded_kernels.insert(kernel);
+  return cudaSuccess;
+}
+
+cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel,
+                          std::function<void()> thread) {
   Lock lock(machine().mutex);
   if (const cudaError_t error = begin_call("cudaLaunchKernelEx")) return error;
+  if (const cudaError_t error = load_kernel(kernel)) return error;
   const int64_t num_threads = static_cast<int64_t>(config.blockDim.x) * config.blockDim.y;
   const bool fits = num_threads >= 1 && num_threads <= 1024 && config.gridDim.x >= 1 &&
                     config.gridDim.x < (1u << 31) && config.gridDim.y >= 1 &&

@@ -22,8 +22,24 @@ void replay_graph();
 // There are this many devices, none of which has a context.
 void set_num_devices(int num_devices);
 
-// Chooses the calling thread's device.
+// Chooses the calling thread's device, as torch's runtime does, which makes no context yet.
 void set_device(int device);
+
+// The device of the calling thread's context; -1: it has none.
+int current_context();
+
+// As in a process in which no kernel has run yet.
+void unload_kernels();
+
+// Whether devices have memory pools.
+void set_memory_pools(bool has_pools);
+
+// The part of a device's memory that it says is free.
+void set_free_part(double part);
+
+// A stream of the current device beside the default one.
+cudaStream_t make_stream();
+void destroy_stream(cudaStream_t stream);
 
 // Devices that have a context, since a call was made while they were a thread's.
 std::set<int> used_devices();

@@ -28,6 +28,8 @@ struct EmulatedEvent {
 
 namespace emulated_cuda {
 
+constexpr size_t kAllBytes = size_t{1} << 36;  // of a device
+
 struct Failure {
   std::string name;
   int nth;
@@ -50,7 +52,10 @@ struct Machine {
   std::map<std::string, int64_t> calls;
   std::vector<Failure> failures;
   int num_devices = 1;
-  std::set<int> used_devices;  // that have a context
+  std::set<int> used_devices;            // that have a context
+  std::set<const void*> loaded_kernels;  // at their first launch, or when asked about
+  bool has_pools = true;                 // devices have memory pools
+  size_t free_bytes = kAllBytes;         // of a device, as it says
   std::map<void*, size_t> device_memory;
   std::map<char*, size_t> mapped_memory;          // of the host, that kernels may use
   std::map<int, EmulatedStream> default_streams;  // by device
@@ -70,8 +75,13 @@ enum class InCapture {
 };
 
 // The calling thread's.
-int& current_device();
-cudaStreamCaptureMode& capture_mode();
+struct Thread {
+  int chosen = 0;  // by cudaSetDevice(): where the runtime makes a context if there is none
+  std::vector<int> contexts{-1};  // the driver's stack; -1: none
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+};
+Thread& this_thread();
+int current_device();
 
 // Keeps the error for cudaGetLastError(), and returns it. This and the functions below REQUIRE the
 // machine's mutex to be held.

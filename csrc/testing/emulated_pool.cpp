@@ -100,6 +100,7 @@ void give_back_memory() {
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* props) {
   Lock lock(machine().mutex);
   if (const cudaError_t error = begin_call("cudaMemPoolCreate", InCapture::kUnsafe)) return error;
+  if (!machine().has_pools) return note(cudaErrorNotSupported);
   *pool = new EmulatedMemPool;
   (*pool)->device = props->location.id;
   pools().all.push_back(*pool);
@@ -119,6 +120,12 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr, void* value) {
   Lock lock(machine().mutex);
   pool->threshold = *static_cast<uint64_t*>(value);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr, void* value) {
+  Lock lock(machine().mutex);
+  *static_cast<uint64_t*>(value) = pool->held_bytes;
   return cudaSuccess;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <type_traits>
 
 #include "core/error.h"
@@ -75,6 +76,41 @@ int64_t RowTracker::num_dirty(RowRange range) const {
   check_range(range);
   settle();
   return count_dirty(range);
+}
+
+std::vector<int64_t> RowTracker::num_dirty_of(const std::vector<TrackedRange>& ranges) {
+  std::vector<int64_t> found(ranges.size());
+  std::map<int, std::vector<size_t>> on_devices;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const auto& [tracker, range] = ranges[i];
+    tracker->check_range(range);
+    tracker->settle();
+    if (tracker->device() == kHostMemory) {
+      found[i] = tracker->count_dirty(range);
+    } else {
+      on_devices[tracker->device()].push_back(i);
+    }
+  }
+  for (const auto& [_, places] : on_devices) {
+    std::vector<TrackedRange> of_device;
+    for (const size_t place : places) of_device.push_back(ranges[place]);
+    const std::vector<int64_t> counted = of_device.front().tracker->count_dirty_of(of_device);
+    for (size_t i = 0; i < places.size(); ++i) found[places[i]] = counted[i];
+  }
+  return found;
+}
+
+bool RowTracker::are_clean(const std::vector<TrackedRange>& ranges) {
+  std::vector<TrackedRange> on_devices;
+  for (const auto& [tracker, range] : ranges) {
+    if (tracker->device() != kHostMemory) {
+      on_devices.push_back({tracker, range});
+    } else if (!tracker->is_clean(range)) {
+      return false;
+    }
+  }
+  const std::vector<int64_t> counted = num_dirty_of(on_devices);
+  return std::all_of(counted.begin(), counted.end(), [](int64_t dirty) { return dirty == 0; });
 }
 
 bool RowTracker::is_clean(RowRange range) const {

@@ -61,6 +61,11 @@ struct Observation {
   Lookup lookup;
 };
 
+struct TrackedRange {
+  const RowTracker* tracker;
+  RowRange range;
+};
+
 // The public calls check their arguments and throw UsageError with nothing changed; the private
 // virtual ones may rely on that.
 class RowTracker {
@@ -105,7 +110,10 @@ class RowTracker {
   virtual void report_faults() {}
 
   int64_t num_dirty(RowRange range) const;
-  bool is_clean(RowRange range) const;           // none is dirty; stops at the first that is
+  bool is_clean(RowRange range) const;  // none is dirty; stops at the first that is
+  // The same of many, each device being waited for once, not once per tracker.
+  static std::vector<int64_t> num_dirty_of(const std::vector<TrackedRange>& ranges);
+  static bool are_clean(const std::vector<TrackedRange>& ranges);
   RowIdVector dirty_rows(RowRange range) const;  // ascending
 
   // At most `k` dirty rows of the range, those with the highest score, ties by lowest row id;
@@ -134,6 +142,8 @@ class RowTracker {
 
  private:
   virtual int64_t count_dirty(RowRange range) const = 0;
+  // REQUIRES: all trackers are on this one's device, which is not the host.
+  virtual std::vector<int64_t> count_dirty_of(const std::vector<TrackedRange>&) const { return {}; }
   virtual bool has_no_dirty(RowRange range) const = 0;
   virtual RowIdVector list_dirty(RowRange range) const = 0;
   virtual RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,

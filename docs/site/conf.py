@@ -17,6 +17,8 @@ html_show_copyright = False
 # Headings get the anchors that they have on GitHub.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
+autodoc_mock_imports = ["accelerate", "fbgemm_gpu", "lightning", "opentelemetry", "torchrec"]
+autodoc_mock_imports += ["transformers"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

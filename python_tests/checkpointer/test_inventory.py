@@ -192,6 +192,39 @@ def test_what_no_snapshot_holds_is_named_once_and_none_is_complete(tmp_path, opt
     run.ckpt.close()
 
 
+@pytest.mark.parametrize(
+    ("optimizer_of", "name"),
+    [
+        (lambda model: Global(model.parameters(), lr=0.1), "state of Global under 'global'"),
+        (with_second_model, "parameters of Adagrad alone"),
+        (with_passing_buffer, "buffer lin.t"),
+    ],
+)
+def test_what_the_user_ignores_is_left_out_of_complete_snapshots_that_say_so(
+    tmp_path, optimizer_of, name
+):
+    run = make(tmp_path / "store", optimizer_of)
+    _, texts = train(run)
+    (text,) = [text for text in texts if "so no snapshot is complete" in text]
+    assert f'ignore=["{name}"]' in text
+    run.ckpt.close()
+    run = make(tmp_path / "ignored", optimizer_of, ignore=[name, "buffer of nothing"])
+    _, texts = train(run)
+    assert run.ckpt.save("base").is_complete
+    assert texts == []
+    run.ckpt.wait()
+    die(run.ckpt)
+    run.ckpt._watch.detach()
+    again = make(tmp_path / "ignored", optimizer_of, ignore=[name])
+    assert again.ckpt.recover().state_ignored == [name]
+    again.ckpt.close()
+
+
+def test_names_that_are_no_text_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"ignore\[1\] is 3; needed: a name"):
+        make(tmp_path / "store", lambda m: torch.optim.SGD(m.parameters(), 0.1), ignore=["a", 3])
+
+
 class Copied(nn.Module):
     """Its state_dict() has a copy of its state."""
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import cpr_ext
-from cpr_ext.errors import StoreError, UntrackedChangeWarning
+from cpr_ext.errors import StoreError, UntrackedChangeWarning, UsageError
 from python_tests.helpers import run_python
 
 NUM_STEPS = 30
@@ -181,3 +181,44 @@ class Unknown:
 
     def load_state_dict(self, state):
         pass
+
+
+def averaged(directory):
+    """A run with an average of its weights, which is another model."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"e": nn.Embedding(50, 4, sparse=True), "h": nn.Linear(4, 1)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    options = {"stateful": average, "priority": cpr_ext.AllRows(), "consistency": "step"}
+    return model, optimizer, average, cpr_ext.Checkpointer(model, optimizer, directory, **options)
+
+
+def test_an_average_of_the_weights_is_state(tmp_path):
+    model, optimizer, average, ckpt = averaged(tmp_path / "store")
+    with ckpt:
+        for step in range(5):
+            optimizer.zero_grad()
+            model["h"](model["e"](torch.tensor([step]))).sum().backward()
+            optimizer.step()
+            average.update_parameters(model)
+            ckpt.step(num_samples=1)
+    _, _, again, ckpt = averaged(tmp_path / "store")
+    with ckpt:
+        assert ckpt.recover().step == 5
+    expected, found = average.state_dict(), again.state_dict()
+    assert int(expected["n_averaged"]) == 5
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+@pytest.mark.parametrize("what", ["the model", "a part", "a model around it", "an optimizer"])
+def test_what_is_saved_anyway_is_refused(tmp_path, what):
+    model = nn.ModuleDict({"e": nn.Embedding(50, 4, sparse=True), "h": nn.Linear(4, 1)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {
+        "the model": model,
+        "a part": model["h"],
+        "a model around it": nn.ModuleList([model]),
+        "an optimizer": optimizer,
+    }
+    with pytest.raises(UsageError, match="are saved without it"):
+        cpr_ext.Checkpointer(model, optimizer, tmp_path / "store", stateful=given[what])

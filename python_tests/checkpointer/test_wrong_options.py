@@ -1,7 +1,9 @@
 """An option of a wrong type or value is refused where it is given, by its name, never later."""
 
+import copy
 import inspect
 import math
+import pickle
 
 import pytest
 import torch
@@ -105,3 +107,46 @@ def test_a_model_and_an_optimizer_in_each_others_place_are_named(tmp_path):
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     with pytest.raises(CprError, match="model is an optimizer; the model comes first"):
         cpr_ext.Checkpointer(optimizer, model, tmp_path)
+
+
+def made(directory, **options):
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 8, sparse=True))
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    return cpr_ext.Checkpointer(model, optimizer, directory, **options)
+
+
+def test_a_place_that_can_be_no_store_is_named_with_the_remedy(tmp_path):
+    with pytest.raises(CprError, match=r"directory is ''; needed: a path \('.' is the working dir"):
+        made("")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CprError, match=r"file.: .*\. It is no directory; choose another"):
+        made(tmp_path / "file")
+
+
+def test_more_shards_than_files_can_be_open_are_refused_before_the_first_is_made(tmp_path):
+    with pytest.raises(CprError, match="num_shards is 100000; it must be at most 4096"):
+        made(tmp_path / "store", num_shards=100_000)
+    assert not (tmp_path / "store").exists()
+
+
+def test_other_optimizers_are_refused_with_the_ways_that_work(tmp_path):
+    made(tmp_path / "store").close()  # nothing trained
+    with made(tmp_path / "store") as checkpointer:
+        checkpointer.recover()
+        checkpointer.save("base")
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 8, sparse=True))
+    with cpr_ext.Checkpointer(model, [], tmp_path / "store") as checkpointer:
+        with pytest.raises(CprError, match=r"store holds optimizers .*cpr_ext\.load_into"):
+            checkpointer.recover()
+    with pytest.raises(CprError, match=r"holds a NoneType; .*cpr_ext\.load_into"):
+        cpr_ext.Checkpointer(model, None, tmp_path / "other")
+
+
+def test_a_checkpointer_shows_where_it_is_and_is_not_copied(tmp_path):
+    with made(tmp_path / "store") as checkpointer:
+        checkpointer.recover()
+        place = f"Checkpointer of '{tmp_path / 'store'}': step 0, newest snapshot of step 0"
+        assert repr(checkpointer) == f"<{place}, 1 tables of 100 rows>"
+        for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="has a store open"):
+                copied(checkpointer)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cpr_ext.doctor import packages
-from cpr_ext.doctor.check import Check
+from cpr_ext.tools.doctor import packages
+from cpr_ext.tools.doctor.check import Check
 
 
 @pytest.fixture(autouse=True)

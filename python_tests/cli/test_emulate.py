@@ -120,7 +120,7 @@ def test_rounded_rows_are_charged_by_the_bytes_of_the_trained_model(
     spends_bytes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cpr_ext.cli import main
-    from cpr_ext.emulation import emulation
+    from cpr_ext.lab.emulation import emulation
 
     asked = []
     monkeypatch.setattr(emulation, "emulate", lambda *given, **options: asked.append(given))

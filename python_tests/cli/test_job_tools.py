@@ -8,11 +8,11 @@ import pytest
 from safetensors.torch import load_file
 
 from cpr_ext.errors import StoreError
-from cpr_ext.maintenance import compact_job, inspect_job, verify, verify_job
 from cpr_ext.storage.job_stores import find_stores, worker_directory
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tools.maintenance import compact_job, inspect_job, verify, verify_job
 from python_tests.helpers import assert_same, flip
-from python_tests.maintenance.jobs import DIM, WorkerAlone, make_job, parts_of
+from python_tests.tools.maintenance.jobs import DIM, WorkerAlone, make_job, parts_of
 
 WORKER_1 = "worker-00001-of-00003"
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from python_tests.maintenance.stores import trained_store
+from python_tests.tools.maintenance.stores import trained_store
 
 JOB = ("--job-hours", 100, "--shards", 10, "--mtbf-hours", 25)
 COSTS = ("--save-minutes", 30, "--load-minutes", 18, "--reschedule-minutes", 12)
@@ -272,6 +272,7 @@ def test_the_picture_is_drawn_of_the_size_it_says(cpr, tmp_path):
         ((*JOB, *COSTS, "--shards", 2, "--shards-per-failure", 4), "at most all 2 shards"),
         ((*JOB, *COSTS, "--failure-log", "x"), "both give the MTBF; pass one"),
         ((*JOB, *COSTS, "--plot", "/nowhere/a.png"), "folder of '/nowhere/a.png' does not exist"),
+        ((*JOB, *COSTS, "--plot", "a.xyz"), "'a.xyz' has no suffix of a picture; allowed: .png"),
         ((*JOB, "--store", "/nowhere"), "/nowhere"),
         ((*JOB, *COSTS, "--nodes", 8), "--nodes is of use only with --failure-log"),
         ((*JOB, *COSTS, "--read-mb-per-second", 8), "--read-mb-per-second is of use only with"),
@@ -340,3 +341,9 @@ def test_columns_are_refused_where_they_say_nothing(cpr, store):
     code, out, _ = cpr(*given, "--precision", "int8", "--json")
     assert code == 0
     assert json.loads(out)["precisions"][0]["written_share"] == 1
+
+
+def test_a_log_without_an_end_is_refused(cpr):
+    code, _, err = cpr("plan", "--failure-log", "/dev/zero")
+    assert code == 1
+    assert "'/dev/zero' cannot be read as a failure log: field larger than" in err

@@ -6,7 +6,7 @@ from importlib.machinery import PathFinder
 
 import pytest
 
-from python_tests.maintenance.stores import trained_store
+from python_tests.tools.maintenance.stores import trained_store
 
 OPTIONAL = (
     *("matplotlib", "pyarrow", "sklearn", "scipy", "pandas", "safetensors", "torchrec"),

@@ -1,14 +1,17 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 from safetensors.torch import load_file
 
-from cpr_ext.maintenance import verify
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tools.maintenance import verify
 from python_tests.helpers import flip
-from python_tests.maintenance.stores import trained_store
+from python_tests.tools.maintenance.stores import trained_store
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +131,22 @@ def test_wrong_usage_exits_2(cpr, arguments):
     code, _, err = cpr(*arguments)
     assert code == 2
     assert "Usage: cpr" in err
+
+
+def test_publish_waits_for_the_first_snapshot_if_it_is_to_publish_again(made, tmp_path):
+    store = tmp_path / "store"
+    command = [sys.executable, "-m", "cpr_ext.cli", "publish", str(store), "--to"]
+    command += [str(tmp_path / "rows"), "--every", "0.1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as publishing:
+        assert publishing.stderr.readline() == f"'{store}' has no snapshot yet: waiting for one\n"
+        shutil.copytree(made, tmp_path / "copy")
+        (tmp_path / "copy").rename(store)
+        assert "all rows for new consumers" in publishing.stdout.readline()
+        publishing.send_signal(signal.SIGINT)
+        publishing.communicate()
+
+
+def test_publish_once_does_not_wait(cpr, tmp_path):
+    code, _, err = cpr("publish", tmp_path / "store", "--to", tmp_path / "rows")
+    assert (code, "no STORE.json" in err) == (1, True)

@@ -168,6 +168,7 @@ def test_a_run_killed_at_any_moment_is_continued_from_its_store(
         (["--priority", "none", "--fail-at", "9:0"], USAGE, "priority none saves nothing"),
         (["--json", "run.json"], USAGE, "unexpected extra argument (run.json)"),
         (["--plot", "/nowhere/run.png"], USAGE, "the folder of '/nowhere/run.png'"),
+        (["--plot", "run.xyz"], USAGE, "suffix of a picture; allowed: .png, .svg, .pdf"),
         (["--data", "criteo:/nowhere/train.txt"], OTHER, "/nowhere/train.txt"),
         (["--data", "movietweetings:/nowhere"], OTHER, "/nowhere"),
         (["--store", "/proc/nowhere"], OTHER, "/proc/nowhere"),

@@ -49,6 +49,7 @@ def device(request):
 def emulated():
     """The emulated device; afterwards it is as it was, and nothing fails any more."""
     found = backends.find("emulated")
+    found.native.trim_memory(0)  # or memory that earlier tests have freed serves where it is short
     yield found
     found.native.emulator.fail_call("", 0)
     found.native.emulator.set_lazy(False)
@@ -56,6 +57,8 @@ def emulated():
     found.native.emulator.set_capturing(False)
     found.native.emulator.set_device(0)
     found.native.emulator.set_num_devices(1)
+    found.native.emulator.set_memory_pools(True)
+    found.native.emulator.set_free_part(1.0)
 
 
 @pytest.fixture(autouse=True)

@@ -137,7 +137,7 @@ class MlpJob(ShardedJob):
             job.checkpointer.save("base")
             job.checkpointer.wait()
         generator = torch.Generator().manual_seed(1000 * step + job.rank)
-        indices = torch.randint(ROWS, (SAMPLES,), generator=generator)
+        indices = self.draw_indices(job, generator)
         labels = torch.randn(SAMPLES, 1, generator=generator)
         for optimizer in job.optimizers:
             optimizer.zero_grad()
@@ -169,11 +169,20 @@ class MlpJob(ShardedJob):
     def inputs_of(self, model, indices):
         return model.rows(indices)
 
+    def draw_indices(self, job, generator):
+        return torch.randint(ROWS, (SAMPLES,), generator=generator)
+
+    def slot_keys(self):
+        return None
+
     def make_checkpointer(self, model, optimizers, directory):
         begin = ROWS * self.rank - (2 if self.spoiled_by() == "plan" else 0)
         rows = ROWS * self.settings.world_size
         part = TablePart("rows", (begin, begin + ROWS), (0, DIM), rows, DIM)
-        table = Table(part.name, model.rows.weight, optimizers[0], [model.rows], part=part)
+        table = Table(
+            part.name, model.rows.weight, optimizers[0], [model.rows], part=part,
+            keys=self.slot_keys(),
+        )  # fmt: skip
         kind = KINDS.get(self.suicide[0], cpr_ext.Checkpointer) if self.suicide else None
         self.job_tables = [table]
         return (kind or cpr_ext.Checkpointer)(

@@ -23,6 +23,7 @@ def fork(function, *arguments):
     pid = os.fork()
     if pid:
         forked.add(pid)
+        ended.pop(pid, None)  # numbers are used again
         return pid
     code = 1
     try:
@@ -30,7 +31,8 @@ def fork(function, *arguments):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         function(*arguments)
         code = 0
-    except BaseException:
+    except BaseException as error:
+        code = getattr(error, "code", 1) or 1  # of SystemExit
         traceback.print_exc()
     finally:
         sys.stderr.flush()

@@ -21,12 +21,12 @@ import torch
 
 import cpr_ext
 from cpr_ext.distributed import Identity, TimeOuts, Worker
-from cpr_ext.dlrm import row_sharded
-from cpr_ext.dlrm.model import DLRM
-from cpr_ext.dlrm.movietweetings import MovieTweetings
-from cpr_ext.dlrm.optimizers import build_optimizers
-from cpr_ext.dlrm.presets import find_preset
-from cpr_ext.dlrm.synthetic import Synthetic
+from cpr_ext.lab.dlrm import row_sharded
+from cpr_ext.lab.dlrm.model import DLRM
+from cpr_ext.lab.dlrm.movietweetings import MovieTweetings
+from cpr_ext.lab.dlrm.optimizers import build_optimizers
+from cpr_ext.lab.dlrm.presets import find_preset
+from cpr_ext.lab.dlrm.synthetic import Synthetic
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.storage.retention import Retention
 
@@ -53,8 +53,8 @@ class Settings:
     priority: str = "MostFrequentlyUsed"
     consistency: str = "row"
     time_outs: dict = field(default_factory=dict)
-    # rank -> what it does to itself in which life: ["training" | "saving" | "recovering" |
-    # "rolling back", step]
+    # rank -> what it does to itself in which life: ["training" | "saving" | "joining" |
+    # "recovering" | "rolling back", step]
     suicides: dict = field(default_factory=dict)
     # what else the class below takes
     options: dict = field(default_factory=dict)
@@ -227,6 +227,8 @@ class ShardedJob:
             last = self.worker.recoveries[-1]
             values["recovery"] = vars(last)
         self.journal.write(event.kind, **values)
+        if event.kind == "joined" and self.suicide and self.suicide[0] == "joining":
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def worker_options(self):
         known = self.settings.options

@@ -110,6 +110,21 @@ def test_a_worker_killed_while_it_saves_and_one_while_it_recovers_come_back(make
     assert [r["recovery"]["lost"] for r in cluster.recoveries(0)] == [[0, 1, 2, 3], [1], [2]]
 
 
+def test_a_replacement_that_dies_as_soon_as_all_have_met_is_not_waited_for(make_cluster):
+    """The others have just begun to connect to it, and need not wait until that takes too long."""
+    suicides = {"1": {"2": ["joining", 0]}}
+    cluster = make_cluster(num_steps=60, step_seconds=0.01, suicides=suicides)
+    cluster.start()
+    cluster.wait_for_step(20)
+    for _ in range(2):
+        if cluster.life(1) == 1:
+            cluster.kill(1)
+        cluster.wait_for_death(1)
+        cluster.start(1)
+    cluster.finish()
+    assert "does not answer" not in cluster.logs()
+
+
 def check_steps_follow(cluster, rank):
     position = 0
     for event in cluster.events(rank):

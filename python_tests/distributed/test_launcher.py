@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpr_ext.distributed.identity.supervision import SignsOfLife, show_progress
+from cpr_ext.distributed.identity.worker_identity import show_alive
 from cpr_ext.distributed.launcher import Launcher
 from cpr_ext.errors import UsageError
 
@@ -172,6 +173,13 @@ def test_a_new_life_does_not_show_the_progress_of_the_one_before(tmp_path, monke
     assert SignsOfLife(signs.path).progress() == ""
     monkeypatch.delenv("CPR_ALIVE_FILE")
     show_progress("nobody asks")
+
+
+def test_a_worker_whose_launcher_has_ended_shows_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPR_ALIVE_FILE", str(tmp_path / "gone/worker-1"))
+    show_alive()
+    show_progress("50 %")
+    assert not (tmp_path / "gone").exists()
 
 
 def test_a_worker_that_always_dies_ends_the_others_too(launch, tmp_path):

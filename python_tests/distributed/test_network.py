@@ -1,5 +1,7 @@
 """Hosts as network namespaces; what is between them is cut and mended."""
 
+import os
+import signal
 import subprocess
 import time
 from datetime import timedelta
@@ -9,6 +11,7 @@ import pytest
 from torch._C._distributed_c10d import FileStore
 
 from cpr_ext.distributed.collective.process_group import ReformableGroup, Round
+from cpr_ext.distributed.rendezvous.host import _GONE_SECONDS as GONE_SECONDS
 from cpr_ext.errors import PeerLostError
 from python_tests.distributed.cluster import Cluster
 from python_tests.distributed.namespaces import NoNamespacesError, hosts
@@ -19,7 +22,7 @@ def make_job(tmp_path):
     """A job with a worker on each host, or two; the rendezvous is on the first."""
     opened = []
 
-    def make(num_hosts, *, workers=None, **settings):
+    def make(num_hosts, *, workers=None, collective_seconds=2.0, **settings):
         try:
             around = hosts(num_hosts)
             network, nurseries = around.__enter__()
@@ -31,7 +34,7 @@ def make_job(tmp_path):
         cluster = Cluster(
             nurseries, tmp_path, world_size=world_size, step_seconds=0.02,
             host=network.address(0), addresses=addresses,
-            time_outs={"collective_seconds": 2.0}, **settings,
+            time_outs={"collective_seconds": collective_seconds}, **settings,
         )  # fmt: skip
         opened.append(cluster)
         cluster.start()
@@ -58,6 +61,26 @@ def test_hosts_that_are_cut_off_from_each_other_go_on_once_the_wire_is_mended(ma
         assert last["recovery"]["bytes_read"] == [0, 0, 0, 0]
         lost = cluster.events(rank, "peer_lost")[-1]
         assert last["tables"] == lost["tables"]
+
+
+def test_the_host_says_at_once_that_a_machine_vanished_and_a_worker_that_stops_is_no_loss(make_job):
+    """Collectives would wait longer than this test may take."""
+    network, nurseries, cluster = make_job(4, num_steps=10_000, collective_seconds=1000.0)
+    os.kill(cluster.pids[1], signal.SIGSTOP)
+    time.sleep(2 * GONE_SECONDS)  # a look at a machine that lives shows nothing, however late
+    os.kill(cluster.pids[1], signal.SIGCONT)
+    cluster.wait_for_step(max(map(cluster.step, cluster.ranks)) + 5)
+    assert [len(cluster.recoveries(rank)) for rank in cluster.ranks] == [1] * 4
+    network.cut(2)
+    for rank in (0, 1, 3):
+        cluster.wait_until(lambda rank=rank: cluster.events(rank, "peer_lost"))
+    addresses = {**cluster.settings.addresses, "2": network.address(0)}
+    cluster.pids[2] = cluster.start_another(
+        2, nurseries[0], stores="another disk", addresses=addresses
+    )
+    for rank in (0, 1, 3):
+        cluster.wait_until(lambda rank=rank: len(cluster.recoveries(rank)) == 2)
+        assert cluster.recoveries(rank)[1]["recovery"]["lost"] == [2]
 
 
 @pytest.mark.parametrize("stores", ["another disk", None])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpr_ext.distributed.proving import prove_workers
+from cpr_ext.tools.worker_proofs import prove_workers
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, "-m", "cpr_ext.cli", "launch", "--nproc", "2"]

@@ -6,13 +6,13 @@ import logging
 from pathlib import Path
 
 from cpr_ext.errors import DamageError
-from cpr_ext.maintenance import verify
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.restore import newest_undamaged
 from cpr_ext.recovery.verify import refuse_damage
 from cpr_ext.storage.file_names import MANIFEST_FILE, STORE_COPY_FILE
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tools.maintenance import verify
 from python_tests.faults.damage_scene import (
     SENTINEL,
     USUAL,

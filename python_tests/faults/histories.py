@@ -31,7 +31,7 @@ from unittest.mock import patch
 import torch
 
 from cpr_ext.errors import CprError
-from cpr_ext.maintenance import backup, compact, repair, verify
+from cpr_ext.tools.maintenance import backup, compact, repair, verify
 from python_tests.faults.history_jobs import Jobs
 from python_tests.faults.history_model import Clone, Objects, cut_off
 from python_tests.faults.history_publications import Publications
@@ -253,9 +253,10 @@ class History:
         self._copy_and_release(clone, run)
 
     def _lose_twice(self) -> None:
-        """Two machines read the copy; the first is cut off before it has added a state.
+        """A machine takes over the copy, and is cut off before it has added a state of its own.
 
-        It returns after the second has taken over, and may add nothing.
+        It returns after another one has tried to continue the copy: one that reads it may, and then
+        the first may add nothing. An older one of the same state may not.
         """
         if not self._copied:
             return
@@ -266,12 +267,16 @@ class History:
         if run is not None:
             copy = run.checkpointer._parts.remote
             assert copy is not None
+            self._copied = list(first.events)  # its claim
             if self._draw.random() < 0.5:
                 self._save(first, run)
             copy.close(30)
             run.release()
         self._objects.states_left = None
-        self._lose()
+        if self._draw.random() < 0.5:
+            self._lose()
+        else:
+            self._copy_of(self._any())
         self._copy_of(first)
 
     def _lose_directory(self) -> None:
@@ -348,7 +353,7 @@ class History:
         copy = run.checkpointer._parts.remote
         assert copy is not None
         # The state of the newest commit is submitted after whoever waits for it is woken.
-        run.checkpointer._parts.saver._committer.call(lambda: None).result(30)
+        run.checkpointer._parts.saver._parts.committer.call(lambda: None).result(30)
         if not copy.wait(30):
             self.faults.append(f"the copy ended: {copy.status()}")
         copy.close(30)

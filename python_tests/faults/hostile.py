@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from cpr_ext.errors import CprError
-from cpr_ext.maintenance import (
+from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tools.maintenance import (
     compact,
     export,
     inspect,
@@ -27,7 +28,6 @@ from cpr_ext.maintenance import (
     repair,
     verify,
 )
-from cpr_ext.storage.store_reader import StoreReader
 from python_tests.faults.damage_scene import Scene, opened
 from python_tests.faults.hostile_operations import (
     Operation,

@@ -12,8 +12,8 @@ from typing import Any
 
 import cpr_ext
 from cpr_ext.errors import StoreError
-from cpr_ext.maintenance import verify
 from cpr_ext.storage.file_names import STORE_FILE
+from cpr_ext.tools.maintenance import verify
 from python_tests.faults.journal import NOTHING, Promise, States, read_promise
 from python_tests.faults.model import Model, State, build, slot_bytes, train_step
 from python_tests.faults.power_cut import fingerprint, read_tree
@@ -118,9 +118,9 @@ def _go_on(fresh: Fresh) -> State:
         fresh.train()
         fresh.checkpointer.save()
         assert fresh.checkpointer.wait(20), "a new run's snapshot does not end"
-        assert fresh.checkpointer._saver._compactor.wait(20)
+        assert fresh.checkpointer._saver.outcomes._compactor.wait(20)
     saved = fresh.state
-    fresh.checkpointer._saver._settle_compaction()
+    fresh.checkpointer._saver.outcomes.settle_compaction()
     assert fresh.checkpointer.metrics.compactions > 0, "a new run merges nothing"
     fresh.checkpointer.close()
     return saved

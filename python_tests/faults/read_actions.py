@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from cpr_ext import maintenance
 from cpr_ext.storage.retention import Retention
+from cpr_ext.tools import maintenance
 from python_tests.faults.invariant import Fresh
 from python_tests.faults.model import TABLES
 

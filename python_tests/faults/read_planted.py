@@ -9,7 +9,7 @@ from typing import Any
 import cpr_ext
 from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError
-from cpr_ext.storage import reading, segment_header
+from cpr_ext.storage import retries, segment_header
 
 
 def _headers_that_fail_are_damaged() -> None:
@@ -32,7 +32,7 @@ def _rows_that_fail_are_damaged() -> None:
             return real(*arguments, **{**options, "unreadable_is_damage": True})
 
         setattr(native, name, believe)
-    reading.UnreadableError = DamageError  # type: ignore[misc]
+    retries.UnreadableError = DamageError  # type: ignore[misc]
 
 
 def _falling_back_forgets() -> None:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cpr_ext import maintenance
 from cpr_ext.errors import StorageError
-from cpr_ext.storage import reading
+from cpr_ext.storage import retries
 from cpr_ext.storage.retention import Retention
+from cpr_ext.tools import maintenance
 from python_tests.faults import forks
 from python_tests.faults.harness import warm_up
 from python_tests.faults.interposer import READ_OPS, Call, Interposer, calls_of, read_log
@@ -76,7 +76,7 @@ class ReadSide:
         self._right: set[bytes] = set()  # fingerprints of stores that were looked at
         self._clean: dict[str, Any] = {}
         torch.set_num_threads(1)
-        reading.pauses_seconds = (0.0, 0.0)
+        retries.pauses_seconds = (0.0, 0.0)
         warm_up()
         self._call(self._make, "make")
         self._newest = self._call(partial(self._look, self._original), "look")

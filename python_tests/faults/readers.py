@@ -25,9 +25,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cpr_ext
-from cpr_ext.maintenance import export, inspect, inspect_table, read_rows, verify
 from cpr_ext.storage import leases
 from cpr_ext.storage.manifest import Manifest
+from cpr_ext.tools.maintenance import export, inspect, inspect_table, read_rows, verify
 
 NUM_ROWS, DIM = 60, 3
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
+from dataclasses import replace
 from typing import Any
 
 from cpr_ext._native import native
 from cpr_ext.errors import RemoteError
+from cpr_ext.storage.file_names import DENSE_DIRECTORY
 from cpr_ext.storage.remote.objects import Objects
 from cpr_ext.storage.remote.remote_state import RemoteState, StoreView, newest_state
 
@@ -53,6 +55,7 @@ class WatchedObjects:
         self._lock = threading.RLock()
         self._late: Callable[[], object] | None = None
         self._sound: dict[str, int] = {}  # checksums of objects that were not touched since
+        self._claims: Set[str] = frozenset()
         self._is_looked_at = False  # nothing has changed since
 
     def acknowledge(self, number: int, step: int) -> None:
@@ -144,7 +147,10 @@ class WatchedObjects:
             return
         if state.number < self.acknowledged:
             self._blame(f"state {state.number}; {self.acknowledged} was promised")
-        if self.views is not None and state.view not in self.views:
+        # A process that takes over adds its claim to the state that is there.
+        claims = self._claims = self._claims | {state.claim}
+        view = without(claims, state.view)
+        if self.views is not None and view not in (without(claims, each) for each in self.views):
             self._blame(f"state {state.number} was never committed")
         self._look_at_objects(state)
 
@@ -164,3 +170,10 @@ class WatchedObjects:
 
     def _blame(self, text: str) -> None:
         self.violations.append(f"after request {self.count - 1}: {text}")
+
+
+def without(claims: Set[str], view: StoreView) -> StoreView:
+    """Return a state without claims on the copy."""
+    dense = view.directories[DENSE_DIRECTORY]
+    dense = replace(dense, ancestors=tuple(each for each in dense.ancestors if each not in claims))
+    return replace(view, directories={**view.directories, DENSE_DIRECTORY: dense})

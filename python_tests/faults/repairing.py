@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 
 from cpr_ext.errors import DamageError
-from cpr_ext.maintenance import repair, verify
 from cpr_ext.storage.file_names import LOCK_FILE, MANIFEST_FILE
+from cpr_ext.tools.maintenance import repair, verify
 from python_tests.faults.damage_scene import (
     SMALLEST,
     USUAL,

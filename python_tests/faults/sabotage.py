@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cpr_ext._native import native
-from cpr_ext.saving import snapshot
+from cpr_ext.saving import snapshot_rows
 from cpr_ext.storage import checksummed_json, manifest, segment_header, segment_writer
 from cpr_ext.storage.filesystem import sync_directory
 from cpr_ext.storage.segment_format import Chunk, Segment, align_up
@@ -96,7 +96,7 @@ def _short_writes_ignored(_: Interposer) -> None:
 
 
 def _rows_not_put_back(_: Interposer) -> None:
-    snapshot.Snapshot.put_back = lambda self: None
+    snapshot_rows.SnapshotRows.put_back = lambda self: None
 
 
 def _is_of_merge(call: Call) -> bool:

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import cpr_ext
 from cpr_ext.errors import SnapshotError
-from cpr_ext.maintenance import compact
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.storage.retention import Retention
+from cpr_ext.tools.maintenance import compact
 from python_tests.faults.journal import NOTHING, Journal
 from python_tests.faults.model import State, build, precision, slot_bytes, train_step, wreck_shard
 from python_tests.helpers import die
@@ -181,7 +181,7 @@ class Life:
         else:
             assert is_done, "wait() did not end"
             self._note(begun)
-        if (compactor := self.checkpointer._saver._compactor) is not None:
+        if (compactor := self.checkpointer._saver.outcomes._compactor) is not None:
             assert compactor.wait(_TIMEOUT_SECONDS), "compaction did not end"
         self._watcher.copy_after_fault()
 
@@ -195,7 +195,7 @@ class Life:
 
     def end(self) -> None:
         """As a process that is done, or dies."""
-        self.checkpointer._saver._settle_compaction()
+        self.checkpointer._saver.outcomes.settle_compaction()
         self._journal.write("compactions", self.checkpointer.metrics.compactions)
         with contextlib.suppress(SnapshotError):  # of failures reported before
             self.checkpointer.close()

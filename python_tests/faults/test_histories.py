@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 
 from cpr_ext.distributed.collective import recovery_decision
-from cpr_ext.publishing import publisher
 from cpr_ext.recovery import sources
-from cpr_ext.storage import manifest, stale_manifests
+from cpr_ext.storage import stale_manifests
 from cpr_ext.storage.remote.filling import Filling
 from cpr_ext.storage.remote.opening import RemoteStore
-from cpr_ext.storage.remote.remote_state import StoreView
+from cpr_ext.storage.remote.remote_state import RemoteState
 from cpr_ext.storage.store import Store
+from cpr_ext.tools.publishing import publisher
 from python_tests.faults.histories import BACKUPS, COPIES, JOBS, PUBLICATIONS, History
 
-repair_module = importlib.import_module("cpr_ext.maintenance.repair")
-changed_rows_module = importlib.import_module("cpr_ext.publishing.changed_rows")
-stale_rows, commit_after, next_state = sources._stale_rows, manifest.commit_after, publisher._Next
+repair_module = importlib.import_module("cpr_ext.tools.maintenance.repair")
+changed_rows_module = importlib.import_module("cpr_ext.tools.publishing.changed_rows")
+stale_rows, next_state = sources._stale_rows, publisher._Next
 
 # Every comparison of descent: where it is, what is in its place, and operations that show it.
 COMPARISONS = {
@@ -40,18 +40,16 @@ COMPARISONS = {
         ("train", "twins", "clone", "mix"),
     ),
     "a store that is copied follows from the copy": (
-        *(StoreView, "descends_from", lambda self, other: True),
+        *(RemoteState, "may_be_continued_by", lambda self, view: True),
         ("train", "clone", "copy", "copy"),
     ),
     "a machine that takes over makes a commit of its own": (
-        *(Store, "claim", lambda self: None),
+        *(Store, "claim", lambda self, claim: None),
         ("train", *COPIES),
     ),
-    "two machines that do the same make two commits": (
-        manifest,
-        "commit_after",
-        lambda commit, directory, segments, nonce: commit_after(commit, directory, segments, ""),
-        ("train", "copy", "lose twice"),
+    "only a store that has made the newest claim continues the copy": (
+        *(RemoteState, "may_be_continued_by", lambda self, view: view.descends_from(self.view)),
+        ("train", "clone", "copy", "lose twice"),
     ),
     "a directory that is read from the copy fits": (
         *(RemoteStore, "_fits", lambda *_: True),

@@ -11,11 +11,11 @@ import pytest
 from safetensors.torch import load_file
 
 from cpr_ext.errors import DamageError
-from cpr_ext.maintenance import export, inspect, verify
 from cpr_ext.state import dense_schema
 from cpr_ext.storage import filesystem, manifest, segment_header, store_reader
 from cpr_ext.storage.filesystem import create_anew, open_regular, require_directory
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tools.maintenance import export, inspect, verify
 from python_tests import preloaded
 from python_tests.faults.damage_scene import Scene, opened
 from python_tests.faults.fuzz import CORPUS, CaseTimeoutError

@@ -8,7 +8,7 @@ import pytest
 from cpr_ext.storage import stale_manifests
 from python_tests.faults.mixtures import DIRECTORIES, make_copies, mix, mixtures, try_mixture
 
-repair_module = importlib.import_module("cpr_ext.maintenance.repair")
+repair_module = importlib.import_module("cpr_ext.tools.maintenance.repair")
 
 
 @pytest.fixture(scope="module", params=["partial", "base"])

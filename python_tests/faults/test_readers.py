@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from cpr_ext.errors import DamageError
-from cpr_ext.maintenance import export, read_rows, verify
 from cpr_ext.storage import leases
 from cpr_ext.storage.retention import Retention
 from cpr_ext.storage.store_reader import StoreReader, read_committed
+from cpr_ext.tools.maintenance import export, read_rows, verify
 from python_tests.faults.readers import NUM_ROWS, campaign, open_run
 
 ROUNDS = 8

@@ -60,7 +60,7 @@ class PlannedJob(ShardedJob):
             die_at_the_next_rename()
             job.checkpointer.save("base")
             job.checkpointer.wait()
-        inputs, _ = make_batch(step, job.rank)
+        inputs, num_samples = self.batch(step)
         job.optimizers.zero_grad()
         if where in ("forward", "backward"):
             linear = next(m for m in job.model.modules() if isinstance(m, torch.nn.Linear))
@@ -69,7 +69,10 @@ class PlannedJob(ShardedJob):
         if where == "reduced":
             die()
         job.optimizers.step()
-        return SAMPLES * job.world_size
+        return num_samples
+
+    def batch(self, step):
+        return make_batch(step, self.rank)[0], SAMPLES * self.settings.world_size
 
     def die_at(self, where, values):
         """In forward behind the lookups, or in backward before the rows' gradients are sent."""

@@ -1,6 +1,7 @@
 """A small TorchRec model, cut by any plan, for tests that train it on one rank or two."""
 
 import os
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,9 +12,10 @@ from torchrec import (
     EmbeddingConfig,
     KeyedJaggedTensor,
 )
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed import DistributedModelParallel, ShardingEnv, comm, sharding_plan
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,
@@ -22,7 +24,7 @@ from torchrec.distributed.sharding_plan import (
     table_row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import ShardingPlan, ShardingType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -80,28 +82,32 @@ def _configs(kind, tables):
 def join(path, rank=0, world_size=1):
     """Make the process group of all ranks, which meet at the file ``path``."""
     os.environ |= {"LOCAL_WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+    comm._INTRA_PG = comm._CROSS_PG = None  # those of an earlier group are destroyed
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
 
 
 def sharded(
-    plan, fused="adagrad", *, seed=0, replicated=(), model=None, env=None, hosts=1, **options
-):
+    plan, fused="adagrad", *, seed=0, replicated=(), model=None, env=None, hosts=1,
+    same_optimizer=False, **options
+):  # fmt: skip
     """The model on all ranks of the group, its tables cut by ``plan``, and its optimizer.
 
     Args:
         replicated: names of tables that every rank holds whole (data parallel).
-        hosts: over which table-row-wise plans spread the tables.
+        hosts: over which table-row-wise and grid plans spread the tables.
+        same_optimizer: replicated tables have the kind of optimizer that others have in backward.
         options: of DistributedModelParallel.
     """
     torch.manual_seed(seed)
     model = model or SmallDlrm()
+    if plan == "data_parallel":
+        replicated = tuple(TABLES)
     for name, parameter in model.named_parameters():
         if "embedding" in name and name.split(".")[-2] not in replicated and fused:
-            settings = {"lr": LEARNING_RATE} | ({} if fused == "sgd" else {"eps": 1e-3})
-            apply_optimizer_in_backward(FUSED[fused], [parameter], settings)
+            apply_optimizer_in_backward(FUSED[fused], [parameter], settings_of(fused))
     sharders = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
     modules = zip(("bags", "sequences"), (POOLED, SEQUENCE), sharders, strict=True)
-    plans = {
+    plans = _planned(model, sharders) if plan == "planner" else {
         name: construct_module_sharding_plan(
             getattr(model, name),
             {t: data_parallel() if t in replicated else _cut(plan, t, hosts) for t in tables},
@@ -112,7 +118,7 @@ def sharded(
         )
         for name, tables, sharder in modules
         if hasattr(model, name)
-    }
+    }  # fmt: skip
     parallel = DistributedModelParallel(
         model,
         env=env or ShardingEnv.from_process_group(dist.group.WORLD),
@@ -121,11 +127,27 @@ def sharded(
         sharders=sharders,
         **options,
     )
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(parallel.named_parameters())),
-        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-    )
-    return parallel, CombinedOptimizer([parallel.fused_optimizer, dense])
+    parameters = dict(in_backward_optimizer_filter(parallel.named_parameters()))
+    tables = {n: p for n, p in parameters.items() if same_optimizer and "embedding" in n}
+    dense = {n: p for n, p in parameters.items() if n not in tables}
+    optimizers = [parallel.fused_optimizer]
+    if tables:
+        optimizers.append(
+            KeyedOptimizerWrapper(tables, lambda p: FUSED[fused](p, **settings_of(fused)))
+        )
+    optimizers.append(KeyedOptimizerWrapper(dense, lambda p: torch.optim.Adam(p, lr=0.01)))
+    return parallel, CombinedOptimizer(optimizers)
+
+
+def settings_of(fused):
+    return {"lr": LEARNING_RATE} | ({} if fused == "sgd" else {"eps": 1e-3})
+
+
+def _planned(model, sharders):
+    """What TorchRec's own planner chooses for so many ranks of one host."""
+    size = dist.get_world_size()
+    topology = Topology(world_size=size, local_world_size=size, compute_device="cpu")
+    return EmbeddingShardingPlanner(topology=topology).plan(model, sharders).plan
 
 
 def _cut(plan, table, hosts):
@@ -134,7 +156,7 @@ def _cut(plan, table, hosts):
         plan = ("table_row_wise", "column_wise", "table_wise", "table_wise", "row_wise")[number]
     if table in SEQUENCE and plan == "table_row_wise":
         plan = "row_wise"  # TorchRec cuts an EmbeddingCollection in no such way
-    if TABLES[table][0] <= last and plan in ("row_wise", "table_row_wise"):
+    if TABLES[table][0] <= last and plan in ("row_wise", "table_row_wise", "grid"):
         # FBGEMM 1.8.0 on the CPU reads behind its list of tables where the last one has no rows.
         plan = "table_wise"
     return {
@@ -143,7 +165,23 @@ def _cut(plan, table, hosts):
         "row_wise": row_wise,
         "column_wise": lambda: column_wise(ranks=[0, last]),
         "table_row_wise": lambda: table_row_wise(host_index=number % hosts),
+        "grid": lambda: partial(_grid, hosts),
     }[plan]()
+
+
+def _grid(hosts, parameter, local_size, world_size, device_type, sharder):
+    """Columns cut over hosts, rows over the ranks of each: ``grid_shard`` cuts at 128 columns."""
+    (rows, columns), block = parameter.shape, parameter.shape[1] // hosts
+    per_rank, cuts = -(-rows // local_size), []
+    for rank in range(world_size):
+        host, local = divmod(rank, local_size)
+        begin = min(local * per_rank, rows)
+        size = [min(per_rank, rows - begin), block]
+        cuts.append((size, [begin, host * block], rank))
+    assert columns == hosts * block
+    return sharding_plan._get_parameter_sharding(
+        parameter, ShardingType.GRID_SHARD.value, cuts, local_size, device_type, sharder
+    )
 
 
 def make_batch(step, rank=0):
@@ -164,10 +202,15 @@ def make_batch(step, rank=0):
     return inputs, {name: torch.cat(ids) for name, ids in looked_up.items()}
 
 
-def train(parallel, optimizer, checkpointer, num_steps):
-    """Steps whose lookups depend on their number and rank alone."""
-    for _ in range(num_steps):
-        step = checkpointer.step_count if checkpointer is not None else 0
+def train(parallel, optimizer, checkpointer, num_steps, first=None):
+    """Steps whose lookups depend on their number and rank alone.
+
+    Args:
+        first: number of the first one, without a checkpointer; None: all are number 0.
+    """
+    for index in range(num_steps):
+        step = 0 if first is None else first + index
+        step = checkpointer.step_count if checkpointer is not None else step
         inputs, _ = make_batch(step, dist.get_rank())
         optimizer.zero_grad()
         parallel(*inputs).backward()

@@ -164,5 +164,11 @@ def test_own_state_of_another_step_than_the_jobs_is_named(nursery, tmp_path):
 def test_without_a_word_all_ranks_get_the_state_of_one(nursery, tmp_path):
     job = Restarts(nursery, tmp_path, function="run_readers")
     assert job.live((3, False), (3, False)) == [0, 0], job.logs()
+    assert "stateful[0] (a Reader), stateful[1] (a" in job.told()[1]["warnings"][0]  # at the start
     assert job.live((0, False), (0, False)) == [0, 0], job.logs()
-    assert [said["reader"]["rank"] for said in job.told()] == [0, 0]
+    leader, other = job.told()
+    assert [said["reader"]["rank"] for said in (leader, other)] == [0, 0]
+    assert (leader["warnings"], leader["differences"]) == ([], [])
+    (text,) = other["warnings"]
+    assert "(a Reader), extra_state of this process was not the same as that of rank 0" in text
+    assert other["differences"] == [text]

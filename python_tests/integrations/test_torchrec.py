@@ -21,8 +21,9 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
-from torchrec.optim.keyed import KeyedOptimizerWrapper
-from torchrec.optim.warmup import WarmupOptimizer
+from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import cpr_ext
 from cpr_ext.errors import RowIndexError, StoreError, UsageError
@@ -318,13 +319,101 @@ def test_tables_without_a_fused_optimizer_are_refused(tmp_path):
         make_checkpointer(parallel, optimizer, tmp_path)
 
 
-def test_an_optimizer_with_hidden_state_is_refused(tmp_path):
-    parallel, _ = sharded("row_wise")
-    dense = KeyedOptimizerWrapper(
-        dict(parallel.module.linear.named_parameters()), lambda p: torch.optim.SGD(p, lr=0.1)
-    )
-    with pytest.raises(UsageError, match="WarmupOptimizer has state that is not saved"):
-        make_checkpointer(parallel, WarmupOptimizer(dense, stages=[]), tmp_path)
+class Decaying(OptimizerWrapper):
+    """A wrapper of a user's own: counts its steps, and has a running mean."""
+
+    def __init__(self, optimizer, decay=0.5):
+        super().__init__(optimizer)
+        self.decay, self.steps, self.mean = decay, 0, torch.zeros(2)
+
+    def step(self, closure=None):
+        self.steps += 1
+        self.mean = self.decay * self.mean + self.steps
+        for group in self.param_groups:
+            group["lr"] = 0.1 / (1 + float(self.mean[0]))
+        super().step(closure)
+
+
+STAGES = (
+    WarmupStage(WarmupPolicy.LINEAR, max_iters=3, value=0.1),
+    WarmupStage(WarmupPolicy.POLY, max_iters=9, value=2.0, decay_iters=20),
+)
+# How the optimizers of the sharded and of the dense part are wrapped.
+WRAPPED = {
+    "warm-up of all": lambda fused, dense: WarmupOptimizer(
+        CombinedOptimizer([fused, dense]), list(STAGES), lr=0.2
+    ),
+    "warm-up of the dense part": lambda fused, dense: CombinedOptimizer(
+        [fused, WarmupOptimizer(dense, list(STAGES), lr=0.2)]
+    ),
+    "clipped by norm": lambda fused, dense: CombinedOptimizer(
+        [fused, GradientClippingOptimizer(dense, GradientClipping.NORM, max_gradient=0.01)]
+    ),
+    "clipped by value, warmed up": lambda fused, dense: CombinedOptimizer(
+        [
+            fused,
+            WarmupOptimizer(
+                GradientClippingOptimizer(dense, GradientClipping.VALUE, max_gradient=0.01),
+                list(STAGES),
+                lr=0.2,
+            ),
+        ]
+    ),
+    "by a class of the user's": lambda fused, dense: Decaying(CombinedOptimizer([fused, dense])),
+}
+
+
+def wrapped(kind, seed):
+    parallel, combined = sharded("mixed", "rowwise_adagrad", seed=seed)
+    return parallel, WRAPPED[kind](*(inner for _, inner in combined.optimizers))
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_wrapped_optimizer_resumes_bit_for_bit(tmp_path, kind):
+    """Saved in the middle of a stage of the warm-up, with other rates before and after."""
+    parallel, optimizer = wrapped(kind, 0)
+    with make_checkpointer(parallel, optimizer, tmp_path / "whole", **ALL_ROWS) as checkpointer:
+        train(parallel, optimizer, checkpointer, 7)
+        whole = held(checkpointer)
+        linear = [p.detach().clone() for p in parallel.module.linear.parameters()]
+    parallel, optimizer = wrapped(kind, 0)
+    options = {**ALL_ROWS, "save_at_close": False}
+    with make_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as checkpointer:
+        train(parallel, optimizer, checkpointer, 4)
+        checkpointer.save("base").wait_until_done()
+        train(parallel, optimizer, checkpointer, 1)
+    parallel, optimizer = wrapped(kind, 1)
+    with make_checkpointer(parallel, optimizer, tmp_path / "cut", **options) as checkpointer:
+        assert checkpointer.recover().step == 4
+        train(parallel, optimizer, checkpointer, 3)
+        assert same_tables(held(checkpointer), whole)
+        for live, before in zip(parallel.module.linear.parameters(), linear, strict=True):
+            assert torch.equal(live, before)
+
+
+def test_settings_of_a_wrapper_are_those_of_the_program_that_resumes(tmp_path):
+    parallel, combined = sharded("mixed")
+    optimizer = Decaying(combined)
+    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+        train(parallel, optimizer, checkpointer, 2)
+    parallel, combined = sharded("mixed")
+    optimizer = Decaying(combined, decay=0.25)
+    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+        checkpointer.recover()
+    assert (optimizer.decay, optimizer.steps) == (0.25, 2)
+    assert torch.equal(optimizer.mean, torch.full((2,), 2.5))
+
+
+def test_a_store_of_optimizers_wrapped_otherwise_is_refused(tmp_path):
+    parallel, optimizer = wrapped("warm-up of all", 0)
+    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+        train(parallel, optimizer, checkpointer, 1)
+    parallel, optimizer = sharded("mixed", "rowwise_adagrad", seed=1)
+    with make_checkpointer(parallel, optimizer, tmp_path, **ALL_ROWS) as checkpointer:
+        before = held(checkpointer)
+        with pytest.raises(StoreError, match=r"WarmupOptimizer\._extra_state' is not in the model"):
+            checkpointer.recover()
+        assert same_tables(before, held(checkpointer))
 
 
 def test_a_store_of_another_fused_optimizer_is_refused(tmp_path):

@@ -27,8 +27,10 @@ def test_a_loss_in_another_group_does_not():
     assert told((0.0, [0]), (0.9, [4])) == [NOTHING, NOTHING]
 
 
-def test_two_of_a_group_at_once_do_and_others_that_lack_rows_are_served_too():
-    assert told((0.0, [8]), (0.5, [0, 1])) == [NOTHING, {0, 1, 8}]
+def test_two_of_a_group_at_once_do_and_others_that_lack_rows_get_them_by_parity():
+    assert told((0.0, [8]), (0.5, [0, 1])) == [NOTHING, {0, 1}]
+    assert told((0.0, [0, 1, 8]), (1.0, [8])) == [{0, 1}, NOTHING]
+    assert told((0.0, [0, 1, 8]), (0.9, [9])) == [{0, 1}, {9}]
 
 
 def test_a_replacement_lost_again_starts_the_time_anew():

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,13 @@ def test_the_chance_that_one_failure_takes_two_of_a_group_is_that_of_all_its_cas
 ):
     cases = list(itertools.combinations(range(shards), lost))
     hits = sum(len({shard // size for shard in case}) < lost for case in cases)
-    assert chance_together(JobSize(1, shards, lost), size) == pytest.approx(hits / len(cases))
+    job = JobSize(1, shards, lost)
+    assert chance_together(job, size) == pytest.approx(hits / len(cases))
+    # Only the groups that lost two come from the store.
+    groups = [Counter(shard // size for shard in case) for case in cases]
+    unable = sum(count for case in groups for count in case.values() if count > 1)
+    loss = second_loss(job, 10.0, size, 0.0)
+    assert loss.shards_lost == pytest.approx(unable / hits if hits else 0)
 
 
 def test_a_second_loss_by_hand():

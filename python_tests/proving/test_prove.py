@@ -162,6 +162,22 @@ def test_the_command_ends_with_1_if_something_differs():
     assert (done.exit_code, '"is_proven": true' in done.output) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("example", "module", "ignore"),
+    [
+        ("target_pls", "torch", []),
+        ("lightning_callback", "lightning.pytorch", []),
+        # What the Trainer keeps for its log; its own checkpoints lack it, too.
+        ("transformers_trainer", "transformers", ["_tr_loss", "grad_norm"]),
+    ],
+)
+def test_examples_that_train_resume(example, module, ignore, monkeypatch):
+    pytest.importorskip(module)
+    monkeypatch.chdir(ROOT)  # an example reads a file of it
+    proof = prove_script(str(ROOT / f"examples/{example}.py"), steps=3, ignore=ignore)
+    assert proof.is_proven, str(proof)
+
+
 def test_the_process_of_a_proof_is_a_new_one(tmp_path, monkeypatch):
     monkeypatch.undo()
     script = write(tmp_path / "train.py", recover="open('no file')")

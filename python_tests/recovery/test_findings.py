@@ -8,7 +8,7 @@ import torch
 from cpr_ext.errors import DamageError
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.report import DamagedSegment, RecoveryReport
-from cpr_ext.storage.reading import UnreadableError
+from cpr_ext.storage.retries import UnreadableError
 
 
 def test_findings_add_up_over_shards():

@@ -5,7 +5,7 @@ import torch
 
 import cpr_ext
 from cpr_ext.errors import StoreError
-from cpr_ext.maintenance import inspect
+from cpr_ext.tools.maintenance import inspect
 from python_tests.helpers import (
     TABLE_OPTIMIZERS,
     Trained,

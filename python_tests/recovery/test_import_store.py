@@ -17,7 +17,7 @@ from cpr_ext.recovery.part_copy import PartCopy, part_of
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import Trained, assert_same, copy_rows, flip, same_bits
-from python_tests.maintenance.stores import TABLES, recovered, trained_store
+from python_tests.tools.maintenance.stores import TABLES, recovered, trained_store
 
 
 @pytest.fixture(scope="module")

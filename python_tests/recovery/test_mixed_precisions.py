@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cpr_ext
-from cpr_ext.maintenance import compact
 from cpr_ext.state.precision import (
     EXACT,
     PRECISIONS,
@@ -23,6 +22,7 @@ from cpr_ext.state.precision import (
     precision_of_row,
     round_rows,
 )
+from cpr_ext.tools.maintenance import compact
 from python_tests.helpers import Trained, assert_same, flipped, shard_records
 
 TABLES = {"big": (300, 16), "wide": (40, 33), "thin": (20, 2)}

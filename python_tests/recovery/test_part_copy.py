@@ -73,7 +73,7 @@ def test_state_of_any_shape_is_taken_if_the_columns_are_cut_alike():
     [
         (ArraySpec("weight", torch.float16, (4,)), True, "dtype torch.float16"),
         (ArraySpec("weight", torch.float32, (3,)), True, "rows of shape (3,)"),
-        (PER_ROW, False, "has no optimizer in the model"),
+        (PER_ROW, False, "is no state that the model's optimizer has"),
     ],
 )
 def test_an_array_without_a_place_is_named_and_left_out(array, optimizer, reason):

@@ -127,7 +127,7 @@ def test_a_crash_at_any_commit_of_a_new_base_leaves_a_full_recovery_point_with_i
     run.train(2)
     assert snapshot.state == "capturing"
     monkeypatch.setattr(Manifest, "commit", die_after_some)
-    monkeypatch.setattr(run.checkpointer._saver._committer, "submit", lambda commit: None)
+    monkeypatch.setattr(run.checkpointer._saver._parts.committer, "submit", lambda commit: None)
     while snapshot.state == "capturing":
         run.train(1)
     with suppress(KeyboardInterrupt):

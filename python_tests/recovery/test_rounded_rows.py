@@ -8,14 +8,14 @@ from safetensors import safe_open
 
 import cpr_ext
 from cpr_ext.errors import DamageError, NanError, SnapshotError, UsageError
-from cpr_ext.maintenance import compact, verify
 from cpr_ext.state.precision import PRECISIONS, round_rows
 from cpr_ext.storage.merge import MergeLimits, write_merged
 from cpr_ext.storage.merge_plan import Merge
-from cpr_ext.storage.newest_rows import ShardRows
+from cpr_ext.storage.newest_rows import NewestRows
 from cpr_ext.storage.segment_reader import SegmentRows
 from cpr_ext.storage.segment_writer import Pace
 from cpr_ext.storage.store_reader import open_segment
+from cpr_ext.tools.maintenance import compact, verify
 from python_tests.helpers import Trained, array_offset, assert_same, flip, shard_records
 
 TABLES = {"big": (600, 16), "wide": (50, 33), "thin": (40, 2)}
@@ -239,7 +239,7 @@ def test_merged_partial_segments_have_the_bytes_of_their_sources(tmp_path, preci
         assert not segment.layout.exact_offsets
     source = SegmentRows(segment, ranges)
     for table in ranges:
-        found = ShardRows(table, [source])
+        found = NewestRows(table, [source])
         row_ids = found.all_row_ids()
         block = found.chosen(row_ids)
         for name, values in block.arrays.items():

@@ -44,6 +44,7 @@ class Recorded:
 
     snapshot = property(lambda self: self.source.snapshot)
     is_of_job = property(lambda self: self.source.is_of_job)
+    tables = property(lambda self: self.source.tables)
 
     def refuse_damage(self):
         self.calls.append("refuse_damage")

@@ -13,7 +13,7 @@ import pytest
 import cpr_ext
 from cpr_ext.errors import SnapshotFailedWarning, StoreError
 from cpr_ext.saving.background_capture import CaptureThread
-from cpr_ext.storage.commit_thread import Committer
+from cpr_ext.storage.commit_thread import CommitThread
 from python_tests import preloaded
 from python_tests.helpers import Trained, build, run_python
 
@@ -65,11 +65,11 @@ def test_a_program_ends_well_that_does_not_close(tmp_path, at):
 INTERRUPTED = """
 import os, signal, sys, time
 import torch
-from cpr_ext.storage.commit_thread import Committer
+from cpr_ext.storage.commit_thread import CommitThread
 
 torch.set_num_threads(1)
 
-class Busy(Committer):
+class Busy(CommitThread):
     def close(self, timeout_seconds=None):
         # From here on somebody presses Ctrl-C again and again.
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
@@ -190,7 +190,7 @@ def test_no_memory_costs_the_snapshot_and_not_the_training(tmp_path, monkeypatch
     def refuse(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("cpr_ext.saving.snapshot.SegmentCapture", refuse)
+    monkeypatch.setattr("cpr_ext.saving.snapshot_rows.SegmentCapture", refuse)
     with pytest.warns(SnapshotFailedWarning):
         run.train(6)
     monkeypatch.undo()
@@ -284,7 +284,7 @@ def test_a_pause_after_an_interrupted_resume_returns():
 
 def test_a_committer_without_an_owner_does_first_what_it_was_handed(tmp_path):
     done, proceed = [], threading.Event()
-    committer = Committer()
+    committer = CommitThread()
     committer.after_change = lambda: done.append("told")
     committer.submit(lambda: proceed.wait(10))
     future = committer.call(lambda: done.append("second"))

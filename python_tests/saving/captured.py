@@ -68,7 +68,8 @@ def train_until_captured(run, limit=200):
     for count in range(limit):
         run.train(1)
         if count and (
-            checkpointer._saver.in_flight is None or checkpointer._saver.in_flight.is_captured
+            checkpointer._saver.in_flight is None
+            or checkpointer._saver.in_flight.state == "captured"
         ):
             break
     else:
@@ -99,9 +100,9 @@ def wait_for_one_chunk(checkpointer, monkeypatch):
     advance = Saver.advance
 
     def advance_and_end(self, **options):
-        before = self.in_flight.bytes_captured
+        before = self.in_flight.rows.bytes_captured
         advance(self, **options)
-        if self.in_flight.bytes_captured != before:
+        if self.in_flight.rows.bytes_captured != before:
             now[0] += 10.0
 
     with monkeypatch.context() as patch:

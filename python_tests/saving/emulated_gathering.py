@@ -11,7 +11,7 @@ import torch
 
 import cpr_ext
 from cpr_ext.saving import gathered_rows
-from cpr_ext.saving.capture_mode import CaptureMode
+from cpr_ext.saving.capture_ways import CaptureWay, DeviceCopy, ShardByShard
 from python_tests.emulated_cases import Run
 
 SMALL = {"slot_bytes": 64 << 10, "num_slots": 2}
@@ -30,6 +30,12 @@ def start(directory, **options):
     run.save_base()
     run.step(range(2000))
     return run
+
+
+def is_copied(run):
+    """Whether the snapshot in flight is captured from copies on the device."""
+    way = run.checkpointer._saver._way
+    return isinstance(way, DeviceCopy) and way._is_copied
 
 
 def begin(run, row_ids=range(100)):
@@ -53,7 +59,7 @@ def test_all_rows_are_of_one_step_while_training_goes_on_and_waits_for_no_slot(
 ):
     run = start(tmp_path / "s", consistency=consistency)
     snapshot, weights = begin(run)
-    assert snapshot.mode is CaptureMode.GATHERED
+    assert is_copied(run)
     of_step = snapshot.first_step
     assert snapshot.has_rows_left, "training waited until all rows were on the host"
     while snapshot.has_rows_left:
@@ -80,9 +86,9 @@ def test_chosen_row_ids_stay_on_the_device_until_the_snapshot_is_saved(tmp_path,
         gathered_rows, "_copies_of_chosen", lambda *given: copied.append(given) or copy(*given)
     )
     snapshot, _ = begin(run)
-    assert snapshot.mode is CaptureMode.GATHERED
+    assert is_copied(run)
     assert len(copied) == 1
-    (selection,) = snapshot._parts[0].selections
+    (selection,) = snapshot.rows._shards[0].selections
     assert selection.chosen is not None
     run.checkpointer.wait()
     run.step()
@@ -141,7 +147,7 @@ def test_a_table_that_is_saved_whole_is_copied_too(tmp_path):
         snapshot = checkpointer._saver.in_flight
         while snapshot.first_step < 0:
             train(checkpointer)
-        selections = [each for part in snapshot._parts for each in part.selections]
+        selections = [each for part in snapshot.rows._shards for each in part.selections]
         assert [each.row_ids is None for each in selections] == [False, True]
         expected = [table.weight.detach().clone() for table in tables]
         assert snapshot.has_rows_left
@@ -154,7 +160,7 @@ def test_a_table_that_is_saved_whole_is_copied_too(tmp_path):
             assert torch.equal(table.weight[:100], values[:100])
 
 
-def no_memory(selection, precision_of):
+def no_memory(*given):
     raise torch.cuda.OutOfMemoryError("there is none")
 
 
@@ -166,8 +172,8 @@ def test_without_memory_rows_are_captured_from_the_tables(tmp_path, consistency,
     staging = {} if why == "no memory" else {"gather_bytes": 0 if why == "never" else 1000}
     run = start(tmp_path / "s", consistency=consistency, staging=staging)
     snapshot, _ = begin(run)
-    instead = {"row": CaptureMode.SHARD_BY_SHARD, "step": CaptureMode.AT_ONCE}[consistency]
-    assert snapshot.mode is instead
+    instead = {"row": ShardByShard, "step": CaptureWay}[consistency]
+    assert type(run.checkpointer._saver._way) is instead
     if consistency == "step":
         assert not snapshot.has_rows_left, "rows of one step wait, and may change"
     run.checkpointer.wait()
@@ -183,8 +189,8 @@ def test_the_copies_are_freed_with_the_snapshot_though_its_handle_is_kept(tmp_pa
     copies = []
     gathered = gathered_rows._gathered
 
-    def noted(selection, precision_of):
-        source = gathered(selection, precision_of)
+    def noted(*given):
+        source = gathered(*given)
         copies.extend(weakref.ref(array) for array in source.arrays.values())
         return source
 
@@ -204,7 +210,7 @@ def test_the_copies_are_freed_with_the_snapshot_though_its_handle_is_kept(tmp_pa
 def test_a_device_that_fails_while_it_copies_costs_that_snapshot_only(tmp_path, monkeypatch):
     run = start(tmp_path / "s")
     with monkeypatch.context() as patch:
-        patch.setattr(gathered_rows, "_gathered", lambda selection, precision_of: 1 / 0)
+        patch.setattr(gathered_rows, "_gathered", lambda *given: 1 / 0)
         with pytest.warns(UserWarning, match="training continues: division by zero"):
             begin(run)
     assert len(run.checkpointer.metrics.failures) == 1

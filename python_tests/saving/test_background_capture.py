@@ -194,7 +194,7 @@ def test_a_snapshot_of_one_step_holds_training_where_rows_move_without_a_lookup(
     run = Trained(tmp_path, TABLES, optimizer="adam", consistency="step", **OPTIONS)
     with short_windows():
         run.train(1)
-        assert run.checkpointer._saver.in_flight.is_captured
+        assert run.checkpointer._saver.in_flight.state == "captured"
         assert "Adam, as it is set, changes rows of table 'tables.a'" in caplog.text
         run.train(2)  # the first step made the optimizer's state: a new base
     run.checkpointer.wait()

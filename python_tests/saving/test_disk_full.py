@@ -9,8 +9,8 @@ import pytest
 
 import cpr_ext
 from cpr_ext.errors import SnapshotFailedWarning
-from cpr_ext.maintenance import verify
 from cpr_ext.storage.retention import Retention
+from cpr_ext.tools.maintenance import verify
 from python_tests.helpers import Trained, assert_same
 
 TABLES = {"big": (6000, 8)}  # 375 kB with its optimizer state
@@ -146,13 +146,13 @@ def test_compaction_without_room_is_reported_and_leaves_everything(small_disk):
     trained.train(3)
     fill(small_disk, 180_000)
     assert save(trained)  # a partial snapshot has room, a merged base has not
-    assert trained.checkpointer._saver._compactor.wait(30)
+    assert trained.checkpointer._saver.outcomes._compactor.wait(30)
     with pytest.warns(SnapshotFailedWarning, match=r"compaction failed.*No space left"):
         trained.train(1)
     assert verify(small_disk / "store").is_sound
     (small_disk / "filler").unlink()
     assert save(trained)
-    assert trained.checkpointer._saver._compactor.wait(30)
+    assert trained.checkpointer._saver.outcomes._compactor.wait(30)
     trained.train(1)
     assert trained.checkpointer.metrics.compactions > 0
     trained.checkpointer.close()

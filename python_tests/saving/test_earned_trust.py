@@ -8,7 +8,7 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import UntrackedChangeWarning
-from cpr_ext.saving import scrub as scrub_module
+from cpr_ext.saving import table_scrub
 from python_tests.tracking.watched import Watched
 
 N = 400
@@ -39,11 +39,11 @@ def make(period=0):
 
 @pytest.fixture(autouse=True)
 def short_trials(monkeypatch):
-    monkeypatch.setattr(scrub_module, "_STEPS_OF_A_TRIAL", 5)
+    monkeypatch.setattr(table_scrub, "_STEPS_OF_A_TRIAL", 5)
 
 
 def train(run, steps, *, scrubs=True):
-    scrub = run.ckpt._saver._scrub
+    scrub = run.ckpt._saver.claims.scrub
     for step in range(steps):
         if scrubs:
             scrub._next_slice = 0.0  # a whole pass: the table is small

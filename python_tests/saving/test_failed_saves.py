@@ -355,4 +355,4 @@ def test_a_store_is_given_back_only_when_no_thread_writes_into_it_any_more(tmp_p
         with pytest.raises(ZeroDivisionError):
             fail_inside(run.checkpointer)
         assert not list(tmp_path.rglob("*.safetensors"))
-        assert run.checkpointer._saver._pipeline.num_free_slots == 3
+        assert run.checkpointer._saver._parts.context.pipeline.num_free_slots == 3

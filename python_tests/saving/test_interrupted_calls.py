@@ -17,7 +17,7 @@ from cpr_ext.errors import (
     StorageError,
     UsageError,
 )
-from cpr_ext.storage.commit_thread import Committer
+from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.manifest import Manifest
 from python_tests.saving.halves import Steps
 from python_tests.saving.interrupts import InterruptedCall
@@ -196,7 +196,7 @@ def test_the_first_base_lost_to_a_write_in_the_window_is_taken_again_at_once(tmp
 def test_ctrl_c_before_a_captured_snapshot_is_handed_over_costs_nothing(
     tmp_path, monkeypatch, number
 ):
-    submit, calls = Committer.submit, []
+    submit, calls = CommitThread.submit, []
 
     def interrupted(committer, change):
         if change.__name__ == "commit":  # of a snapshot, not of what was proven of one
@@ -205,8 +205,8 @@ def test_ctrl_c_before_a_captured_snapshot_is_handed_over_costs_nothing(
             raise KeyboardInterrupt
         submit(committer, change)
 
-    monkeypatch.setattr(Committer, "submit", interrupted)
-    run = Steps(tmp_path, overlap="never", schedule=cpr_ext.EverySteps(2))
+    monkeypatch.setattr(CommitThread, "submit", interrupted)
+    run = Steps(tmp_path, overlap="never", schedule=cpr_ext.EverySteps(2), when_busy="wait")
     num_interrupts = 0
     for _ in range(8):
         try:

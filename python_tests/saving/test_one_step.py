@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cpr_ext
-from cpr_ext.saving.capture_mode import CaptureMode
+from cpr_ext.saving.capture_ways import ChooseFirst
 from python_tests.helpers import (
     STILL_OPTIMIZERS,
     Trained,
@@ -54,7 +54,7 @@ def test_a_snapshot_of_one_step_is_captured_over_many_and_exact(tmp_path, optimi
     if kept_bytes > 2048:  # else rows are captured to make room
         assert num_steps > base_step + 2
     assert differences(rows[base_step], rows[num_steps])
-    assert run.checkpointer._saver._pipeline.copied_bytes == 0
+    assert run.checkpointer._saver._parts.context.pipeline.copied_bytes == 0
     run.checkpointer.close()
 
 
@@ -91,7 +91,7 @@ def test_rows_of_a_partial_snapshot_of_one_step_are_chosen_before_it_is_held(tmp
         snapshot = begin_partial(run)
         assert snapshot.kind == "partial"
         began = checkpointer.step_count
-        while snapshot.mode is CaptureMode.CHOOSE_FIRST:
+        while isinstance(checkpointer._saver._way, ChooseFirst):
             # A table of a shard is chosen in every window that is long enough; at the latest in the
             # fourth.
             assert snapshot.state == "capturing", snapshot.error
@@ -133,7 +133,7 @@ def test_a_snapshot_waited_for_before_its_rows_are_chosen_is_of_the_step_it_is_w
             patched.setattr(overlap, "resume", lambda snapshot, step: None)
             run.train(2)
         snapshot = run.checkpointer._saver.in_flight
-        assert snapshot.mode is CaptureMode.CHOOSE_FIRST
+        assert isinstance(run.checkpointer._saver._way, ChooseFirst)
         assert snapshot.first_step == -1  # no step yet
         run.checkpointer.wait()
     assert snapshot.first_step == snapshot.last_step == run.checkpointer.step_count
@@ -156,7 +156,7 @@ def test_a_wait_that_runs_out_leaves_all_rows_of_a_snapshot_of_one_step(
         rows = {checkpointer.step_count: run.rows()}
         for _ in range(num_waits):
             assert wait_for_one_chunk(checkpointer, monkeypatch) is False
-        assert snapshot.bytes_captured > 0
+        assert snapshot.rows.bytes_captured > 0
         assert snapshot.state == "capturing"
         rows.update(train_until_captured(run))
     assert checkpointer.wait()

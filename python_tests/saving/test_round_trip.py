@@ -8,12 +8,12 @@ from torch import nn
 
 import cpr_ext
 from cpr_ext.errors import SnapshotFailedWarning, StoreError
-from cpr_ext.maintenance.verification import verify
 from cpr_ext.recovery.restore import read_block, read_dense
 from cpr_ext.saving import round_trip
-from cpr_ext.saving.rebase_policy import BaseRule
+from cpr_ext.saving.rebase_policy import RebasePolicy
 from cpr_ext.saving.round_trip import RoundTrip, RoundTrips
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tools.maintenance.verification import verify
 from python_tests.helpers import die, flip, short_windows
 from python_tests.tracking.watched import Watched
 
@@ -53,12 +53,12 @@ def train(run, *rows):
 def read_back(ckpt):
     """Let what is being read back end, and take note of it."""
     saver = ckpt._saver
-    saver._committer.call(saver._round_trips.finish).result()
+    saver._parts.committer.call(saver.claims.round_trips.finish).result()
     saver.settle()
 
 
-def begun(tmp_path):
-    run = Watched(tmp_path / "store", *make())
+def begun(tmp_path, **options):
+    run = Watched(tmp_path / "store", *make(), **options)
     read_back(run.ckpt)
     return run
 
@@ -124,7 +124,7 @@ def test_rows_that_were_copied_before_they_changed_are_compared_as_copied(tmp_pa
             staging=cpr_ext.StagingOptions(num_threads=1, slot_bytes=56 << 10),
         )
         run.ckpt._saver.begin("base")
-        run.ckpt._saver.go_on()
+        run.ckpt._saver.resume()
         num_steps = 0
         while run.ckpt._saver.in_flight.has_rows_left:
             train(run, *range(N - 1 - num_steps, 0, -40))
@@ -189,6 +189,42 @@ def test_a_file_that_was_damaged_after_it_was_committed_is_named(tmp_path, monke
     die(run.ckpt)
 
 
+def test_damage_of_history_is_not_held_against_the_base_that_follows(tmp_path, caplog):
+    """Else every later snapshot would be a base, and none complete, as long as the file stays."""
+    run = begun(
+        tmp_path,
+        priority=cpr_ext.AllRows(),
+        consistency="step",
+        retention=cpr_ext.Retention(full_recovery_points=50),
+    )
+    train(run, 5)
+    run.ckpt.save("partial")
+    run.ckpt.wait()
+    (path,) = (tmp_path / "store" / "shard-00000").glob("*-partial.safetensors")
+    flip(path, path.stat().st_size // 2)
+    saver = run.ckpt._saver
+    saver._parts.committer.call(saver.claims.round_trips.drop).result()
+    train(run, 6)
+    damaged = run.ckpt.save("partial")
+    damaged.wait_until_done()
+    with pytest.warns(SnapshotFailedWarning, match="shard-00000"):
+        read_back(run.ckpt)
+    assert not damaged.is_complete
+    assert "rows had changed" not in caplog.text  # none has
+    train(run, 7)
+    base = run.ckpt.save("partial")
+    run.ckpt.wait()
+    read_back(run.ckpt)
+    assert (base.kind, base.is_complete) == ("base", True)
+    assert path.exists()
+    train(run, 8)
+    after = run.ckpt.save("partial")
+    run.ckpt.wait()
+    read_back(run.ckpt)
+    assert (after.kind, after.is_complete) == ("partial", True)
+    run.ckpt.close()
+
+
 class WideState(torch.optim.Optimizer):
     """Makes a state of many times the weight at its second step."""
 
@@ -212,7 +248,7 @@ class WideState(torch.optim.Optimizer):
 
 def test_a_point_that_recover_refuses_is_found_and_verify_refuses_it_too(tmp_path, monkeypatch):
     # Without the rule that a new state needs a base, as before it was there.
-    monkeypatch.setattr(BaseRule, "array_names", lambda rule: {})
+    monkeypatch.setattr(RebasePolicy, "array_names", lambda rule: {})
     run = Watched(tmp_path / "store", *make(1, WideState))
     read_back(run.ckpt)
     for row in range(3):
@@ -278,11 +314,11 @@ def test_what_cannot_be_compared_is_not_proven_and_no_fault(error, tmp_path, mon
 def test_a_point_whose_files_a_newer_one_replaced_is_not_compared(pieces, tmp_path, monkeypatch):
     monkeypatch.setattr(RoundTrip, "advance", lambda trip: None)  # only by hand
     run = Watched(tmp_path / "store", *make())
-    trips = run.ckpt._saver._round_trips
+    trips = run.ckpt._saver.claims.round_trips
     monkeypatch.undo()
     monkeypatch.setattr(round_trip, "_BLOCK_BYTES", 6400)
     for _ in range(pieces):
-        run.ckpt._saver._committer.call(trips._trip.advance).result()
+        run.ckpt._saver._parts.committer.call(trips._trip.advance).result()
     monkeypatch.setattr(RoundTrips, "note_committed", lambda *_: None)
     train(run)
     run.save("base")
@@ -300,13 +336,13 @@ def test_a_point_whose_files_a_newer_one_replaced_is_not_compared(pieces, tmp_pa
 def test_points_of_its_form_wait_for_the_one_that_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(RoundTrip, "advance", lambda trip: None)
     run = Watched(tmp_path / "store", *make())
-    trip = run.ckpt._saver._round_trips._trip
+    trip = run.ckpt._saver.claims.round_trips._trip
     monkeypatch.undo()
-    run.ckpt._saver._committer.call(trip.advance).result()
+    run.ckpt._saver._parts.committer.call(trip.advance).result()
     train(run)
     handle = run.ckpt.save()
     run.ckpt.wait()
-    assert run.ckpt._saver._round_trips._trip is trip
+    assert run.ckpt._saver.claims.round_trips._trip is trip
     assert not handle._snapshot.is_read_back
     read_back(run.ckpt)
     assert handle._snapshot.is_read_back
@@ -314,24 +350,68 @@ def test_points_of_its_form_wait_for_the_one_that_is_read(tmp_path, monkeypatch)
     run.ckpt.close()
 
 
-def test_rounded_rows_are_not_proven(tmp_path):
-    run = Watched(tmp_path / "store", *make(), precision=cpr_ext.Precision(partial="int8"))
-    base = run.ckpt.save("base")
-    run.ckpt.wait()
-    read_back(run.ckpt)
-    train(run)
-    partial = run.ckpt.save()
-    run.ckpt.wait()
+ROUNDED = cpr_ext.Precision(base="float16", partial="int8", state="bfloat16")
+
+
+@pytest.mark.parametrize("kind", ["overlap", "at once"])
+@pytest.mark.usefixtures("small_blocks")
+def test_rounded_rows_are_compared_as_a_recovery_restores_them(tmp_path, kind):
+    with short_windows():
+        run = Watched(tmp_path / "store", *make(), precision=ROUNDED, **settings(kind))
+        read_back(run.ckpt)
+        assert run.ckpt.metrics.round_trips == 1
+        with torch.no_grad():  # it breaks every bound, so it is kept exactly
+            run.model.tables["t0"].weight[17, 3] = 1e38
+        train(run, *range(0, N, 7))
+        partial = run.ckpt.save()
+        run.ckpt.wait()
     assert run.ckpt.scrub() == {}
-    assert (base.is_proven, partial.is_proven) == (True, False)
+    assert (partial.is_proven, run.ckpt.metrics.round_trips) == (True, 2)  # of partial ones, too
+    die(run.ckpt)
+    run.ckpt._watch.detach()
+    model, optimizers = make()
+    with cpr_ext.Checkpointer(model, optimizers, run.directory, precision=ROUNDED) as ckpt:
+        report = ckpt.recover()
+        assert report.is_proven
+        assert report.rows_rounded > 0
+        model(torch.tensor([4])).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        ckpt.step()
+        again = ckpt.save()
+        ckpt.wait()
+        assert ckpt.scrub() == {}
+        assert again.is_proven  # rows that were not saved since are the restored ones
+
+
+def test_a_rounded_row_that_a_recovery_would_restore_otherwise_is_named(tmp_path, monkeypatch):
+    run = Watched(tmp_path / "store", *make(), precision=ROUNDED)
+    read_back(run.ckpt)
+    train(run, 3)
+    monkeypatch.setattr(round_trip, "read_block", change_a_row(5, by=2e-3))
+    run.ckpt.save()
+    run.ckpt.wait()
+    with pytest.warns(SnapshotFailedWarning, match="row 5 of table 'tables.t0' is another one"):
+        read_back(run.ckpt)
+    assert not is_complete_on_disk(run)[-1]
     run.ckpt.close()
+
+
+def change_a_row(row_id, by):
+    def read(shard, table, begin, end, *args, **options):
+        arrays = read_block(shard, table, begin, end, *args, **options)
+        if begin <= row_id < end:
+            arrays["weight"][row_id - begin, 0] += by
+        return arrays
+
+    return read
 
 
 def test_a_recovery_begins_the_proofs_again(run):
     train(run)
     run.save()
     run.ckpt.recover()
-    assert run.ckpt._saver._round_trips._compared is None
+    assert run.ckpt._saver.claims.round_trips._compared is None
     train(run)
     handle = run.ckpt.save()
     run.ckpt.wait()

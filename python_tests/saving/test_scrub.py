@@ -1,6 +1,7 @@
 """Rows that change past PyTorch: found, reported, and no snapshot claims to hold them."""
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.errors import UntrackedChangeWarning, UsageError
-from cpr_ext.maintenance.row_reading import read_rows
+from cpr_ext.errors import CudaError, UntrackedChangeWarning, UsageError
+from cpr_ext.saving.table_scrub import TableScrub
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tools.maintenance.row_reading import read_rows
 from python_tests.helpers import die
 from python_tests.tracking.watched import NEVER, Watched, backward_of
 
@@ -31,7 +33,7 @@ def train(run, row=3):
 
 
 def read_back(ckpt):
-    ckpt._saver._committer.call(ckpt._saver._round_trips.finish).result()
+    ckpt._saver._parts.committer.call(ckpt._saver.claims.round_trips.finish).result()
 
 
 def is_complete_on_disk(run):
@@ -54,7 +56,7 @@ def run(tmp_path):
 def test_every_single_bit_write_is_found_by_the_end_of_a_pass(run):
     random = np.random.default_rng(0)
     weight = run.model["t1"].weight.data.view(torch.uint8)
-    scrub = run.ckpt._saver._scrub
+    scrub = run.ckpt._saver.claims.scrub
     missed = 0
     for _ in range(10_000):
         row, byte, bit = int(random.integers(N)), int(random.integers(32)), int(random.integers(8))
@@ -68,7 +70,7 @@ def test_every_single_bit_write_is_found_by_the_end_of_a_pass(run):
 
 def test_one_row_is_found_by_a_pass_over_slices(run):
     write_past_pytorch(run, "t1", N - 1)
-    scrub = run.ckpt._saver._scrub
+    scrub = run.ckpt._saver.claims.scrub
     scrub.restart()
     found = []
     while not found:
@@ -79,7 +81,7 @@ def test_one_row_is_found_by_a_pass_over_slices(run):
 
 def test_training_scrubs_by_itself(run):
     write_past_pytorch(run, "t1", N - 1)
-    scrub = run.ckpt._saver._scrub
+    scrub = run.ckpt._saver.claims.scrub
 
     def train_a_while():
         for _ in range(4):
@@ -94,7 +96,7 @@ def test_training_scrubs_by_itself(run):
 
 
 def test_slices_take_a_bounded_share_of_the_time(run, monkeypatch):
-    scrub = run.ckpt._saver._scrub
+    scrub = run.ckpt._saver.claims.scrub
     moments = iter([100.0, 100.5])  # a slice that took half a second
     monkeypatch.setattr("cpr_ext.saving.scrub.time.perf_counter", lambda: next(moments))
     scrub.advance()
@@ -230,8 +232,39 @@ def test_a_pass_that_leaves_a_table_out_proves_nothing(tmp_path):
     assert saved.is_proven  # all of it was copied at one moment
     snapshot = saved._snapshot
     snapshot.is_scrubbed = False  # as if its rows had been captured over several steps
-    run.ckpt._saver._proofs._waiting.append(snapshot)
+    run.ckpt._saver.claims._proofs._waiting.append(snapshot)
     assert run.ckpt.scrub() == {}
     assert not saved.is_proven
     assert run.ckpt.metrics.scrub_passes == 1
     run.ckpt.close()
+
+
+def test_rows_that_a_device_could_not_hash_after_a_recovery_prove_nothing(tmp_path, monkeypatch):
+    """Their first comparison records them: a row that changed before would count as saved."""
+    run = Watched(tmp_path / "store", *make())
+    train(run)
+    run.save("base")
+    die(run.ckpt)
+
+    def fail(scrub):
+        raise CudaError("out of memory")
+
+    monkeypatch.setattr(TableScrub, "record_all", fail)
+    model, optimizer = make()
+    again = cpr_ext.Checkpointer(
+        model, optimizer, tmp_path / "store", priority=cpr_ext.AllRows(), **NEVER
+    )
+    again.recover()
+    monkeypatch.undo()
+    write_past_pytorch(run=SimpleNamespace(model=model), table="t0", row=77)
+    optimizer.zero_grad()
+    model["t0"](torch.tensor([3])).sum().backward()
+    optimizer.step()
+    again.step()
+    saved = again.save("partial")
+    again.wait()
+    read_back(again)
+    assert again.scrub() == {}  # nothing is known to compare with
+    assert not saved.is_proven
+    assert not again._saver.claims.scrub.are_unchanged(again.tables[0], [(0, N)])
+    again.close()

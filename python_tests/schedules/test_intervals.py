@@ -60,7 +60,7 @@ def test_snapshots_follow_each_other_and_keep_to_the_bandwidth(tmp_path, monkeyp
     assert begun[0] == 1  # the base, at once
     written = run.checkpointer.metrics.bytes_written
     assert 3 <= begun[-1] <= 200
-    assert written <= 1000.0 * 200 + 2 * run.checkpointer._saver._last_bytes
+    assert written <= 1000.0 * 200 + 2 * run.checkpointer._saver.outcomes.last_bytes
     run.checkpointer.close()
 
 

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from cpr_ext.storage.commit_thread import Committer
+from cpr_ext.storage.commit_thread import CommitThread
 
 
 @pytest.fixture
 def committer():
-    committer = Committer()
+    committer = CommitThread()
     yield committer
     committer.close()
 

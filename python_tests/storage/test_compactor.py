@@ -5,12 +5,12 @@ import pytest
 
 import cpr_ext
 from cpr_ext.errors import SnapshotFailedWarning
-from cpr_ext.maintenance import verify
 from cpr_ext.storage import merge
 from cpr_ext.storage.retention import Retention
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tools.maintenance import verify
 from python_tests.helpers import assert_same, flip
-from python_tests.maintenance.stores import recovered, trained_store
+from python_tests.tools.maintenance.stores import recovered, trained_store
 
 OPTIONS = {
     "compaction": cpr_ext.CompactionOptions(after=0.3),
@@ -19,7 +19,7 @@ OPTIONS = {
 
 
 def settle(trained):
-    assert trained.checkpointer._saver._compactor.wait(60)
+    assert trained.checkpointer._saver.outcomes._compactor.wait(60)
     trained.checkpointer._saver.settle()
 
 
@@ -121,7 +121,7 @@ def test_recovering_or_closing_stops_a_merge_and_leaves_nothing_of_it(tmp_path, 
     assert reached.wait(30)
     if end == "recover":
         trained.checkpointer.recover()
-        assert trained.checkpointer._saver._compactor.wait(0)
+        assert trained.checkpointer._saver.outcomes._compactor.wait(0)
     trained.checkpointer.close()
     report = verify(tmp_path / "store")
     assert report.is_sound
@@ -141,7 +141,7 @@ def test_a_damaged_segment_is_reported_and_training_goes_on(tmp_path):
     trained.checkpointer.save()
     trained.checkpointer._saver.in_flight.wait_until_done()
     trained.checkpointer._saver.settle()
-    assert trained.checkpointer._saver._compactor.wait(60)
+    assert trained.checkpointer._saver.outcomes._compactor.wait(60)
     with pytest.warns(SnapshotFailedWarning, match=base.file):
         trained.checkpointer._saver.settle()
     assert trained.checkpointer.metrics.failed_compactions == 1
@@ -157,6 +157,6 @@ def test_the_bandwidth_limit_holds_in_the_background(tmp_path):
         **{**OPTIONS, "compaction": cpr_ext.CompactionOptions(0.3, bytes_per_second=200_000)},
     )
     started = time.monotonic()
-    assert trained.checkpointer._saver._compactor.wait(60)
+    assert trained.checkpointer._saver.outcomes._compactor.wait(60)
     trained.checkpointer.close()
     assert time.monotonic() - started > 0.1

@@ -9,10 +9,10 @@ import cpr_ext
 from cpr_ext.cli import app as cli
 from cpr_ext.cli.output import printable
 from cpr_ext.errors import DamageError, StoreError
-from cpr_ext.maintenance import compact, inspect, verify
 from cpr_ext.state.position import MAX_COUNT, MAX_SOUND, MAX_WRITABLE
 from cpr_ext.storage.checksummed_json import FREE_BYTES, read_checksummed, write_checksummed
 from cpr_ext.storage.manifest import Manifest
+from cpr_ext.tools.maintenance import compact, inspect, verify
 from python_tests.faults.hostile_operations import set_json
 from python_tests.helpers import Trained
 

@@ -9,7 +9,7 @@ from cpr_ext.storage.merge_plan import plan_merges, recovery_points
 from cpr_ext.storage.retention import Retention, plan_retention
 from cpr_ext.storage.store_reader import StoreReader
 from python_tests.helpers import assert_same
-from python_tests.maintenance.stores import recovered, trained_store
+from python_tests.tools.maintenance.stores import recovered, trained_store
 
 
 def record(kind, snapshot, is_complete=False, file_bytes=100):

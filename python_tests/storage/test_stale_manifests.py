@@ -7,15 +7,15 @@ import pytest
 
 import cpr_ext
 from cpr_ext.errors import DamageError, StorageError
-from cpr_ext.maintenance import compact, inspect, verify
 from cpr_ext.storage.file_names import MANIFEST_FILE
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.storage.stale_manifests import find_outdated
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tools.maintenance import compact, inspect, verify
 from python_tests.helpers import Trained
-from python_tests.maintenance.stores import recovered, trained_store
 from python_tests.storage.test_store import open_store, record
+from python_tests.tools.maintenance.stores import recovered, trained_store
 
 DIRECTORIES = ["dense", "shard-00000", "shard-00001"]
 
@@ -159,7 +159,7 @@ def test_rolling_back_retaining_and_compacting_leave_a_store_that_opens(tmp_path
     run = trained_store(
         tmp_path, num_shards=2, compaction=cpr_ext.CompactionOptions(after=0.1), rebase_after=None
     )
-    run.checkpointer._saver._compactor.wait()
+    run.checkpointer._saver.outcomes._compactor.wait()
     run.train(1)
     run.checkpointer.recover(shards=[1])
     run.checkpointer.recover(mode="full")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.errors import UntrackedChangeWarning
+from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from python_tests.tracking.watched import N, Watched
 
 # More steps than any part of the watch needs to learn how an optimizer writes.
@@ -275,7 +275,7 @@ def test_a_write_outside_is_seen_beside_a_step_that_wrote_nothing(tmp_path, vari
     own = [str(each.message) for each in warned if each.category is UntrackedChangeWarning]
     assert len(own) == 1
     assert own[0].startswith("table 'b' was changed outside")
-    loop.ckpt._watch.settle()
+    loop.ckpt._watch.changes.settle()
     assert loop.run.dirty("b") == list(range(N))
     assert loop.run.save().is_complete
     loop.run.assert_recovers(lambda: make(loop.kind, apart=apart))

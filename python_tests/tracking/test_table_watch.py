@@ -15,7 +15,7 @@ def test_rows_of_a_sparse_gradient_count_with_multiplicity_at_the_optimizers_ste
     assert run.counts() == {}
     run.optimizers[0].step()
     assert run.counts() == {1: 2, 7: 1}
-    assert run.ckpt._watch.num_row_updates == 3
+    assert run.ckpt._watch.rows.num_updates == 3
 
 
 def test_rows_of_a_dense_gradient_count_once_if_they_are_not_zero(tmp_path):
@@ -178,7 +178,7 @@ class FailedCounter:
 
     error = "std::bad_alloc"
 
-    def count(self, tables):
+    def count(self, tables, kept):
         raise MemoryError(self.error)
 
 
@@ -186,12 +186,12 @@ def test_rows_that_could_not_be_counted_are_never_forgotten(run):
     backward(run, 3)
     run.optimizers[0].step()
     snapshot = run.ckpt.save()  # requested: an optimizer has stepped
-    run.ckpt._watch._counter = FailedCounter()
+    run.ckpt._watch.rows._counter = FailedCounter()
     for _ in range(3):
         for call in (run.ckpt.step, run.ckpt.save, lambda: run.ckpt.save("base")):
             with pytest.raises(UsageError, match=r"could not be counted: std::bad_alloc.* new"):
                 call()
-        assert not run.ckpt._watch.is_proven(run.ckpt.tables[0])
+        assert not run.ckpt._watch.changes.is_proven(run.ckpt.tables[0])
         with pytest.raises(MemoryError):
             run.optimizers[0].step()
     with pytest.raises(SnapshotError, match="could not be counted"):

@@ -18,7 +18,7 @@ def replayable(tmp_path, monkeypatch):
     monkeypatch.setattr(unseen_steps, "can_be_replayed", lambda table: True)
     with pytest.warns(UntrackedChangeWarning, match="may have changed unseen"):
         run = plain(tmp_path)  # which calls step() without a step of the optimizer
-    run.ckpt._watch._reported.clear()
+    run.ckpt._watch.changes._reported.clear()
     yield run
     if not run.ckpt._guard.is_closed:
         run.ckpt._release()
@@ -48,7 +48,7 @@ def test_steps_that_are_not_seen_any_more_are_noticed_and_all_rows_are_saved(rep
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         replay(replayable, 11)
-    assert not replayable.ckpt._watch.is_proven(replayable.ckpt.tables[0])
+    assert not replayable.ckpt._watch.changes.is_proven(replayable.ckpt.tables[0])
     replayable.save()
     replayable.assert_recovers(make_plain)
 
@@ -74,7 +74,7 @@ def test_a_listener_hears_of_a_step_that_was_not_seen(replayable):
         def changed_outside(self, table):
             heard.append(table.name)
 
-    replayable.ckpt._watch.listener = Listener()
+    replayable.ckpt._watch.changes.listener = Listener()
     train(replayable, 3)
     with pytest.warns(UntrackedChangeWarning):
         replay(replayable, 5)
@@ -85,7 +85,7 @@ def test_a_table_on_the_cpu_may_rest(run):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run.ckpt.step()
-    assert run.ckpt._watch.is_proven(run.ckpt.tables[0])
+    assert run.ckpt._watch.changes.is_proven(run.ckpt.tables[0])
 
 
 class Source:

@@ -71,7 +71,7 @@ def test_each_table_is_reported_once_and_only_it_is_dirty(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run.ckpt._watch.check_all()
-    run.ckpt._watch.settle()
+    run.ckpt._watch.changes.settle()
     assert (run.dirty("a"), run.dirty("b")) == (list(range(N)), [])
     run.ckpt.close()
 
@@ -89,7 +89,7 @@ def test_a_base_in_pieces_between_which_a_table_changed_outside_is_not_complete(
         **{**NEVER, "staging": cpr_ext.StagingOptions(slot_bytes=64 << 10, num_threads=1)},
     ) as ckpt:
         handle, snapshot = ckpt.step(), ckpt._saver.in_flight
-        assert 0 < snapshot.bytes_captured < model.weight.nbytes
+        assert 0 < snapshot.rows.bytes_captured < model.weight.nbytes
         with torch.no_grad():
             model.weight.mul_(0.5)
         ckpt.wait()  # the other rows, at the same step

@@ -74,7 +74,7 @@ def test_a_compiled_step_of_an_optimizer_counts(run):
         step()
         run.ckpt.step()
     if run.counts() != {3: 1, 4: 1}:  # not seen by hooks: then the whole table is dirty
-        run.ckpt._watch.settle()
+        run.ckpt._watch.changes.settle()
         assert run.dirty() == list(range(N))
     assert run.save().is_complete
     run.assert_recovers(make_plain)

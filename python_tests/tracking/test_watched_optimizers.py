@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.errors import SnapshotError, UntrackedChangeWarning, UsageError
+from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from python_tests.tracking.watched import NEVER, N, Watched, backward, make_plain, plain
 
 
@@ -200,7 +200,7 @@ def test_a_step_that_raised_hides_no_change_behind_the_next_step_of_another_opti
         optimizers[0].step()
         run.ckpt.step()
         run.ckpt._watch.check_all()
-    run.ckpt._watch.settle()
+    run.ckpt._watch.changes.settle()
     expected = {"a": [1], "b": [], changed: list(range(N))}
     assert {name: run.dirty(name) for name in "ab"} == {name: expected[name] for name in "ab"}
     own = [each for each in warned if each.category is UntrackedChangeWarning]
@@ -236,7 +236,7 @@ def test_an_optimizer_in_a_wrapper_is_known(tmp_path, wrap):
         model(torch.tensor([3, 5, 5])).sum().backward()
         optimizer.step()
         checkpointer.step()
-        assert checkpointer._watch.num_row_updates == 3
+        assert checkpointer._watch.rows.num_updates == 3
 
 
 def test_a_wrapper_that_hides_its_optimizer_is_refused(tmp_path):

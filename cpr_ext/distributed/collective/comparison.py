@@ -17,13 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cpr_ext import Checkpointer, Table
 from cpr_ext._native import native
+from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.distributed.collective.collectives import all_gather_json
 from cpr_ext.distributed.collective.data_parallel import find_ddp, layout_of
 from cpr_ext.errors import PeerLostError, WorkersDifferError
 from cpr_ext.state.dense_schema import is_extra_state
 from cpr_ext.state.dense_state import shared_optimizers
+from cpr_ext.state.table import Table
 from cpr_ext.state.table_plans import describe_table, plan_faults
 
 Facts = dict[str, str]

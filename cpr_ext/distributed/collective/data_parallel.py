@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cpr_ext import Table
 from cpr_ext.distributed.collective.torch_private import (
     has_final_buckets,
     hooks_of,
@@ -26,6 +25,7 @@ from cpr_ext.distributed.collective.torch_private import (
     require_known_reducer,
 )
 from cpr_ext.errors import UsageError
+from cpr_ext.state.table import Table
 
 # Modules and optimizers that keep a part of the dense state, or a state that no other worker has.
 _REFUSED = {

@@ -7,10 +7,11 @@ goes to an inner group (gloo) that lasts for one round, until the next loss of a
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -41,6 +42,7 @@ _COLLECTIVES = (
     *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
     *("alltoall", "alltoall_base", "all_to_all_single", "recv_anysource"),
 )
+_OF_ONE_PEER = ("send", "recv", "recv_anysource")
 # A failed collective fails those after it, so the newest show whether one did.
 _REMEMBERED = 32
 # A connection to each other member, another name for it while they are closed, and subgroups.
@@ -56,11 +58,13 @@ class Round:
         store: of this round alone.
         time_out: of every collective.
         address: under which peers reach this process; None: what the host's name resolves to.
+        is_over: set once a member has ended: nobody connects to the others any more.
     """
 
     store: Store
     time_out: timedelta
     address: str | None = None
+    is_over: threading.Event = field(default_factory=threading.Event)
 
     def connect_seconds(self, num_members: int) -> float:
         """Return in which time a group must form: all members are there already."""
@@ -189,8 +193,8 @@ class ReformableGroup(dist.ProcessGroup):
         if self._inner is None:
             self._inner = self._connect(self._round)
         work = getattr(self._inner, operation)(*args, **kwargs)
-        if "reduce_scatter" in operation:
-            work = _ReduceScatterWork(work)
+        if operation in _OF_ONE_PEER or "reduce_scatter" in operation:
+            work = _NotingWork(work, self._round.time_out)
         self._works.append(work)
         return work
 
@@ -206,11 +210,14 @@ class ReformableGroup(dist.ProcessGroup):
                 lambda: torch_private.make_group(
                     addresses, self._rank, self._world_size, seconds, this_round.address
                 ),
+                this_round.is_over,
             )
         except RuntimeError as error:
             self._was_lost = True
             with suppress(OSError):
                 end_connecting(addresses)
+            if this_round.is_over.is_set():
+                raise PeerLostError("a worker ended while others connected to it") from error
             raise PeerLostError(
                 f"worker {self._rank} could not connect to all {self._world_size} within "
                 f"{seconds:g} s: {error}"
@@ -290,42 +297,44 @@ def _create(options: Any, backend_options: Any) -> ReformableGroup:
     return group
 
 
-class _ReduceScatterWork(dist.Work):
-    """Notes how it ended: gloo's own of a reduce-scatter is never completed, as far as it says."""
+class _NotingWork(dist.Work):
+    """Notes how it ended; gloo's own of some operations does not answer that.
 
-    def __init__(self, work: dist.Work) -> None:
+    Of a reduce-scatter it never says that it is completed. One that sends or receives waits again
+    if it is asked again, and its time-out is that of connecting.
+    """
+
+    def __init__(self, work: dist.Work, time_out: timedelta) -> None:
         super().__init__()
         self._work = work
+        self._time_out = time_out
         self.has_failed = False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the work that this stands for."""
+        """Wait for the work that this stands for; by default, the time-out of a collective."""
         try:
-            return self._work.wait(timeout)
+            return self._work.wait(timeout or self._time_out)
         except RuntimeError:
             self.has_failed = True
             raise
 
+    def is_completed(self) -> bool:
+        """Return whether it is over, as far as gloo says."""
+        return self._work.is_completed()
+
+    def _source_rank(self) -> int:
+        return self._work._source_rank()
+
 
 def _has_failed(work: Any) -> bool:
-    if isinstance(work, _ReduceScatterWork):
+    if isinstance(work, _NotingWork):
         return work.has_failed
     try:
-        if _has_ended(work):
+        if work.is_completed() or work.get_future().done():  # a future shows it before the work
             work.wait()  # raises again what it ended with
     except RuntimeError:
         return True
     return False
-
-
-def _has_ended(work: Any) -> bool:
-    """Return whether it is over; its future shows that before the work itself does."""
-    if work.is_completed():
-        return True
-    try:
-        return bool(work.get_future().done())
-    except RuntimeError:  # sending and receiving have no future
-        return False
 
 
 def _answer_alone(operation: str, args: tuple[Any, ...]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any, Literal
 
@@ -68,7 +68,8 @@ class Agreement:
         obstacle: why parity does not suffice, or not for exact recovery, if it should.
         reports: of parity, by rank.
         rebuilt_at: of ``"partial"``: the state of which lost rows are rebuilt from parity; None:
-            they are read from the store.
+            all are read from the store.
+        rebuilt_groups: of ``"partial"``: the groups that rebuild theirs; others' are read.
         steps_repeated: completed steps that are trained again.
         points: of full recovery to before the first step: the full-recovery points of each worker.
         forgets_points: such a recovery would abandon points that some workers have.
@@ -82,6 +83,7 @@ class Agreement:
     obstacle: str = ""
     reports: tuple[Report, ...] = ()
     rebuilt_at: int | None = None
+    rebuilt_groups: tuple[Group, ...] = ()
     steps_repeated: int = 0
     points: tuple[tuple[int, ...], ...] = ()
     forgets_points: bool = False
@@ -99,8 +101,8 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
     newest snapshot. Of several it is the one of lowest rank. Its choice counts. Full recovery goes
     to the newest point that all stores have (0: none, all start again). It is needed if a worker
     lost its state, or began a step, which may have changed some workers only. Exact recovery goes
-    to the newest state that parity allows; else recovery is partial. Partial recovery takes lost
-    rows from parity where the groups of the lost workers can give them.
+    to the newest state that parity allows; else recovery is partial. Partial recovery takes the
+    lost rows of each group from its parity, if that suffices.
 
     Args:
         groups: the parity groups, if there are any.
@@ -137,8 +139,8 @@ def agree(statuses: Sequence[Status], groups: Sequence[Group] = ()) -> Agreement
         )
     if groups and live and lost:
         rows = agree_on_rows(reports, groups)
-        verdict = Verdict(rows.state, rows.obstacle or verdict.obstacle)
-    rest = verdict.obstacle, reports, verdict.state
+        verdict = replace(rows, obstacle=rows.obstacle or verdict.obstacle)
+    rest = verdict.obstacle, reports, verdict.state, verdict.groups
     return Agreement("partial", chosen.step, source, lost, account, *rest)
 
 

@@ -14,7 +14,7 @@ from cpr_ext.distributed.identity.worker_identity import Identity, worker_direct
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.storage.file_names import parse_worker_name
-from cpr_ext.storage.reading import exists, list_directory
+from cpr_ext.storage.retries import exists, list_directory
 
 logger = logger_of("jobs")
 

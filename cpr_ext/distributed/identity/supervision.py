@@ -41,8 +41,9 @@ def show_progress(text: str) -> None:
     """Show one line on a long task of this worker, in place of the one before."""
     if (path := os.environ.get(ALIVE)) is not None:
         new = Path(f"{path}.new")
-        new.write_text(text)
-        new.replace(_progress_of(path))  # so that nobody reads half a line
+        with suppress(FileNotFoundError):  # the supervisor has ended
+            new.write_text(text)
+            new.replace(_progress_of(path))  # so that nobody reads half a line
 
 
 def _progress_of(path: str | os.PathLike[str]) -> Path:

@@ -24,6 +24,9 @@ from cpr_ext.storage.job_stores import worker_directory as worker_directory
 
 RANK, WORLD_SIZE = "CPR_RANK", "CPR_WORLD_SIZE"
 RENDEZVOUS, JOB, ADDRESS = "CPR_RENDEZVOUS", "CPR_JOB", "CPR_ADDRESS"
+# An agent says who it is (with its process number) and how many nodes there are. Its workers learn
+# at the rendezvous which one is theirs.
+AGENT, NODES = "CPR_AGENT", "CPR_NODES"
 # How many workers a machine has; TorchRec's plans by host ask for it under this name.
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 # A file that a worker touches as a sign of life, if its supervisor wants one.
@@ -144,15 +147,16 @@ def _whole(environment: Mapping[str, str], *names: str) -> int:
                 raise UsageError(f"{name} is {text!r}; needed: a whole number")
             return int(text)
     raise UsageError(
-        f"{names[0]} is not set; start the script with `cpr launch --nproc N SCRIPT`, or set "
-        f"{RANK}, {WORLD_SIZE} and {RENDEZVOUS} for each worker"
+        f"{names[0]} is not set; start the script with `cpr launch --nproc N SCRIPT` or `torchrun "
+        f"--rdzv-backend=cpr`, or set {RANK}, {WORLD_SIZE} and {RENDEZVOUS} for each worker"
     )
 
 
 def show_alive() -> None:
-    """Give the supervisor a sign of life, if it wants one."""
+    """Give the supervisor a sign of life, if it wants one and is there."""
     if (path := os.environ.get(ALIVE)) is not None:
-        os.utime(path)
+        with suppress(FileNotFoundError):
+            os.utime(path)
 
 
 class RankLock:

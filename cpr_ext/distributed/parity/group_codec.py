@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.exchange import xor_over_group, xor_to_root
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import Group, holders, part_held
 from cpr_ext.distributed.parity.protocol import PARITY, Piece
-from cpr_ext.distributed.parity.trade import xor_over_group, xor_to_root
 
 
 class GroupCodec:

@@ -9,35 +9,40 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from cpr_ext import Checkpointer
-from cpr_ext.distributed.collective.process_group import ReformableGroup, Round
+from cpr_ext.checkpointer.checkpointer import Checkpointer
+from cpr_ext.distributed.collective.process_group import Round
 from cpr_ext.distributed.identity.worker_identity import LOCAL_WORLD_SIZE, Identity
 from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.connections import GroupConnections
 from cpr_ext.distributed.parity.encoding import BackgroundEncoding
+from cpr_ext.distributed.parity.exchange import (
+    Message,
+    exchange,
+    gather_numbers,
+    hand_over,
+)
 from cpr_ext.distributed.parity.group_codec import GroupCodec
 from cpr_ext.distributed.parity.held_parity import HeldParity
+from cpr_ext.distributed.parity.late_rows import LateRows
 from cpr_ext.distributed.parity.no_parity import NoParity
-from cpr_ext.distributed.parity.options import Parity
+from cpr_ext.distributed.parity.options import Parity, require_same_options, shared_options
 from cpr_ext.distributed.parity.own_rows import OwnRows
-from cpr_ext.distributed.parity.placement import hosts_by_count, part_held, place
+from cpr_ext.distributed.parity.placement import hosts_by_count, place
+from cpr_ext.distributed.parity.protection import Protection
 from cpr_ext.distributed.parity.protocol import Piece, Report, Soundness
-from cpr_ext.distributed.parity.rebuild_plan import exchange_pieces, pieces_of
+from cpr_ext.distributed.parity.rebuild_plan import (
+    exchange_pieces,
+    note_decoded_first,
+    pieces_of,
+)
 from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
 from cpr_ext.distributed.parity.refusals import (
     refuse_devices,
     refuse_unprotected,
     require_memory,
 )
-from cpr_ext.distributed.parity.row_requests import RowRequest, describe_rows
 from cpr_ext.distributed.parity.sender import Sender
-from cpr_ext.distributed.parity.trade import (
-    Parcel,
-    gather_numbers,
-    hand_over,
-    trade,
-)
 from cpr_ext.errors import PeerLostError, WorkersDifferError
 from cpr_ext.metrics.parity_metrics import ParityMetrics
 from cpr_ext.runtime.log_text import logger_of
@@ -47,7 +52,6 @@ logger = logger_of("parity")
 
 # Of parity that is encoded again because rows changed, unless the options say another rate.
 _BYTES_PER_SECOND_AGAIN = 100_000_000
-_SHARED_OPTIONS = ("every_steps", "encode_bytes_per_second", "rebuild_bytes_per_second")
 
 
 class ParityMember(NoParity):
@@ -62,23 +66,18 @@ class ParityMember(NoParity):
         hosts = parity.hosts or hosts_by_count(identity.world_size, per_host)
         self.groups = place(identity.world_size, parity.group_size, hosts)
         self._rank = identity.rank
-        self._number = next(n for n, group in enumerate(self.groups) if identity.rank in group)
-        self._group = self.groups[self._number]
-        self._me = self._group.index(identity.rank)
+        number = next(n for n, group in enumerate(self.groups) if identity.rank in group)
+        self._group = self.groups[number]
         self._parity = parity
         self._metrics = ParityMetrics()
+        self._protection = Protection(identity.rank, self._group, self._metrics)
         self._progress = RebuildProgress(identity.rank, self._metrics)
+        self._connections = GroupConnections(number, self._group, identity.rank)
+        self._late = LateRows(self._group, identity.rank)
         self._obstacle = ""  # why a rebuild failed; it outlives the job that was being rebuilt
         self._held = HeldParity(parity.every_steps)
-        self._sender: Sender | None = None
-        self._network: ReformableGroup | None = None
-        self._inner: dist.ProcessGroup | None = None
-        self._round = 0
-        self._is_reported = True
-        self._unreported = ""  # why the group is not protected any more
         self._later: list[Piece] = []  # lost rows that are decoded during training
         self._serves = False  # lookups wait for missing rows while training
-        self._was_bypassed = False  # something read missing rows past the tables' modules
 
     def attach(self, checkpointer: Checkpointer) -> None:
         """Protect the tables of a Checkpointer, from the first :meth:`begin` on.
@@ -92,17 +91,17 @@ class ParityMember(NoParity):
         self._held.forget()
         self.has_spoiled_rows = False
         checkpointer.metrics.parity = self._metrics
-        self._publish = checkpointer.rewinding.publish_metrics
-        checkpointer.rewinding.hold_snapshots(self._may_save)
+        self._protection.publish = checkpointer.rewinding.publish_metrics
+        checkpointer.rewinding.hold_snapshots(self._late.may_save)
         self._own = OwnRows(
             checkpointer,
             parts=len(self._group) - 1,
             delta_bytes=self._parity.delta_bytes,
             wait=self.wait_until_rows_may_change,
             stride=self._parity.every_steps,
-            fetch=None if self._parity.rebuild_bytes_per_second is None else self._fetch,
+            fetch=None if self._parity.rebuild_bytes_per_second is None else self._late.fetch,
         )
-        self._own.missing.note_bypassed = self._note_bypassed
+        self._late.attach(self._own)
 
     def report(self, *, is_live: bool) -> Report:
         """Report this worker's state when workers have met."""
@@ -120,24 +119,15 @@ class ParityMember(NoParity):
                 before.
         """
         self.stop()
-        logger.info(
-            "worker %d is not protected until parity group %s has encoded all it lacks",
-            *(self._rank, list(self._group)),
-        )
-        self._publish()
-        if self._network is None:
-            name = f"parity-{self._number}"
-            self._network = ReformableGroup(self._me, len(self._group), name)
-        self._round += 1
-        self._network.configure(this_round)
-        self._inner = self._network.connect()
-        options = [getattr(self._parity, name) or 0 for name in _SHARED_OPTIONS]
-        numbers = [self._was_bypassed, *options, *self._own.part_words]
-        with self._minding_members():
-            found = gather_numbers(self._inner, numbers)
+        self._protection.end_until_encoded()
+        inner = self._connections.connect(this_round)
+        options = shared_options(self._parity)
+        numbers = [self._late.was_bypassed, *options, *self._own.part_words]
+        with self._connections.minding():
+            found = gather_numbers(inner, numbers)
         was_bypassed = any(given[0] for given in found)
         first_size = 1 + len(options)
-        self._require_same_options([given[1:first_size] for given in found])
+        require_same_options(self._group, [given[1:first_size] for given in found])
         sizes = [given[first_size:] for given in found]
         rate = self._parity.rebuild_bytes_per_second
         self._serves, self._later = rate is not None and not was_bypassed, []
@@ -221,19 +211,19 @@ class ParityMember(NoParity):
         """
         is_lost = reports[self._rank].own is None
         self.has_spoiled_rows = is_lost
-        rows = sum(rows for rows, _ in self._own.layout.records) if is_lost else 0
+        rows = sum(table.num_embeddings for table in self._own.tables) if is_lost else 0
         to_decode = protocol.to_decode(reports, self._group)
         words = sum(self._codec.words(holder, lost) for lost, holder in to_decode)
         to_encode = protocol.to_encode(reports, self._group)
         self._progress.begin(8 * words + self._bytes_to_encode(to_encode), rows)
-        with self._minding_members():
+        with self._connections.minding():
             for lost in dict.fromkeys(lost for lost, _ in to_decode):
                 self._rebuild(lost, state, whole, may_serve=may_serve and self._serves)
         self.has_spoiled_rows = is_lost and bool(self._later)
         return rows
 
     def _rebuild(self, lost: int, state: int, whole: DensePart, *, may_serve: bool) -> None:
-        inner, at = self._connected(), self._group.index(lost)
+        inner, at = self._connections.inner, self._group.index(lost)
         pieces: list[list[Piece]] = [[], []]
         if lost == self._rank:
             if may_serve:
@@ -242,6 +232,8 @@ class ParityMember(NoParity):
         now, self._later = exchange_pieces(inner, at, pieces)
         for piece in now:
             self._codec.run(inner, piece, state)
+        if lost == self._rank:  # not before, as rows that are there are not overwritten
+            note_decoded_first(self._own)
         self._hand_over_own_part(at, (at + 1) % len(self._group), state, whole, now)
 
     def encode_missing(self, reports: Sequence[Report], state: int) -> None:
@@ -254,8 +246,7 @@ class ParityMember(NoParity):
         Raises:
             PeerLostError: a peer was lost, or the rebuilt rows are wrong.
         """
-        if self._own.missing.is_any and self._sender is not None:
-            self._sender.fetch(RowRequest(None))
+        self._late.complete()
 
     def complete_deltas(self) -> None:
         """Return once all holders have the deltas of this worker; no message is under way then.
@@ -263,8 +254,8 @@ class ParityMember(NoParity):
         Raises:
             PeerLostError: a peer was lost.
         """
-        if self._sender is not None:
-            self._sender.wait_until_sent()
+        if (sender := self._late.sender) is not None:
+            sender.wait_until_sent()
 
     def wait_until_rows_may_change(self) -> None:
         """Return once all holders have the deltas of all completed steps.
@@ -272,54 +263,35 @@ class ParityMember(NoParity):
         Raises:
             PeerLostError: one was lost.
         """
-        own, sender = self._own, self._sender
+        own, sender = self._own, self._late.sender
         if sender is not None and own.log is not None:
             sender.wait_until(partial(protocol.may_change, own.log))
 
     def finish_step(self, step: int) -> None:
         """This worker has completed a step: keep it, and send its delta if it has one."""
+        sender = self._late.sender
         self._metrics.completed_step = step
         has_delta = self._own.finish_step(step)
-        if has_delta and self._sender is not None:  # which has sent all before
-            changed = self._own.accept_changes(step, may_accept=not self._sender.is_rebuilding)
+        if has_delta and sender is not None:  # which has sent all before
+            changed = self._own.accept_changes(step, may_accept=not sender.is_rebuilding)
             self._held.obstacle = changed or self._held.obstacle
-        self._report_obstacle(step)
-        if not self._is_reported:  # here, as it is the training thread that writes metrics
-            self._report_protected(step)
-        if has_delta and self._sender is not None:
-            self._sender.submit(step)
+        if obstacle := self._own.obstacle or self._held.obstacle:
+            self._protection.end_for(obstacle)
+        self._say_protection(step)
+        if has_delta and sender is not None:
+            sender.submit(step)
 
     def stop(self) -> None:
         """End the round: peers that wait for this worker hear of it."""
-        sender, self._sender = self._sender, None
+        sender, self._late.sender = self._late.sender, None
         if sender is not None:
             sender.stop()
-        self._metrics.note_unprotected()
-        self._is_reported = True
-        self._release(self._round)
+        self._protection.end()
+        self._connections.release()
 
     def interrupt(self, of_round: Round) -> None:
         """Close the connections of a round; called from any thread."""
-        if self._network is not None:
-            self._network.interrupt(of_round)
-
-    def _release(self, of_round: int) -> None:
-        """Close the connections, unless they are of a later round."""
-        if of_round == self._round and self._network is not None:
-            self._inner = None
-            self._network.abort()
-
-    @property
-    def _others(self) -> list[int]:
-        return [rank for rank in self._group if rank != self._rank]
-
-    @contextmanager
-    def _minding_members(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            error.with_traceback(None)  # its frames refer to the connections
-            raise PeerLostError(f"parity group {list(self._group)}: {error}") from error
+        self._connections.interrupt(of_round)
 
     def _encode_all_of(self, holders: Sequence[int], state: int) -> None:
         """Encode the parity of these members, now or during training, and send deltas."""
@@ -328,19 +300,19 @@ class ParityMember(NoParity):
         pieces = [*self._later, *map(codec.to_encode, holders)]
         encoding = None
         if self._rank in holders:
-            self._held.begin(state, self._others, is_encoded=False)
-        with self._minding_members():
+            self._begin_held(state)
+        with self._connections.minding():
             if rate is not None and pieces:
                 encoding = BackgroundEncoding(
                     codec, pieces, rate, self._note_encoded, self._note_decoded
                 )
             else:
                 for piece in pieces:
-                    codec.run(self._connected(), piece, state)
+                    codec.run(self._connections.inner, piece, state)
             self._start_sending(state, encoding)
         if encoding is None:
             self._note_encoded()
-            self._report_protected(state)
+            self._say_protection(state)
 
     @property
     def _rate_again(self) -> int:
@@ -348,119 +320,53 @@ class ParityMember(NoParity):
 
     def _encode_again(self, state: int) -> BackgroundEncoding:
         """Return what encodes all parity of the group again; called from the sender's thread."""
-        self._note_obstacle(self._held.obstacle)
-        self._held.begin(state, self._others, is_encoded=False)
+        self._protection.end_for(self._held.obstacle)
+        self._begin_held(state)
         self._own.wants_encoding = False
         self._progress.begin(self._bytes_to_encode(self._group))
         pieces = [*map(self._codec.to_encode, self._group)]
         return BackgroundEncoding(self._codec, pieces, self._rate_again, self._note_encoded)
 
-    def _note_obstacle(self, obstacle: str) -> None:
-        """Note that a loss in this group could not be rebuilt; called from any thread."""
-        if self._metrics.protected:
-            self._metrics.note_unprotected()
-            self._unreported = obstacle
+    def _begin_held(self, state: int) -> None:
+        others = [rank for rank in self._group if rank != self._rank]
+        self._held.begin(state, others, is_encoded=False)
 
     def _note_decoded(self, piece: Piece, is_last: bool) -> None:
         """Check rows of this worker that are there now; called from the sender's thread."""
         if piece.lost != self._rank:
             return
-        own, missing = self._own, self._own.missing
-        end = own.layout.num_words if is_last else self._words_of(piece)[1]
-        own.find_wrongly_rebuilt(missing.below, end)
-        self._obstacle = own.obstacle
+        self._late.check(piece, is_last=is_last)
+        self._obstacle = self._own.obstacle
         self._require_no_obstacle()
-        missing.below = end
         if is_last:
-            missing.end()
             self.has_spoiled_rows = False
-
-    def _words_of(self, piece: Piece) -> tuple[int, int]:
-        """Return the words of this worker's shard of which a piece is."""
-        first = self._own.bounds[part_held(self._group, piece.holder, self._rank)]
-        return first + piece.begin, first + piece.end
-
-    def _fetch(self, number: int, row_ids: torch.Tensor) -> None:
-        """Have the group decode missing rows of a table of this worker."""
-        sender, missing = self._sender, self._own.missing
-        if sender is None:
-            raise PeerLostError(f"parity group {list(self._group)}: the round has ended")
-        places = missing.places(number, row_ids)
-
-        def take(words: torch.Tensor) -> None:
-            self._own.layout.scatter(places, words)
-            missing.note_rows(number, row_ids)
-
-        sender.fetch(
-            RowRequest(describe_rows(self._own.bounds, places, missing.width(number)), take)
-        )
-
-    def _may_save(self, waits: bool) -> bool:
-        """Return whether all rows are there for a snapshot; ``waits``: see to it that they are."""
-        if waits:
-            self.complete_rows()
-        return not self._own.missing.is_any
-
-    def _note_bypassed(self) -> None:
-        self._was_bypassed = True
 
     def _note_encoded(self) -> None:
         """Note that all parity of the group is encoded; called from any thread."""
         self._held.is_encoded = True
         if not (self._own.obstacle or self._held.obstacle):
-            self._metrics.note_protected()
-            self._is_reported = False
+            self._protection.begin()
 
-    def _report_protected(self, step: int) -> None:
-        self._is_reported = True
-        logger.info(
-            "worker %d is protected from step %d on by parity group %s, of which it holds %d bytes",
-            *(self._rank, step, list(self._group), self._held.words.nbytes),
-        )
-        self._progress.end()
-        self._publish()
-
-    def _report_obstacle(self, step: int) -> None:
-        """Publish once that a loss in this group could not be rebuilt any more."""
-        if obstacle := self._own.obstacle or self._held.obstacle:
-            self._note_obstacle(obstacle)
-        obstacle, self._unreported = self._unreported, ""
-        if not obstacle:
-            return
-        logger.warning(
-            "worker %d: parity group %s is not protected after step %d: %s. A loss in it takes the "
-            "store until its parity is encoded again",
-            *(self._rank, list(self._group), step, obstacle),
-        )
-        self._publish()
+    def _say_protection(self, step: int) -> None:
+        if self._protection.say(step, self._held.words.nbytes):
+            self._progress.end()
 
     def _bytes_to_encode(self, holders: Sequence[int]) -> int:
         return 8 * sum(self._codec.parity_words(holder) for holder in holders)
 
-    def _connected(self) -> dist.ProcessGroup:
-        assert self._inner is not None
-        return self._inner
-
     def _hand_over_own_part(
         self, lost: int, keeper: int, state: int, whole: DensePart, there: Sequence[Piece]
     ) -> None:
-        if self._me == keeper:
+        me = self._group.index(self._rank)
+        if me == keeper:
             part = self._held.own_part(self._group[lost], state)
-            hand_over(self._connected(), keeper, lost, part)
-        elif self._me == lost:
-            part = hand_over(self._connected(), keeper, lost, None)
-            self._own.restore(state, whole, part, [self._words_of(piece) for piece in there])
+            hand_over(self._connections.inner, keeper, lost, part)
+        elif me == lost:
+            part = hand_over(self._connections.inner, keeper, lost, None)
+            self._own.restore(state, whole, part, [self._late.words_of(piece) for piece in there])
             self._obstacle = self._own.obstacle
             self._require_no_obstacle()
             self.extra_state = self._own.extra_state
-
-    def _require_same_options(self, found: Sequence[Sequence[int]]) -> None:
-        for number, name in enumerate(_SHARED_OPTIONS):
-            values = {rank: given[number] for rank, given in zip(self._group, found, strict=True)}
-            if len(set(values.values())) > 1:
-                raise WorkersDifferError(
-                    f"Parity({name}=...) differs by worker: {values}; give all of them the same"
-                )
 
     def _require_no_obstacle(self) -> None:
         """Meet the others again, to say that parity must not be used."""
@@ -471,16 +377,16 @@ class ParityMember(NoParity):
 
     def _start_sending(self, state: int, encoding: BackgroundEncoding | None) -> None:
         """Send deltas from now on: all members are at ``state``."""
-        parcel = Parcel(Soundness.SOUND, {}, self._own.to_keep(state))
-        for number, other in trade(self._connected(), state, parcel).items():
+        message = Message(Soundness.SOUND, {}, self._own.to_keep(state))
+        for number, other in exchange(self._connections.inner, state, message).items():
             if other.own_part is not None:
                 self._held.keep_own_part(self._group[number], state, other.own_part)
         self._metrics.begin_sending(state)
-        self._sender = Sender(
-            *(self._connected(), self._group, self._own, self._held),
+        self._late.sender = Sender(
+            *(self._connections.inner, self._group, self._own, self._held),
             protocol.begin(state, self._parity.every_steps),
             self._metrics,
-            partial(self._release, self._round),
+            self._connections.releasing(),
             encoding,
             self._keep_alive_seconds,
             self._encode_again,

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from cpr_ext import Table
 from cpr_ext.distributed.collective import torch_private
+from cpr_ext.state.table import Table
 
 # Functions whose first argument, or ``input``, is the row ids that they read.
 _LOOKUPS = (nn.Embedding.forward, nn.EmbeddingBag.forward)
@@ -26,7 +26,7 @@ class MissingRows:
 
     Args:
         layout: of the shard, ``ShardLayout``.
-        tables: in the order of the layout.
+        tables: in the order of the layout, which has others after them.
 
     Attributes:
         fetch: called with the position of a table and the ids (n,) of missing rows that are looked
@@ -50,18 +50,20 @@ class MissingRows:
     def watch_lookups(self) -> None:
         """Have lookups wait from now on; before a model is compiled."""
         sources: dict[int, Any] = {}
-        for table in self._tables:
+        for number, table in enumerate(self._tables):
             if table.lookups is not None:
                 sources[id(table.lookups)] = table.lookups
-            elif self.is_served(table):
+            elif self.is_served(number):
                 for module in table.modules:
                     self._handles.append(self._watch(module, table))
         for source in sources.values():
             self._handles += source.attach(self.need)
 
-    @staticmethod
-    def is_served(table: Table) -> bool:
+    def is_served(self, number: int) -> bool:
         """Return whether lookups of this table can wait; otherwise its rows must be there."""
+        if number >= len(self._tables):
+            return False  # keys, by which lookups are made
+        table = self._tables[number]
         if not table.updates_only_looked_up_rows():
             return False
         if table.lookups is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from cpr_ext import Checkpointer
+from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.distributed.collective.process_group import Round
 from cpr_ext.distributed.parity.placement import Group
 from cpr_ext.distributed.parity.protocol import Report

@@ -11,17 +11,20 @@ from typing import Any
 
 import torch
 
-from cpr_ext import Checkpointer, Table
 from cpr_ext._native import native
+from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.distributed.collective.collectives import flatten, unflatten
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.held_parity import KeptPart
+from cpr_ext.distributed.parity.key_copies import KeyCopies
 from cpr_ext.distributed.parity.missing_rows import Fetch, MissingRows
 from cpr_ext.distributed.parity.placement import cut
 from cpr_ext.distributed.parity.protocol import DEPTH, Log
 from cpr_ext.distributed.parity.row_checksums import RowChecksums
 from cpr_ext.errors import PeerLostError, UsageError
 from cpr_ext.state.dense_state import DensePart, own_part
+from cpr_ext.state.slot_keys import is_key_array
+from cpr_ext.state.table import Table
 
 
 class OwnRows:
@@ -70,12 +73,15 @@ class OwnRows:
         self._wait = wait
         self._stride = stride
         self._arrays = _arrays_of(self.tables)
-        self.layout = native.ShardLayout([list(arrays.values()) for arrays in self._arrays])
+        self._keys = KeyCopies(self.tables)
+        records = [list(arrays.values()) for arrays in self._arrays]
+        self.layout = native.ShardLayout([*records, *self._keys.arrays])
         self.bounds = cut(self.layout.records, parts)
         self.missing = MissingRows(self.layout, self.tables, fetch or _refuse)
         if fetch is not None:
             self.missing.watch_lookups()
-        self._checksums = RowChecksums(self.layout, self.tables)
+        names = [f"table '{table.name}'" for table in self.tables]
+        self._checksums = RowChecksums(self.layout, [*names, *self._keys.names])
         # The training thread changes what the sender's thread may be reading.
         self._lock = threading.Lock()
         made: list[Any] = [
@@ -99,6 +105,7 @@ class OwnRows:
         Args:
             extra_state: of the caller, who has not seen it yet.
         """
+        self._keys.take()
         self._checksums.begin(state)
         self._begin(state, extra_state)
 
@@ -135,6 +142,15 @@ class OwnRows:
         if self._completed > self.log.newest:
             self._torn.note(number, row_ids)
 
+    def before_assignment(self, table: Table, row_ids: torch.Tensor) -> None:
+        """Keep rows that get another id; missing ones are awaited, as for a lookup."""
+        self.missing.need(table, row_ids)
+        self.before_change(table, row_ids)
+
+    def _before_keys_change(self, number: int, slots: torch.Tensor) -> None:
+        with self._lock:
+            self._changing.note(len(self.tables) + number, slots)
+
     def changed_outside(self, table: Table) -> None:
         """Record that rows changed that no delta has."""
         self.obstacle = self.obstacle or f"table '{table.name}' was changed outside its optimizer"
@@ -143,11 +159,13 @@ class OwnRows:
         """Complete a step of this worker; returns whether it has a delta.
 
         Raises:
-            UsageError: its optimizer has made per-row state of which there is no parity.
+            UsageError: its optimizer has made per-row state of which there is no parity, or a map
+                of keys is wrong.
         """
         assert self.log is not None
         self._checkpointer.rewinding.check_changes()
         self._require_known_arrays()
+        self._keys.take(self._before_keys_change)
         if self._completed > self.log.newest:  # no delta leads back to a step in between
             del self._copies[self._completed]
         self._torn.clear()
@@ -349,7 +367,9 @@ class OwnRows:
     def _rewind(
         self, part: DensePart, restore_rows: Callable[[], None], own: DensePart | None = None
     ) -> Any:
-        return self._checkpointer.rewinding.rewind(part, restore_rows, own)
+        extra_state = self._checkpointer.rewinding.rewind(part, restore_rows, own)
+        self._keys.give_back()
+        return extra_state
 
     def _restore_rows(self, state: int) -> None:
         assert self.log is not None
@@ -367,7 +387,7 @@ class OwnRows:
 
     def _require_known_arrays(self) -> None:
         for table, known in zip(self.tables, self._arrays, strict=True):
-            arrays = table.arrays()
+            arrays = _protected_arrays(table)
             if new := sorted(arrays.keys() - known.keys()):
                 raise UsageError(
                     f"table '{table.name}': its optimizer has made per-row state {new} in a step, "
@@ -387,7 +407,12 @@ def _refuse(number: int, row_ids: torch.Tensor) -> None:
 def _arrays_of(tables: list[Table]) -> list[dict[str, torch.Tensor]]:
     for table in tables:
         _make_state(table)
-    return [dict(sorted(table.arrays().items())) for table in tables]
+    return [_protected_arrays(table) for table in tables]
+
+
+def _protected_arrays(table: Table) -> dict[str, torch.Tensor]:
+    """Return weight and state by name, in order; of keys there are copies."""
+    return {name: a for name, a in sorted(table.arrays().items()) if not is_key_array(name)}
 
 
 def _make_state(table: Table) -> None:

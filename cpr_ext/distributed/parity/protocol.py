@@ -150,20 +150,29 @@ class Verdict:
     Attributes:
         state: the one to which all return; None: parity does not suffice.
         obstacle: why it does not.
+        groups: whose lost rows are rebuilt, if not all groups' are.
     """
 
     state: int | None
     obstacle: str = ""
-
-
-def with_a_loss(reports: Sequence[Report], groups: Sequence[Group]) -> list[Group]:
-    """Return the groups with a member that has lost its rows."""
-    return [group for group in groups if any(reports[rank].own is None for rank in group)]
+    groups: tuple[Group, ...] = ()
 
 
 def agree_on_rows(reports: Sequence[Report], groups: Sequence[Group]) -> Verdict:
-    """Return the newest state of which the lost rows can be rebuilt, as their groups alone say."""
-    return agree_on_state(reports, with_a_loss(reports, groups))
+    """Return which groups can rebuild their lost rows, and the newest state of which all can.
+
+    A group whose parity does not suffice keeps no other from its own.
+    """
+    with_a_loss = [group for group in groups if any(reports[rank].own is None for rank in group)]
+    alone = {group: agree_on_state(reports, [group]) for group in with_a_loss}
+    able = tuple(group for group, verdict in alone.items() if verdict.state is not None)
+    obstacle = next((each.obstacle for each in alone.values() if each.state is None), "")
+    if not able:
+        return Verdict(None, obstacle)
+    together = agree_on_state(reports, able)
+    if together.state is None:
+        return together
+    return Verdict(together.state, obstacle, able)
 
 
 def agree_on_state(reports: Sequence[Report], groups: Sequence[Group]) -> Verdict:

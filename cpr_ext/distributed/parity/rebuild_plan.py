@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from cpr_ext.distributed.parity.exchange import broadcast_words
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import Group, holders
 from cpr_ext.distributed.parity.protocol import Piece
-from cpr_ext.distributed.parity.trade import broadcast_words
 
 _FIELDS = len(Piece._fields)
 
@@ -16,20 +16,26 @@ _FIELDS = len(Piece._fields)
 def pieces_of(group: Group, lost: int, own: OwnRows) -> list[list[Piece]]:
     """Return the pieces to decode before and during training, each in ascending order.
 
-    Tables whose lookups cannot wait come before; if no row is missing, all do. They are noted.
+    Tables whose lookups cannot wait come before; if no row is missing, all do.
     """
     missing = own.missing
     if not missing.is_any:
         return [_pieces_within(group, lost, own, 0, own.layout.num_words), []]
     pieces: list[list[Piece]] = [[], []]
-    for number, table in enumerate(own.tables):
-        waits = missing.is_served(table)
+    for number in range(len(own.layout.records)):
+        waits = missing.is_served(number)
         pieces[waits] += _pieces_within(group, lost, own, *missing.span(number))
-        if not waits:
-            missing.note_table(number)
     if not pieces[True]:
         missing.end()
     return pieces
+
+
+def note_decoded_first(own: OwnRows) -> None:
+    """Note that the rows are there that are decoded before training, and no others."""
+    if own.missing.is_any:
+        for number in range(len(own.layout.records)):
+            if not own.missing.is_served(number):
+                own.missing.note_table(number)
 
 
 def exchange_pieces(

@@ -11,7 +11,7 @@ from cpr_ext.distributed.collective.comparison import require_one_layout
 from cpr_ext.distributed.collective.recovery_decision import Agreement
 from cpr_ext.distributed.job import Job
 from cpr_ext.distributed.parity.no_parity import NoParity
-from cpr_ext.distributed.parity.protocol import with_a_loss
+from cpr_ext.state.dense_state import DensePart
 
 
 def return_to_one_state(
@@ -30,11 +30,8 @@ def return_to_one_state(
     """
     if agreement.reports[job.group.rank()].own is not None:
         parity.go_back(agreement.step)
-    rows = _rebuild(
-        *(parity, job, agreement, agreement.step, time_out),
-        source=agreement.source,
-        may_serve=True,
-    )
+    whole = _share_whole(parity, job, agreement.step, time_out, source=agreement.source)
+    rows = parity.rebuild(agreement.reports, agreement.step, whole, may_serve=True)
     job.extra_state = parity.extra_state
     return rows
 
@@ -42,7 +39,7 @@ def return_to_one_state(
 def rebuild_lost_rows(
     parity: NoParity, job: Job, agreement: Agreement, state: int, time_out: timedelta
 ) -> int:
-    """Rebuild the lost workers at ``state``; survivors keep theirs.
+    """Rebuild the lost workers of groups that can, at ``state``; survivors keep theirs.
 
     Args:
         time_out: for the slowest worker to get here.
@@ -51,29 +48,21 @@ def rebuild_lost_rows(
         The rows that this worker got from its peers.
     """
     reports = agreement.reports
-    takes_part = [rank for group in with_a_loss(reports, parity.groups) for rank in group]
+    takes_part = [rank for group in agreement.rebuilt_groups for rank in group]
     keeps_rows = [rank for rank in takes_part if reports[rank].own is not None]
     with parity.visiting(state) if job.group.rank() in keeps_rows else nullcontext():
-        return _rebuild(
-            *(parity, job, agreement, state, time_out),
-            source=keeps_rows[0],
-            may_serve=False,
-        )
+        whole = _share_whole(parity, job, state, time_out, source=keeps_rows[0])
+        if job.group.rank() not in takes_part:
+            return 0
+        return parity.rebuild(reports, state, whole, may_serve=False)
 
 
-def _rebuild(
-    parity: NoParity,
-    job: Job,
-    agreement: Agreement,
-    state: int,
-    time_out: timedelta,
-    *,
-    source: int,
-    may_serve: bool,
-) -> int:
+def _share_whole(
+    parity: NoParity, job: Job, state: int, time_out: timedelta, *, source: int
+) -> DensePart:
+    """Return the dense state of ``source`` as of an earlier state; all workers call it."""
     wait_for_all(job.group, time_out)
     require_one_layout(job.group, job.model)
     data_parallel.reset(job.model)
     whole = parity.whole_copy(state) if source == job.group.rank() else None
-    whole = broadcast_part(job.group, source, whole)
-    return parity.rebuild(agreement.reports, state, whole, may_serve=may_serve)
+    return broadcast_part(job.group, source, whole)

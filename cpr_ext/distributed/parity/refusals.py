@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpr_ext import Table
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import UsageError
-from cpr_ext.state.table import ChangeSource
+from cpr_ext.state.table import ChangeSource, Table
 
 _MEMORY = Path("/proc/meminfo")
 # Deltas in memory at once, in steps: two kept and one being made here, two kept of peers.
@@ -51,7 +50,8 @@ def require_memory(tables: Sequence[Table], parity: Parity) -> None:
         UsageError: names what is needed and what is free.
     """
     rows = sum(row_bytes(table) * table.num_embeddings for table in tables)
-    needed = rows // (parity.group_size - 1) + _DELTAS * min(parity.delta_bytes, rows)
+    copies = sum(a.nbytes for table in tables for a in table.key_arrays().values())
+    needed = rows // (parity.group_size - 1) + _DELTAS * min(parity.delta_bytes, rows) + copies
     free = free_bytes()
     if free is not None and needed > free:
         raise UsageError(

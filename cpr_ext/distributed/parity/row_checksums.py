@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from cpr_ext import Table
 from cpr_ext._native import native
 
 # The rows of a shard are hashed in so many blocks: 32 KB to send per delta, whatever its size.
@@ -22,11 +21,11 @@ class RowChecksums:
 
     Args:
         layout: of the shard.
-        tables: in the order of the layout.
+        names: of the layout's tables, for messages.
     """
 
-    def __init__(self, layout: Any, tables: Sequence[Table]) -> None:
-        self._tables = tables
+    def __init__(self, layout: Any, names: Sequence[str]) -> None:
+        self._names = names
         threads = native.ThreadPool(num_threads=min(_MOST_THREADS, torch.get_num_threads()))
         self._native = native.ShardChecksums(layout, max_blocks=_BLOCKS, pool=threads)
         self._known: dict[int, torch.Tensor] = {}  # by state
@@ -68,7 +67,7 @@ class RowChecksums:
             return ""
         table, begin, end = wrong[0]
         more = f", and {len(wrong) - 1} more blocks of rows" if len(wrong) > 1 else ""
-        return f"table '{self._tables[table].name}', among rows {begin} to {end - 1}{more}"
+        return f"{self._names[table]}, among rows {begin} to {end - 1}{more}"
 
     def _values(self) -> torch.Tensor:
         return torch.from_numpy(self._native.values())

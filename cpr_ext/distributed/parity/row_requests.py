@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from cpr_ext.distributed.parity.trade import broadcast_words
+from cpr_ext.distributed.parity.exchange import broadcast_words
 
 # Heads in place of the number of words that follow.
 _STEP_IS_COMPLETE, _EVERYTHING = -2, -1

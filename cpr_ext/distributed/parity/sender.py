@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from cpr_ext.distributed.parity import protocol
 from cpr_ext.distributed.parity.encoding import BackgroundEncoding
+from cpr_ext.distributed.parity.exchange import Message, acknowledge, exchange
 from cpr_ext.distributed.parity.held_parity import HeldParity
 from cpr_ext.distributed.parity.own_rows import OwnRows
 from cpr_ext.distributed.parity.placement import Group, part_held
 from cpr_ext.distributed.parity.protocol import Log, Soundness
 from cpr_ext.distributed.parity.row_requests import NOTHING_YET, RowRequest, exchange_request
-from cpr_ext.distributed.parity.trade import Parcel, acknowledge, trade
 from cpr_ext.errors import PeerLostError
 from cpr_ext.metrics.parity_metrics import ParityMetrics
 
@@ -179,8 +179,8 @@ class Sender:
         with self._changed:
             if self._has_stopped():
                 return False
-            parcel = self._pack(step)
-        received = trade(self._connected(), step, parcel)
+            message = self._pack(step)
+        received = exchange(self._connected(), step, message)
         with self._changed:
             if self._has_stopped():
                 return False
@@ -188,7 +188,7 @@ class Sender:
             obstacle = self._own.obstacle or self._held.obstacle
             if self._lost is not None and obstacle:
                 raise PeerLostError(f"rows cannot be rebuilt from their peers any more: {obstacle}")
-            all_parcels = (parcel, *received.values())
+            all_parcels = (message, *received.values())
             encodes_again = protocol.encodes_again([p.soundness for p in all_parcels])
             if encodes_again:
                 self._encoding = self._encode_again(step)
@@ -197,10 +197,10 @@ class Sender:
             assert protocol.may_acknowledge(self._held.logs, step)
         self._encode(min(p.wanted_words for p in all_parcels), step)
         acknowledge(self._connected())
-        self._metrics.note_acknowledged(step, parcel.num_bytes)
+        self._metrics.note_acknowledged(step, message.num_bytes)
         return True
 
-    def _pack(self, step: int) -> Parcel:
+    def _pack(self, step: int) -> Message:
         words = {
             number: self._own.message(step, part_held(self._group, holder, self._rank))
             for number, holder in enumerate(self._group)
@@ -209,7 +209,7 @@ class Sender:
         wanted_words = self._encoding.wanted_words() if self._encoding is not None else 0
         own = self._own
         soundness = protocol.soundness(own.obstacle, wants_encoding=own.wants_encoding)
-        return Parcel(soundness, words, own.to_keep(step), wanted_words)
+        return Message(soundness, words, own.to_keep(step), wanted_words)
 
     def _encode(self, num_words: int, state: int) -> None:
         """Decode and encode something before rows may change again, or while training waits."""
@@ -253,17 +253,17 @@ class Sender:
                 self._request = None
             self._changed.notify_all()
 
-    def _note_changes(self, parcels: dict[int, Parcel]) -> None:
-        for member, parcel in parcels.items():
-            if parcel.soundness != Soundness.SOUND and not self._held.obstacle:
+    def _note_changes(self, messages: dict[int, Message]) -> None:
+        for member, message in messages.items():
+            if message.soundness != Soundness.SOUND and not self._held.obstacle:
                 rank = self._group[member]
                 self._held.obstacle = f"rows of worker {rank} changed outside their optimizer"
 
-    def _hold(self, member: int, step: int, parcel: Parcel, *, is_in_parity: bool) -> None:
-        if parcel.own_part is not None:
-            self._held.keep_own_part(member, step, parcel.own_part)
+    def _hold(self, member: int, step: int, message: Message, *, is_in_parity: bool) -> None:
+        if message.own_part is not None:
+            self._held.keep_own_part(member, step, message.own_part)
         if is_in_parity:
-            self._held.receive(member, step, parcel.words[self._me])
+            self._held.receive(member, step, message.words[self._me])
 
     def _connected(self) -> dist.ProcessGroup:
         assert self._inner is not None

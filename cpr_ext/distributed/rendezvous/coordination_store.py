@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from cpr_ext.distributed.rendezvous.host_connection import HostConnection
 
 Answer = TypeVar("Answer")
+_LOOK_SECONDS = 0.05
 _asking: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -46,8 +48,13 @@ def named(keys: Sequence[str]) -> dict[str, Any]:
     return {"prefix": prefix, "keys": [key[len(prefix) :] for key in keys]}
 
 
-def call_with_timeout(seconds: float, who: str, call: Callable[[], Answer]) -> Answer:
+def call_with_timeout(
+    seconds: float, who: str, call: Callable[[], Answer], until: threading.Event | None = None
+) -> Answer:
     """Return or raise what ``call`` does; abandon its thread if it takes longer.
+
+    Args:
+        until: once it is set nobody needs the answer.
 
     Raises:
         dist.DistNetworkError: it took longer; says ``who`` does not answer.
@@ -64,7 +71,11 @@ def call_with_timeout(seconds: float, who: str, call: Callable[[], Answer]) -> A
     thread = threading.Thread(target=ask, name="cpr_ext-asks", daemon=True)
     _asking.add(thread)
     thread.start()
-    thread.join(seconds)
+    deadline = time.monotonic() + seconds
+    while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+        if until is not None and until.is_set():
+            break
+        thread.join(left if until is None else min(left, _LOOK_SECONDS))
     if errors:
         raise errors[0]
     if not answers:

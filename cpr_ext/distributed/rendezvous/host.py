@@ -28,6 +28,7 @@ from cpr_ext.distributed.rendezvous.meeting import (
     SupersededError,
     UnknownRoundError,
 )
+from cpr_ext.distributed.rendezvous.nodes import Agent, Nodes
 from cpr_ext.distributed.rendezvous.values import MOST_NAMED, Values
 
 PROOF_SECONDS = 5.0
@@ -38,6 +39,8 @@ _REPORT_SECONDS = 10.0  # between two lines about refused connections
 _MAX_WAIT_SECONDS = 60.0
 _BACKLOG = 1024
 _CONNECTIONS_EACH = 2  # of a worker: one that shows that it lives, and one that asks
+_LOOK_SECONDS = 0.25  # between two looks at all agents and connections
+_GONE_SECONDS = 3.2  # since a machine was last heard of, which is probed each second
 _MISSING_SECONDS = 0.25  # between two looks for who is missing
 _STRANGERS_BYTES = 4096  # that are read ahead; more is read as a message needs it
 
@@ -47,6 +50,7 @@ class _Job:
 
     def __init__(self, knows_all_from: float) -> None:
         self.meeting = Meeting(knows_all_from)
+        self.nodes = Nodes(knows_all_from)
         self.values = Values()
         self.world_size = 0  # as workers say
         self.changed = asyncio.Condition()
@@ -57,21 +61,45 @@ class _Job:
         self._missing: tuple[int, list[int]] = (0, [])
         self._missing_from = float("-inf")
 
-    def tell_of_end(self, visit: int) -> None:
-        """Say to the others that the process of this connection has ended, if it is of a round."""
-        if self.listeners.pop(visit, None) is None or not (epoch := self.meeting.lost_of(visit)):
-            return
-        if epoch == self._ended:
+    def tell_of_end(self, visit: int, *, is_silent: bool = False) -> None:
+        """Say to the others that the process of this connection has ended, if it is of a round.
+
+        Args:
+            is_silent: its kernel has not closed its connections, so that no peer notices.
+        """
+        has_arrived = self.listeners.pop(visit, None) is not None
+        epoch = self.meeting.lost_of(visit)
+        if epoch in (0, self._ended) or not (has_arrived or self.meeting.is_last(visit)):
             return
         self._ended = epoch
+        self.values.forget(lambda key: key.startswith(f"round/{self.meeting.round_id}/"))
         for say in list(self.listeners.values()):
-            say({"lost_of": epoch})
+            say({"lost_of": epoch, "is_silent": is_silent})
 
-    def listen(self, visit: int, epoch: int, say: Callable[[dict[str, Any]], None]) -> None:
+    def listen(self, visit: int, say: Callable[[dict[str, Any]], None]) -> None:
         """Have a process hear of ends, also of one in its round before it was connected."""
         self.listeners[visit] = say
-        if epoch and epoch == self._ended:
-            say({"lost_of": epoch})
+        if self.has_lost_member and self.meeting.lost_of(visit):
+            say({"lost_of": self._ended, "is_silent": False})
+
+    @property
+    def has_lost_member(self) -> bool:
+        """Whether a member of the newest round has ended."""
+        return 0 < self._ended == self.meeting.epoch
+
+    async def assign(self) -> None:
+        """Give free nodes to agents that stand by, and say so to them and to their workers."""
+        given = self.nodes.assign(time.monotonic())
+        for visit, node in given.items():
+            if (say := self.listeners.get(visit)) is not None:
+                say({"node": node})
+        if given:
+            await self.wake()
+
+    async def wake(self) -> None:
+        """Have all that wait look again."""
+        async with self.changed:
+            self.changed.notify_all()
 
     def members(self) -> str:
         """Return who is in the newest round and where, packed once for all."""
@@ -95,8 +123,7 @@ class _Job:
         if self.meeting.round_id != before:
             kept = f"round/{self.meeting.round_id}/"
             self.values.forget(lambda key: key.startswith("round/") and not key.startswith(kept))
-            async with self.changed:
-                self.changed.notify_all()
+            await self.wake()
 
 
 class Host:
@@ -112,16 +139,24 @@ class Host:
         knows_all_from = time.monotonic() + (0.0 if is_first else FIND_SECONDS)
         self._jobs: dict[str, _Job] = defaultdict(lambda: _Job(knows_all_from))
         self._visits: set[asyncio.Future[None]] = set()
+        self._known: dict[int, asyncio.StreamWriter] = {}  # by visit
         self._strangers: dict[asyncio.Future[None], float] = {}  # when they came; oldest first
         self._numbers = itertools.count()
         self._refused = 0
         self._reported = -_REPORT_SECONDS
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a process that knows the secret is connected."""
+        return bool(self._known)
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until cancelled."""
         listener.setblocking(False)
         listener.listen(_BACKLOG)
         loop = asyncio.get_running_loop()
+        looking = asyncio.ensure_future(self._look_after_jobs())
+        self._visits.add(looking)  # kept from the garbage collector
         while True:
             try:
                 connected, _ = await loop.sock_accept(listener)
@@ -134,6 +169,30 @@ class Host:
             visit.add_done_callback(self._visits.discard)
             self._strangers[visit] = time.monotonic()
             await self._make_room()
+
+    async def _look_after_jobs(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            self._end_silent()
+            for job in list(self._jobs.values()):
+                await job.assign()
+
+    def _end_silent(self) -> None:
+        """Close the connections of machines that vanished, so that the others hear of it."""
+        silent = [
+            (visit, writer)
+            for visit, writer in self._known.items()
+            if wire.silent_seconds(writer.get_extra_info("socket")) > _GONE_SECONDS
+        ]
+        if silent and len(silent) == len(self._known):  # it is rather this machine that is cut off
+            for job in self._jobs.values():
+                job.nodes.knows_all_from = time.monotonic() + FIND_SECONDS
+            return
+        for visit, writer in silent:
+            for job in self._jobs.values():
+                job.nodes.leave(visit, is_cut_off=True)
+                job.tell_of_end(visit, is_silent=True)
+            writer.transport.abort()
 
     async def _make_room(self) -> None:
         """Disconnect the oldest unproven clients; each had time to prove itself."""
@@ -188,6 +247,8 @@ class Host:
     ) -> None:
         visit, asked, said = next(self._numbers), handshake.to_host(), handshake.to_worker()
 
+        self._known[visit] = writer
+
         def say(news: dict[str, Any]) -> None:
             with contextlib.suppress(OSError):
                 writer.write(said.seal(news))
@@ -195,7 +256,10 @@ class Host:
         try:
             while True:
                 size = wire.body_bytes(await reader.readexactly(wire.LENGTH_BYTES))
-                request = asked.open(await reader.readexactly(size))
+                request = {
+                    **asked.open(await reader.readexactly(size)),
+                    "machine": writer.get_extra_info("peername")[0],
+                }
                 try:
                     answer = await self._answer(request, visit)
                 except MeetingError as error:
@@ -205,16 +269,20 @@ class Host:
                     answer = {"error": f"not understood: {type(error).__name__} {error}"}
                 writer.write(said.seal(answer))
                 await writer.drain()
-                if request.get("ask") == "arrive" and not answer:
-                    epoch = int(request["claim"]["epoch"])
-                    self._jobs[str(request["job"])].listen(visit, epoch, say)
+                if request.get("ask") in ("arrive", "attend") and not answer:
+                    job = self._jobs[str(request["job"])]
+                    job.listen(visit, say)
+                    await job.assign()
         except (asyncio.IncompleteReadError, ConnectionResetError):
             for job in self._jobs.values():
                 job.tell_of_end(visit)  # its kernel has closed it; nobody was cut off
             raise
         finally:
+            del self._known[visit]
             for job in self._jobs.values():
                 job.listeners.pop(visit, None)
+                job.nodes.leave(visit)
+                await job.assign()
                 async with job.changing():
                     job.meeting.leave(visit, time.monotonic())
 
@@ -234,6 +302,21 @@ class Host:
             return await self._meet(job, request, visit)
         if what == "arrive":
             return self._arrive(job, request, visit)
+        if what == "attend":
+            job.nodes.attend(_agent_in(request), visit)
+            return {}
+        if what == "node":
+            token, nodes = str(request["agent"]), job.nodes
+            await _until(
+                job,
+                lambda: nodes.node_of(token) is not None or nodes.is_over(token),
+                request["seconds"],
+            )
+            return {"node": nodes.node_of(token), "is_over": nodes.is_over(token)}
+        if what == "over":
+            job.nodes.end()
+            await job.wake()
+            return {}
         if what == "bye":
             job.meeting.say_bye(str(request["member"]))
             return {}
@@ -275,6 +358,8 @@ class Host:
             round_id = keys[0].split("/")[1]
             if round_id != job.meeting.round_id:
                 raise MeetingError("this round is over, or this host of the rendezvous is new")
+            if job.has_lost_member:
+                raise MeetingError("a member of this round has ended")
         return await job.values.gather(keys, _bounded(request["seconds"]))
 
     def _arrive(self, job: _Job, request: dict[str, Any], visit: int) -> dict[str, Any]:
@@ -309,6 +394,14 @@ def _claim_in(request: dict[str, Any]) -> Claim:
     roster = tuple(map(str, plain["roster"]))
     unreachable = tuple(map(str, plain.get("unreachable", ())))
     return Claim(**numbers, **texts, roster=roster, unreachable=unreachable)
+
+
+def _agent_in(request: dict[str, Any]) -> Agent:
+    plain = dict(request["agent"])
+    had, only = (None if plain[name] is None else int(plain[name]) for name in ("had", "only"))
+    token, number = str(plain["token"]), int(plain["num_nodes"])
+    adopt_seconds = float(plain["adopt_seconds"])
+    return Agent(token, number, str(request["machine"]), time.monotonic(), had, only, adopt_seconds)
 
 
 def _keys_in(request: dict[str, Any]) -> tuple[str, ...]:

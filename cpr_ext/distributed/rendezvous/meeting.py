@@ -150,6 +150,10 @@ class Meeting:
         """Return the epoch of the newest round if this connection is of a member of it, else 0."""
         return self.epoch if self._visits.get(visit, "") in self.roster else 0
 
+    def is_last(self, visit: int) -> bool:
+        """Return whether its process has no other connection than this one."""
+        return self._visits_of.get(self._visits.get(visit, "")) == (visit,)
+
     def take_over(self, rank: int, member: str, *, visit: int, now: float) -> bool:
         """Give the place of ``member`` to the process of this connection, if that one is gone.
 

@@ -21,20 +21,19 @@ class Presence:
 
     Args:
         host: for this alone.
-        claim: returns what the process says of itself, see
-            :class:`cpr_ext.distributed.rendezvous.meeting.Claim`.
-        note_lost: called from a thread with the epoch of a round, of which a member has ended.
+        arrive: says to the host who this is; raises HostError or RefusedError.
+        hear: called from a thread with what the host says by itself.
     """
 
     def __init__(
         self,
         host: HostConnection,
-        claim: Callable[[bool], dict[str, Any]],
-        note_lost: Callable[[int], None],
+        arrive: Callable[[], None],
+        hear: Callable[[dict[str, Any]], None],
     ) -> None:
         self._host = host
-        self._claim = claim
-        self._note_lost = note_lost
+        self._arrive = arrive
+        self._hear = hear
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -57,9 +56,5 @@ class Presence:
                 except RefusedError:
                     return  # replaced; the training thread finds out when it meets the others
                 while not self._over.is_set():
-                    self._note_lost(int(self._host.wait_for_news()["lost_of"]))
+                    self._hear(self._host.wait_for_news())
             self._over.wait(_RETRY_SECONDS)
-
-    def _arrive(self) -> None:
-        if self._host.ask("arrive", claim=self._claim(False)).get("asks_roster"):
-            self._host.ask("arrive", claim=self._claim(True))

@@ -48,6 +48,10 @@ _BYE_SECONDS = 1.0
 _UNTRUSTED_SECONDS = 10.0
 
 
+class LeavingError(Exception):
+    """This worker is to leave; it is no loss of a peer."""
+
+
 class Rendezvous:
     """One worker's seat at the rendezvous, kept over rounds.
 
@@ -57,7 +61,10 @@ class Rendezvous:
     Attributes:
         member: distinguishes this process from others of its rank.
         run: what the worker's store knows of its run; None: it has no store.
-        note_lost: called from a thread with the epoch of a round, of which a member has ended.
+        note_lost: called from a thread with the epoch of a round, of which a member has ended, and
+            whether peers cannot have noticed.
+        lost_epoch: of the newest round of which a member is known to have ended.
+        is_leaving: asked while this worker waits; if True, :meth:`join` raises LeavingError.
         doubts_peers: the last round came to nothing, so peers are tried before the next.
 
     Raises:
@@ -68,6 +75,7 @@ class Rendezvous:
         self._identity = identity
         self.run: RunNote | None = None
         self.doubts_peers = False
+        self.is_leaving: Callable[[], bool] = lambda: False
         self._beacon = None if address is None else Beacon(address)
         self._places: dict[str, str] = {}  # of the members of that round, but this one
         self._unreachable: tuple[str, ...] = ()
@@ -75,14 +83,12 @@ class Rendezvous:
         self._host = HostConnection(identity)
         self._notes = Notes(self._host)
         self.member = secrets.token_hex(8)
-        self._epoch, self._roster = (
-            0,
-            tuple[str, ...](),
-        )  # of the newest round that this process was in
-        self.note_lost: Callable[[int], None] = lambda epoch: None
-        self._presence = Presence(
-            HostConnection(identity), self._claim, lambda epoch: self.note_lost(epoch)
-        )
+        # Of the newest round that this process was in.
+        self._epoch, self._roster = 0, tuple[str, ...]()
+        self.note_lost: Callable[[int, bool], None] = lambda epoch, is_silent: None
+        self.lost_epoch = 0
+        self._present = HostConnection(identity)
+        self._presence = Presence(self._present, self._arrive, self._hear)
         # Kept here, for torch holds only the part of it that is in C++.
         self._store: RoundStore | None = None
 
@@ -123,6 +129,14 @@ class Rendezvous:
         self._store = RoundStore(self._host, round_id)
         return self._store
 
+    def _arrive(self) -> None:
+        if self._present.ask("arrive", claim=self._claim(False)).get("asks_roster"):
+            self._present.ask("arrive", claim=self._claim(True))
+
+    def _hear(self, news: dict[str, Any]) -> None:
+        self.lost_epoch = int(news["lost_of"])
+        self.note_lost(self.lost_epoch, bool(news["is_silent"]))
+
     def take_over(self, member: str) -> bool:
         """Return whether ``member``, which has this worker's rank, is gone and refused from now on.
 
@@ -147,6 +161,11 @@ class Rendezvous:
         self._presence.end()
         self._host.close()
 
+    def say_over(self) -> None:
+        """Say that the job is done, so that agents and workers that stand by end."""
+        with suppress(HostError, RefusedError):
+            self._host.ask("over")
+
     def note(self, key: str) -> None:
         """Leave a note for the whole job, beyond this round, if the host answers."""
         try:
@@ -169,6 +188,8 @@ class Rendezvous:
         obstacle = ""
         while True:
             show_alive()
+            if self.is_leaving():
+                raise LeavingError
             error: HostError | None = None
             try:
                 answer = self._meet(token, deadline)

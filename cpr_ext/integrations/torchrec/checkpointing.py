@@ -9,11 +9,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchrec.distributed.model_parallel import get_unwrapped_module
 
-from cpr_ext import Checkpointer, RecoveryReport, StagingOptions
+from cpr_ext import Checkpointer, RecoveryReport, StagingOptions, Table
 from cpr_ext.distributed.together import must_agree, recover_together
-from cpr_ext.integrations.torchrec.dense_part import DenseModule, dense_optimizers
+from cpr_ext.integrations.torchrec.dense_part import DenseModule
+from cpr_ext.integrations.torchrec.managed_collisions import ManagedTables
 from cpr_ext.integrations.torchrec.sharded_tables import find_kernels, sharded_tables
+from cpr_ext.integrations.torchrec.wrapped_optimizers import dense_optimizers
+from cpr_ext.state.stateful import as_list
+from cpr_ext.state.table import find_tables
 
 _MOST_THREADS = 4
 
@@ -54,9 +59,10 @@ def make_checkpointer(
 
     Args:
         model: a ``DistributedModelParallel``, or any module with sharded
-            ``EmbeddingBagCollection`` and ``EmbeddingCollection`` in it.
-        optimizers: of the dense parameters; a ``CombinedOptimizer`` with the model's fused
-            optimizers in it may be given as it is.
+            ``EmbeddingBagCollection`` and ``EmbeddingCollection`` in it. With managed collisions
+            (``MCHManagedCollisionModule``) their tables are keyed, sharded or not.
+        optimizers: those that training steps, as they are: a ``CombinedOptimizer`` with the model's
+            fused optimizers in it, or one that ``WarmupOptimizer`` or another wraps.
         directory: the store of this rank.
         options: see :class:`cpr_ext.Checkpointer`. ``StagingOptions.num_threads`` is that of torch
             unless given, at most 4.
@@ -70,9 +76,16 @@ def make_checkpointer(
     Raises:
         UsageError: a table is sharded in a way that cannot be saved (named), or as Checkpointer.
     """
-    given = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+    given = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     kernels = find_kernels(model)
-    tables = sharded_tables(kernels)
+    managed = ManagedTables(model)
+    dense = [each for optimizer in given for each in dense_optimizers(optimizer)]
+    tables: list[Table] = [*sharded_tables(kernels)]
+    if managed.progress and not kernels:
+        tables = find_tables(get_unwrapped_module(model), dense)
+    managed.give_keys(tables)
+    for name in ("stateful", "per_rank") if managed.progress else ():
+        options[name] = [*as_list(options.get(name)), *managed.progress]
     # Several ranks share a machine: as many threads as torch is allowed here, not one per core.
     staging = options.pop("staging", None) or StagingOptions()
     if staging.num_threads is None:
@@ -80,8 +93,8 @@ def make_checkpointer(
         staging = replace(staging, num_threads=num_threads)
     return RankCheckpointer(
         model,
-        DenseModule(model, kernels, tables),
-        [dense for optimizer in given for dense in dense_optimizers(optimizer)],
+        DenseModule(model, kernels, tables, given, managed.buffers),
+        dense,
         directory,
         tables=tables,
         staging=staging,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,65 +12,104 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.model_parallel import get_unwrapped_module
-from torchrec.optim.fused import FusedOptimizer
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 
 from cpr_ext import Table
-from cpr_ext.errors import UsageError
 from cpr_ext.integrations.torchrec.sharded_tables import Kernel
-from cpr_ext.state.dense_schema import is_extra_state
+from cpr_ext.integrations.torchrec.wrapped_optimizers import WrapperStates, dense_optimizers
+from cpr_ext.state.dense_schema import FUSED_STATE, is_extra_state
+from cpr_ext.state.table import WEIGHT
 
-_FUSED = "fused_optimizers._extra_state"
+
+def _is_sharded(value: Any) -> bool:
+    return isinstance(value, ShardedTensor | DTensor)
 
 
 class DenseModule(nn.Module):
     """A model whose ``state_dict()`` has of the sharded tables what this rank holds.
 
     All other keys are the same on every rank, so that the dense part of one rank fits any other. In
-    addition to parameters and buffers it has the steps and learning rates of fused optimizers.
+    addition to parameters and buffers it has the steps and learning rates of fused optimizers, and
+    what optimizers know that wrap others.
+
+    Args:
+        of_rows: ids of buffers whose values belong to rows.
     """
 
     _model: nn.Module
     _kernels: list[Kernel]
     _rows: dict[str, torch.Tensor]
+    _optimizers: list[torch.optim.Optimizer]
+    _wrappers: WrapperStates
+    _left_out: set[str]
 
     def __init__(
-        self, model: nn.Module, kernels: Sequence[Kernel], tables: Sequence[Table]
+        self,
+        model: nn.Module,
+        kernels: Sequence[Kernel],
+        tables: Sequence[Table],
+        optimizers: Sequence[torch.optim.Optimizer],
+        of_rows: Collection[int] = (),
     ) -> None:
         super().__init__()
         # Not as submodules: then the whole model would be in it.
         self.__dict__["_model"] = get_unwrapped_module(model)
         self.__dict__["_kernels"] = list(kernels)
+        dense = [inner for optimizer in optimizers for inner in dense_optimizers(optimizer)]
+        self.__dict__["_optimizers"] = dense
+        self.__dict__["_wrappers"] = WrapperStates(optimizers)
         self.__dict__["_rows"] = {f"{table.name}.weight": table.weight for table in tables}
+        values = self._model.state_dict(keep_vars=True).items()
+        self.__dict__["_left_out"] = {name for name, value in values if id(value) in of_rows}
 
     def state_dict(  # type: ignore[override]
         self, *, keep_vars: bool = False
     ) -> dict[str, Any]:
         """Return dense parameters, buffers and this rank's rows by name, and the extra state."""
-        sharded = tuple(
+        prefixes = self._prefixes()
+        values = {
+            name: value
+            for name, value in self._model.state_dict(keep_vars=keep_vars).items()
+            if not (_is_sharded(value) and name.startswith(prefixes)) and name not in self._left_out
+        }
+        replicated = [value for name, value in values.items() if name.startswith(prefixes)]
+        fused = {FUSED_STATE: self._fused_state(replicated)}
+        return values | self._rows | fused | self._wrappers.capture()
+
+    @property
+    def sharded_tables(self) -> frozenset[str]:
+        """Names of the tables that the plan cuts, wherever their rows are."""
+        prefixes = self._prefixes()
+        return frozenset(
+            name.removesuffix(f".{WEIGHT}")
+            for name, value in self._model.state_dict(keep_vars=True).items()
+            if _is_sharded(value) and name.startswith(prefixes) and name.endswith(f".{WEIGHT}")
+        )
+
+    def _prefixes(self) -> tuple[str, ...]:
+        return tuple(
             f"{name}." if name else ""
             for name, module in self._model.named_modules()
             if isinstance(module, ShardedEmbeddingModule)
         )
-        values = {
-            name: value
-            for name, value in self._model.state_dict(keep_vars=keep_vars).items()
-            if not (isinstance(value, ShardedTensor | DTensor) and name.startswith(sharded))
-        }
-        return values | self._rows | {_FUSED: self._fused_state()}
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Give modules, and the fused optimizers, their extra state; of ``state_dict`` no more."""
         for name, value in state_dict.items():
-            if name == _FUSED:
+            if name == FUSED_STATE:
                 self._load_fused_state(value)
-            elif is_extra_state(name):
+            elif is_extra_state(name) and not self._wrappers.restore(name, value):
                 self._model.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
 
-    def _fused_state(self) -> dict[str, Any]:
-        operators = [kernel.module for kernel in self._kernels]
+    def _fused_state(self, replicated: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """Return what fused optimizers know; ``replicated``: tables that torch's optimizers have.
+
+        A plan of another number of ranks may have those fused, too.
+        """
+        steps = [int(kernel.module.iter) for kernel in self._kernels]
+        for optimizer, table in product(self._optimizers, replicated):
+            steps.append(int(optimizer.state.get(table, {}).get("step", 0)))
         return {
-            "iterations": max((int(operator.iter) for operator in operators), default=0),
+            "iterations": max(steps, default=0),
             "learning_rates": {
                 part.table: float(kernel.fused.param_groups[0]["lr"])
                 for kernel in self._kernels
@@ -83,7 +123,7 @@ class DenseModule(nn.Module):
         # The state may be another rank's, which has other tables.
         common = next(iter(rates.values())) if len(set(rates.values())) == 1 else None
         for kernel in self._kernels:
-            if rates:  # a rank without tables knows nothing of them
+            if state["iterations"]:  # a rank without tables knows nothing of them
                 kernel.module.iter.fill_(state["iterations"])
                 kernel.module.iter_cpu.fill_(state["iterations"])
             named = (rates[p.table] for p in kernel.parts if p is not None and p.table in rates)
@@ -91,23 +131,3 @@ class DenseModule(nn.Module):
             if rate is not None:
                 kernel.fused.param_groups[0]["lr"] = rate
                 kernel.module.set_learning_rate(rate)
-
-
-def dense_optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
-    """Yield the torch optimizers of dense parameters inside ``optimizer``.
-
-    Raises:
-        UsageError: it is wrapped by one that has state of its own.
-    """
-    if isinstance(optimizer, CombinedOptimizer):
-        for _, inner in optimizer.optimizers:
-            yield from dense_optimizers(inner)
-    elif isinstance(optimizer, KeyedOptimizerWrapper):
-        yield optimizer._optimizer
-    elif isinstance(optimizer, OptimizerWrapper):
-        raise UsageError(
-            f"a {type(optimizer).__name__} has state that is not saved; use a scheduler of "
-            "torch.optim.lr_scheduler and give it to the Checkpointer: stateful=[scheduler]"
-        )
-    elif not isinstance(optimizer, FusedOptimizer):
-        yield optimizer

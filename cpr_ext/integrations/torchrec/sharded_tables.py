@@ -13,8 +13,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding_tower_sharding import ShardedEmbeddingTower
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import get_unwrapped_module
@@ -22,6 +25,10 @@ from torchrec.distributed.model_parallel import get_unwrapped_module
 from cpr_ext import Table
 from cpr_ext.errors import StoreError, UsageError
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
+from cpr_ext.integrations.torchrec.refused_models import (
+    refuse_replicas_of_shards,
+    refuse_stashing,
+)
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.state.table_part import TablePart
 
@@ -88,18 +95,20 @@ class ShardedTable(Table):
         """Return the weight and every per-row state, each (num_embeddings, ...); views.
 
         Raises:
-            UsageError: the operator has other memory than when the Checkpointer was made.
+            UsageError: the operator has other memory than when the Checkpointer was made, or a
+                pipeline stashes it.
         """
+        refuse_stashing(self.name)
         if self._address() != self._memory:
             raise UsageError(
                 f"table {self.name!r} was moved to other memory (model.to() or reshard()); make a "
                 "new Checkpointer after such a change"
             )
-        return {WEIGHT: self.weight, **self._states}
+        return {WEIGHT: self.weight, **self._states, **self.key_arrays()}
 
     def array_names(self) -> list[str]:
         """Return sorted names of the weight and its per-row states."""
-        return sorted([WEIGHT, *self._states])
+        return sorted([WEIGHT, *self._states, *self.key_arrays()])
 
     def keep_row_states(self, names: Collection[str]) -> None:
         """Set every per-row state but these to zero, as the fused optimizer begins."""
@@ -148,11 +157,39 @@ def find_kernels(model: nn.Module) -> list[Kernel]:
     Raises:
         UsageError: a table is sharded in a way that cannot be saved (named).
     """
-    kernels = []
-    for name, module in get_unwrapped_module(model).named_modules():
-        if isinstance(module, ShardedEmbeddingModule) and getattr(module, "_lookups", None):
+    refuse_replicas_of_shards(model)
+    kernels, seen, unwrapped = [], [], get_unwrapped_module(model)
+    for name, module in _modules_of(unwrapped):
+        if _has_lookups(module) and not _lends_lookups(module):
+            seen.append(f"{name}." if name else "")
             kernels += list(_kernels_of(name, module))
+    for name, value in unwrapped.state_dict(keep_vars=True).items():
+        is_rows = isinstance(value, ShardedTensor | DTensor) and name.endswith(f".{WEIGHT}")
+        if is_rows and not name.startswith(tuple(seen)):
+            raise UsageError(
+                f"'{name}' is sharded by a module that does not show its tables, so they would not "
+                "be saved; use EmbeddingBagCollection or EmbeddingCollection"
+            )
     return kernels
+
+
+def _modules_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the modules of a model by name, with those that towers leave out."""
+    for name, module in model.named_modules():
+        yield name, module
+        if isinstance(module, ShardedEmbeddingTower) and module.embedding is not None:
+            inner = ".".join(filter(None, (name, "embedding")))
+            yield from module.embedding.named_modules(prefix=inner)
+
+
+def _has_lookups(module: nn.Module) -> bool:
+    return isinstance(module, ShardedEmbeddingModule) and bool(getattr(module, "_lookups", None))
+
+
+def _lends_lookups(module: nn.Module) -> bool:
+    """Return whether they are those of a module inside of it, as with feature processors."""
+    inner = (each for each in module.modules() if each is not module)
+    return any(_has_lookups(each) and each._lookups is module._lookups for each in inner)
 
 
 def _kernels_of(name: str, module: Any) -> Iterator[Kernel]:

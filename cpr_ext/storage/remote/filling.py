@@ -28,9 +28,9 @@ from cpr_ext.storage.file_names import (
 from cpr_ext.storage.filesystem import make_directory, storage_error, sync_directory
 from cpr_ext.storage.locks import DirectoryLock
 from cpr_ext.storage.manifest import FORMAT_NAME, SegmentRecord
-from cpr_ext.storage.reading import exists, list_directory
 from cpr_ext.storage.remote.remote_state import RemoteDirectory, StoreView, local_view
 from cpr_ext.storage.replacing import put_back, replacing
+from cpr_ext.storage.retries import exists, list_directory
 from cpr_ext.storage.store_reader import StoreReader
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cpr_ext.errors import CprError, RemoteError, UsageError
+from cpr_ext.runtime.validation import as_number, require_kind, require_positive_or_none
 from cpr_ext.storage.remote.file_objects import FileObjects
-from cpr_ext.validation import as_number, require_kind, require_positive_or_none
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://", re.ASCII)
 _QUERY = re.compile(r"\?[^\s\"']*")
@@ -178,6 +178,9 @@ def brief(error: BaseException) -> str:
         return f"{type(error).__name__}: {first.splitlines()[0] if first else '':.600}"
     said = [match[1].strip() for match in _SAID.finditer(first)]
     line = " ".join(first.split("<", 1)[0].split())
+    if "http://" in line and "builder error" in line:
+        line += ". Plain http needs RemoteOptions(client_options={'allow_http': True}) or, for S3, "
+        line += "AWS_ALLOW_HTTP=true"
     return f"{type(error).__name__}: {line:.300}" + (f" ({'; '.join(said):.200})" if said else "")
 
 

@@ -22,7 +22,6 @@ from cpr_ext.storage.file_names import (
 from cpr_ext.storage.lineage import shards_without
 from cpr_ext.storage.locks import DirectoryLock
 from cpr_ext.storage.manifest import Manifest
-from cpr_ext.storage.reading import list_directory
 from cpr_ext.storage.remote.fetching import fetch_directory, fetch_store
 from cpr_ext.storage.remote.objects import RemoteOptions, open_objects
 from cpr_ext.storage.remote.pins import newest_pinned
@@ -35,6 +34,7 @@ from cpr_ext.storage.remote.remote_state import (
     newest_state,
 )
 from cpr_ext.storage.remote.remote_writer import RemoteWriter
+from cpr_ext.storage.retries import list_directory
 from cpr_ext.storage.store import Store
 from cpr_ext.storage.store_reader import StoreIdentity, read_identity
 
@@ -139,9 +139,7 @@ class RemoteStore:
                 manifest.pinned = commits
 
         writer.pin = pin
-        writer.open(view_of(store, model))
-        # A clone, or the machine that it was read from, may live: neither is an ancestor from here.
-        store.claim()
+        writer.open(view_of(store, model), store.claim)
         copy = RemoteCopy(
             writer,
             bytes_per_second=self._options.bytes_per_second,

@@ -94,10 +94,14 @@ class StoreView:
         """The commit of the dense directory: which state of the store it is."""
         return self.directories[DENSE_DIRECTORY].commit_id
 
+    @property
+    def ancestors(self) -> tuple[str, ...]:
+        """The commits from which this one follows, and the claims on the copy among them."""
+        return self.directories[DENSE_DIRECTORY].ancestors
+
     def descends_from(self, other: StoreView) -> bool:
         """Return whether this state is known to follow from another, or to be the same."""
-        dense = self.directories[DENSE_DIRECTORY]
-        return other.commit_id in (*dense.ancestors, dense.commit_id)
+        return other.commit_id in (*self.ancestors, self.commit_id)
 
     def records(self) -> dict[str, tuple[str, SegmentRecord]]:
         """Return directory and record of each segment, by the name of its object."""
@@ -139,20 +143,37 @@ class RemoteState:
     Attributes:
         number: states count from 1.
         writer: identifies the process that added it.
+        claim: the ancestor that only stores which may continue the copy have.
         view: what it holds.
         checksums: CRC32C of each object's bytes, by its name.
     """
 
     number: int
     writer: str
+    claim: str
     view: StoreView
     checksums: Mapping[str, int]
+
+    def may_be_continued_by(self, view: StoreView) -> bool:
+        """Return whether a store follows from this state, and has its claim."""
+        return view.descends_from(self.view) and self.claim in view.ancestors
+
+    def taken_over(self, writer: str, claim: str) -> RemoteState:
+        """Return the next state: the same, which only that writer's store may continue.
+
+        What is read from it has the claim, too.
+        """
+        dense = self.view.directories[DENSE_DIRECTORY]
+        dense = replace(dense, ancestors=(*dense.ancestors, claim))
+        view = replace(self.view, directories={**self.view.directories, DENSE_DIRECTORY: dense})
+        return RemoteState(self.number + 1, writer, claim, view, self.checksums)
 
     def to_bytes(self) -> bytes:
         """Return the document."""
         content = {
             "number": self.number,
             "writer": self.writer,
+            "claim": self.claim,
             "model": self.view.model,
             "step": self.view.step,
             "unix_seconds": self.view.unix_seconds,
@@ -176,9 +197,12 @@ class RemoteState:
             directories = {str(n): _directory(str(n), d) for n, d in content["directories"].items()}
             saved = float(content["unix_seconds"])
             view = StoreView(content["model"], directories, content["step"], saved)
-            state = cls(content["number"], str(content["writer"]), view, content["checksums"])
+            writer, claim = str(content["writer"]), content["claim"]
+            state = cls(content["number"], writer, claim, view, content["checksums"])
             if DENSE_DIRECTORY not in directories or not is_id(content["model"]["store_id"]):
                 raise ValueError("it names no store")
+            if not is_id(claim):
+                raise ValueError("a claim is no claim")
             missing = view.records().keys() - state.checksums.keys()
             if missing or state_key(state.number) != key:
                 raise ValueError("it is another state, or names objects without a checksum")

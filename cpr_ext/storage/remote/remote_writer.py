@@ -16,6 +16,7 @@ from typing import Any
 from cpr_ext._native import native
 from cpr_ext.errors import RemoteError, StoreError
 from cpr_ext.storage.filesystem import open_regular
+from cpr_ext.storage.lineage import new_id
 from cpr_ext.storage.manifest import ANCESTORS_KEPT, SegmentRecord
 from cpr_ext.storage.remote.fetching import fetch_segment
 from cpr_ext.storage.remote.numbered import require_create_only
@@ -77,34 +78,39 @@ class RemoteWriter:
         self.spend: Spend = _spend_nothing
         self.pin: Callable[[frozenset[str]], None] = _pin_nothing
         self.newest: RemoteState | None = None
+        self._claim = new_id()
         self._listed: set[str] = set()  # objects that no later writer can have sent
         self._sent: dict[str, int] = {}  # checksums of objects that no state names yet
         self._pins = PinsSeen()
         self._tried: Set[bytes] = frozenset()  # states that may be there, whatever was answered
 
-    def open(self, view: StoreView) -> None:
+    def open(self, view: StoreView, claim: Callable[[str], None]) -> None:
         """Check that this store follows from the newest state that is there, and take over.
 
-        Another process that writes there learns of it with its next state.
+        Another process that writes there learns of it with its next state. From then on another
+        store of the same state, such as a clone or the one that was read from, is refused.
 
         Args:
             view: the committed state of the local store.
+            claim: makes an identity an ancestor of all its later commits, durably. Called before
+                the copy names it, so that no crash leaves a copy that this store cannot continue.
 
         Raises:
-            StoreError: the newest state there is no ancestor of this one: continued from here, the
-                copy would go back, or mix two jobs.
+            StoreError: the newest state there is no ancestor of this one, or another start has
+                claimed it. Continued from here, the copy would go back, or mix two jobs.
             RemoteError: the service makes an object that exists already.
         """
         require_create_only(self._objects)
         # Before the newest state is read: whoever takes over later adds a state first.
         self._listed = set(self._objects.list(OBJECTS))
         newest = newest_state(self._objects)
-        if newest is None:
-            return
-        if not view.descends_from(newest.view):
+        if newest is not None and not newest.may_be_continued_by(view):
             raise StoreError(self._unrelated(view, newest.view))
-        self.newest = self._add(replace(newest, number=newest.number + 1, writer=self._writer))
-        self.pin(frozenset({newest.view.commit_id}))
+        known = frozenset() if newest is None else frozenset({newest.view.commit_id, newest.claim})
+        self.pin(known | {self._claim})
+        claim(self._claim)
+        if newest is not None:
+            self.newest = self._add(newest.taken_over(self._writer, self._claim))
 
     def _unrelated(self, here: StoreView, there: StoreView) -> str:
         """Return why a store may not be copied, and the choices."""
@@ -116,18 +122,25 @@ class RemoteWriter:
                 f"{beginning}there is the copy of another store (of step {there.step}). To keep "
                 f"both, {another}; {fetch}a new directory"
             )
-        if there.descends_from(here):
+        if there.commit_id != here.commit_id and there.descends_from(here):
             return (
                 f"{beginning}the copy has step {there.step}, and this store is an earlier state "
                 f"of the same job, of step {here.step}, such as one put back from a backup. "
                 f"{fetch[0].upper()}{fetch[1:]}this directory or a new one; to resume from the "
                 f"earlier state, {another}"
             )
+        fetch = f"{fetch[0].upper()}{fetch[1:]}a new directory"
+        if here.descends_from(there):
+            return (
+                f"{beginning}a start that it does not know of has taken over the copy at step "
+                f"{there.step}: on another machine, or here before this directory was put back. "
+                f"{fetch}; to resume from this store (step {here.step}), {another}"
+            )
         return (
             f"{beginning}it does not follow from the copy's state of step {there.step}. Both are "
             f"of the same store, and each was trained on its own, or more than {ANCESTORS_KEPT} "
-            f"snapshots were made without the copy. {fetch[0].upper()}{fetch[1:]}a new directory; "
-            f"to resume from this store (step {here.step}), {another}"
+            f"commits were made without the copy. {fetch}; to resume from this store (step "
+            f"{here.step}), {another}"
         )
 
     def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
@@ -151,7 +164,7 @@ class RemoteWriter:
             FileNotFoundError: the local store has moved on; take a newer view.
             Exception: a request failed, and its outcome is unknown; it may be tried again.
         """
-        known_commits = {view.commit_id}
+        known_commits = {view.commit_id, self._claim}
         if self.newest is not None:
             known_commits.add(self.newest.view.commit_id)
         self.pin(frozenset(known_commits))
@@ -182,7 +195,7 @@ class RemoteWriter:
                     raise
         number = 1 if self.newest is None else self.newest.number + 1
         view = with_time(view, self._directory)
-        state = RemoteState(number, self._writer, view, checksums)
+        state = RemoteState(number, self._writer, self._claim, view, checksums)
         self.spend(0)  # raises if it was stopped meanwhile
         state = self._add(state)
         before, self.newest = self.newest, state

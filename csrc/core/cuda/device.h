@@ -46,12 +46,26 @@ cudaError_t launch(void (*kernel)(Params...), Grid grid, int num_threads, cudaSt
   return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
 }
 
+// Loads a kernel on the current device. Else CUDA does so at its first launch, which in a capture
+// ends the capture: whoever makes what graphs may hold calls this. REQUIRES: as for a launch.
+template <class... Params>
+void load_kernel(void (*kernel)(Params...)) {
+  cudaFuncAttributes attributes;
+  CPR_EXT_CUDA(cudaFuncGetAttributes(&attributes, kernel));
+}
+
 inline cudaStream_t stream_of(int device) {
   return static_cast<cudaStream_t>(current_stream(device));
 }
 
-// Makes `device` the current one of this thread. Afterwards the one before is again, unless nothing
-// has used that one yet: to choose it would take memory of it, for a context.
+// Whether what the stream is given now becomes part of a CUDA graph. REQUIRES: its device is
+// current.
+bool is_capturing(cudaStream_t stream);
+
+// Makes `device` the current one of this thread, by the driver's stack of contexts. Afterwards the
+// thread has the context that it had before, or none. The runtime's cudaSetDevice() could not: it
+// would make a context on the device before, and torch's runtime, which is another one, would keep
+// an idea of its own.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
@@ -60,13 +74,15 @@ class DeviceGuard {
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
+  static int device();  // of the innermost one of this thread. REQUIRES: there is one
+
  private:
-  int before_ = 0;
-  bool changed_ = false;
+  const int before_;
+  bool is_pushed_ = false;
 };
 
-// While it lives this thread may wait, also if another one captures a CUDA graph, which a wait
-// would end otherwise. For threads of this library: what they wait for is in nobody's graph.
+// While it lives this thread may wait for what is in no graph, or ask for it, while a CUDA graph is
+// captured on this or another thread, which that would end otherwise.
 class WaitsBesideCaptures {
  public:
   WaitsBesideCaptures();
@@ -78,8 +94,8 @@ class WaitsBesideCaptures {
   cudaStreamCaptureMode before_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Memory of the device that is current when it is made. Like all owners below, it may be destroyed
-// on any thread, whichever device is current there.
+// Memory of the device that a DeviceGuard has made current. Like all owners below, it may be
+// destroyed on any thread, whichever device is current there.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -153,7 +169,8 @@ class Event {
 
   void record(cudaStream_t stream) { CPR_EXT_CUDA(cudaEventRecord(event_, stream)); }
   void block(cudaStream_t stream) { CPR_EXT_CUDA(cudaStreamWaitEvent(stream, event_, 0)); }
-  void wait() { CPR_EXT_CUDA(cudaEventSynchronize(event_)); }  // at once if never recorded
+  // Neither ends a capture; what was recorded in one can only fail. At once if never recorded.
+  void wait();
   bool is_done();
 
  private:

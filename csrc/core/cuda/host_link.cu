@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/cuda/host_link.h"
+#include "core/error.h"
 
 namespace cpr_ext {
 
@@ -21,6 +22,9 @@ HostLink& HostLink::of(int device) {
 }
 
 void HostLink::upload(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
+  if (is_capturing(stream)) {  // it would upload what is in the blocks then, at each replay
+    throw UsageError("rows cannot be named to a device while a CUDA graph is captured");
+  }
   std::lock_guard<std::mutex> lock(up_mutex_);
   for (int64_t begin = 0; begin < bytes; begin += kBlockBytes) {
     const auto size = static_cast<size_t>(std::min(kBlockBytes, bytes - begin));
@@ -67,6 +71,47 @@ void HostLink::download_locked(void* to, const void* from, int64_t bytes) {
     down_.done[i].wait();
     std::memcpy(static_cast<std::byte*>(to) + arrived * kBlockBytes, down_.block(i), size(arrived));
   }
+}
+
+HostLink::HostLink() {
+  for (int i = kNumSlots - 1; i >= 0; --i) free_slots_.push_back(slots_.data() + i * kSlotBytes);
+}
+
+EarlyDownload::~EarlyDownload() {
+  if (slot_ == nullptr) return;
+  try {
+    if (!is_known_to_have_arrived_) arrived_->wait();
+  } catch (const CudaError&) {  // nothing will arrive any more
+  }
+  std::lock_guard<std::mutex> lock(link_->down_mutex_);
+  link_->free_slots_.push_back(slot_);
+}
+
+void EarlyDownload::begin(int device, const void* from, int64_t bytes, Event& event) {
+  if (bytes > HostLink::kSlotBytes) return;
+  link_ = &HostLink::of(device);
+  std::lock_guard<std::mutex> lock(link_->down_mutex_);
+  if (link_->free_slots_.empty()) return;
+  arrived_.emplace();
+  std::byte* const slot = link_->free_slots_.back();
+  const cudaStream_t side = link_->side_.get();
+  event.block(side);
+  CPR_EXT_CUDA(
+      cudaMemcpyAsync(slot, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, side));
+  arrived_->record(side);
+  link_->free_slots_.pop_back();
+  slot_ = slot;
+}
+
+bool EarlyDownload::has_arrived() {
+  is_known_to_have_arrived_ = is_known_to_have_arrived_ || arrived_->is_done();
+  return is_known_to_have_arrived_;
+}
+
+const std::byte* EarlyDownload::read() {
+  if (!is_known_to_have_arrived_) arrived_->wait();
+  is_known_to_have_arrived_ = true;
+  return slot_;
 }
 
 }  // namespace cpr_ext

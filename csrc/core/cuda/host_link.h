@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
+#include <vector>
 
 #include "core/cuda/device.h"
 
@@ -18,6 +20,7 @@ class HostLink {
   static HostLink& of(int device);
 
   // When it returns `from` may be changed; the bytes are in `to` when `stream` gets here.
+  // Throws UsageError if that captures a graph.
   void upload(void* to, const void* from, int64_t bytes, cudaStream_t stream);
 
   // What lies in `from` when `stream` gets here, or got to `event`. Waits for it; the stream goes
@@ -26,8 +29,12 @@ class HostLink {
   void download(void* to, const void* from, int64_t bytes, Event& event);
 
  private:
+  friend class EarlyDownload;
+
   static constexpr int kNumBlocks = 4;
   static constexpr int64_t kBlockBytes = 1 << 20;
+  static constexpr int kNumSlots = 256;
+  static constexpr int64_t kSlotBytes = 1 << 15;
 
   // Pinned memory, each block with the event after its last copy.
   struct Blocks {
@@ -37,7 +44,7 @@ class HostLink {
     std::array<Event, kNumBlocks> done;
   };
 
-  HostLink() = default;  // of the current device
+  HostLink();  // of the current device
   void download_locked(void* to, const void* from, int64_t bytes);
 
   std::mutex up_mutex_;  // guards the two below
@@ -47,6 +54,31 @@ class HostLink {
   Blocks down_;
   Event ready_;
   SideStream side_;
+  PinnedMemory slots_{kNumSlots * kSlotBytes};  // of early downloads
+  std::vector<std::byte*> free_slots_;
+};
+
+// A small copy to the host that arrives by itself, so that nobody has to wait for it.
+class EarlyDownload {
+ public:
+  EarlyDownload() = default;
+  ~EarlyDownload();  // waits until it has arrived
+  EarlyDownload(const EarlyDownload&) = delete;
+  EarlyDownload& operator=(const EarlyDownload&) = delete;
+
+  // Copies what lies in `from` when a stream got to `event`; does nothing if that is too much, or
+  // too many are on their way. REQUIRES: `from` stays until it has arrived.
+  void begin(int device, const void* from, int64_t bytes, Event& event);
+
+  bool is_begun() const { return slot_ != nullptr; }
+  bool has_arrived();
+  const std::byte* read();  // waits for it; the bytes stay as long as this lives
+
+ private:
+  HostLink* link_ = nullptr;
+  std::byte* slot_ = nullptr;
+  std::optional<Event> arrived_;
+  bool is_known_to_have_arrived_ = false;
 };
 
 }  // namespace cpr_ext

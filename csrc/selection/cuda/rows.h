@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/cuda/device.h"
+#include "core/cuda/host_link.h"
 #include "core/row_id_vector.h"
 #include "selection/cuda/scores.h"
 
@@ -13,31 +14,31 @@ namespace cpr_ext {
 class DeviceRows {
  public:
   // As top_rows of scores (num_rows,), with first_row_id added to every row id; on `stream`, for
-  // which it allocates 8 bytes per row that may be chosen, 8 KiB per 16 K rows, at most 8 MiB, and
-  // with StoredCounts a fourth of a byte per row.
-  // The caller returns before the rows are known.
+  // which it allocates 8 bytes per row that may be chosen, and a fourth of a byte per row.
+  // The caller returns before the rows are known. If they are few, they are copied to the host at
+  // once.
   // Scores: one of cuda/scores.h. REQUIRES: the device is current.
   template <class Scores>
   DeviceRows(const Scores& scores, int64_t num_rows, int64_t k, int64_t first_row_id,
              cudaStream_t stream);
 
-  bool is_ready() { return chosen_.is_done(); }
+  bool is_ready() { return chosen_.is_done() && (!early_.is_begun() || early_.has_arrived()); }
 
   // Waits for the stream, but only for the rows; the stream goes on while they are copied.
   RowIdVector read(int device);
 
   int64_t num_rows() const { return num_rows_; }  // those that read() returned; 0 before
-  const int64_t* ids_on_device() const { return row_ids_.as<int64_t>(); }  // (num_rows)
+  const int64_t* ids_on_device() const { return found_.as<int64_t>() + 1; }  // (num_rows)
 
  private:
   template <class Scores>
-  void choose(const Scores& scores, int64_t num_rows, int64_t most_rows, int64_t first_row_id,
-              cudaStream_t stream);
+  void choose(const Scores& scores, int64_t num_rows, int64_t first_row_id, cudaStream_t stream);
 
-  StreamMemory state_;
-  StreamMemory row_ids_;  // (<= k)
+  int64_t most_rows_ = 0;
   int64_t num_rows_ = 0;
+  StreamMemory found_;  // how many there are, then their ids (<= most_rows_), int64
   Event chosen_;
+  EarlyDownload early_;
 };
 
 }  // namespace cpr_ext

@@ -3,7 +3,7 @@
 // Each has load_keys(row, end, keys): the scores of the rows row to row + kRowsPerLoad - 1, zero
 // from `end` on and for rows below zero. Rows count from the first of the range to choose from.
 // On the host, lead() is how many rows below zero the first load should begin, so that all loads
-// lie at addresses that suit them. kGuesses: the lowest score that is chosen can be guessed.
+// lie at addresses that suit them. kGuess: how the lowest score that is chosen can be guessed.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,15 @@ namespace cpr_ext {
 
 constexpr int kRowsPerLoad = 4;
 
+enum class Guess {
+  kNone,
+  kLast,     // that of the last selection, at `last_cut` on the device; 0: there was none
+  kCertain,  // 1: no other score occurs
+};
+
 // In memory, one per row.
 struct StoredScores {
-  static constexpr bool kGuesses = false;
+  static constexpr Guess kGuess = Guess::kNone;
   const uint32_t* scores;
 
   int lead() const {
@@ -41,17 +47,17 @@ struct StoredScores {
 };
 
 // Stored counts: mostly small, so that the lowest chosen one is often that of the last selection.
-// With a right guess they are read once. See CutBits in top_rows.cu.
 struct StoredCounts : StoredScores {
-  static constexpr bool kGuesses = true;
-  uint32_t* cut;  // on the device: the lowest score that was chosen last; 0 before
+  static constexpr Guess kGuess = Guess::kLast;
+  uint32_t* last_cut;
 
-  StoredCounts(const uint32_t* counts, uint32_t* cut) : StoredScores{counts}, cut(cut) {}
+  StoredCounts(const uint32_t* counts, uint32_t* last_cut)
+      : StoredScores{counts}, last_cut(last_cut) {}
 };
 
 // One for each row whose bit is set.
 struct SetBits {
-  static constexpr bool kGuesses = false;
+  static constexpr Guess kGuess = Guess::kCertain;
   const uint32_t* words;
   int64_t begin;  // the range's first row
 
@@ -66,7 +72,7 @@ struct SetBits {
 
 // Two for each row from `first` on whose bit is set, one for each before it.
 struct BitsInTurn {
-  static constexpr bool kGuesses = false;
+  static constexpr Guess kGuess = Guess::kNone;
   SetBits bits;
   int64_t first;
 
@@ -82,7 +88,7 @@ struct BitsInTurn {
 
 // A random score for each row whose bit is set; those whose other bit is set, too, come first.
 struct RandomScores {
-  static constexpr bool kGuesses = false;
+  static constexpr Guess kGuess = Guess::kNone;
   SetBits bits;
   const uint32_t* first;  // words; the other bits
   const uint64_t* salt;   // on the device
@@ -97,5 +103,27 @@ struct RandomScores {
     }
   }
 };
+
+template <class Scores>
+__host__ __device__ constexpr bool has_guess() {
+  return Scores::kGuess != Guess::kNone;
+}
+
+// REQUIRES: has_guess().
+template <class Scores>
+__device__ uint32_t guess_of(const Scores& scores) {
+  if constexpr (Scores::kGuess == Guess::kLast) {
+    const uint32_t last = *scores.last_cut;
+    return last == 0 ? 1 : last;  // before there was one: that all rows with a score are chosen
+  }
+  return 1;
+}
+
+// Where the cut of a selection goes, if anywhere, to be guessed next.
+template <class Scores>
+uint32_t* last_cut_of(const Scores& scores) {
+  if constexpr (Scores::kGuess == Guess::kLast) return scores.last_cut;
+  return nullptr;
+}
 
 }  // namespace cpr_ext

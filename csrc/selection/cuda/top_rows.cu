@@ -8,17 +8,23 @@ namespace cpr_ext {
 
 namespace {
 
-// As in top_rows.cpp: the rows are divided into parts, here one per block, and a histogram per part
-// shows where the threshold is and how many rows each part gives. What the host decides there
-// between two passes, the block that ends last decides here: all passes are launched at once, and
-// one that is not needed returns at once.
+// The cut is the lowest score that is chosen. All that a selection must know of a row is whether it
+// lies above the cut, or at it: two bits. One pass over the scores notes them and counts them for
+// each part of the rows, which is one block's; then all know where their rows go, and write them
+// from the bits, which take a sixteenth of the scores' memory.
 //
-// Pass 0 has one bin per count, the last one for all above: counts are mostly small, so that it
-// usually is the only one. Else passes 1 to 3 are a radix selection with 10, 11 and 11 bits.
+// The cut is guessed where it can be: see scores.h. If there is no guess, or the counts show that
+// it was wrong, a histogram finds it, as in top_rows.cpp. What the host decides there between two
+// passes, kernels decide here: all are launched at once, and one that is not needed returns at
+// once.
+//
+// Pass 0 of the histogram has one bin per count, the last one for all above: counts are mostly
+// small, so that it usually is the only one. Else passes 1 to 3 are a radix selection with 10, 11
+// and 11 bits.
 constexpr int kNumBins = 2048;
 constexpr int kNumPasses = 4;
 constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+constexpr int kWriters = 128;  // threads of a block that writes rows
 constexpr int kBinsPerThread = kNumBins / kThreads;
 constexpr int64_t kMostParts = 1024;
 constexpr int64_t kFewestRowsPerPart = 16384;
@@ -34,39 +40,31 @@ using Count = unsigned long long;
 struct Pass {
   Count bins[kNumBins];
   unsigned num_done;   // blocks
-  unsigned is_needed;  // pass 0 always is
+  unsigned is_needed;  // pass 0 is unless the guess was right
   uint32_t prefix;     // of the keys counted
-  unsigned open;       // the bin that holds the threshold
-  Count wanted;        // rows of the open bin
-  unsigned is_last;
+  Count wanted;        // rows of those keys
 };
 
-// All zero before the first pass.
+// All zero before the first kernel.
 struct State {
   Pass passes[kNumPasses];
-  uint32_t last;  // the threshold: all keys above `last`, and the first num_ties equal to it
-  Count num_ties;
-  Count num_rows;       // chosen
-  uint32_t cut;         // the lowest key of the open bin
-  unsigned is_guessed;  // CutBits are of `cut`
+  uint32_t cut;         // that the histogram has found
+  Count guessed_above;  // rows above the guessed cut
+  Count guessed_at;
 };
 
-// Which of a warp's rows have a key above the guessed cut, and which have it: bit n of word i is
-// row kRowsPerLoad * n + i. Pass 0 notes it for all rows. If the guess was right, so mostly, the
-// rows are written from these, which take a sixteenth of the scores' memory, and no score is read
-// again.
+// Of the 128 rows of a warp's load: bit n of word i is row kRowsPerLoad * n + i.
 struct CutBits {
   uint32_t above[kRowsPerLoad];
   uint32_t at[kRowsPerLoad];
 };
-static_assert(sizeof(CutBits) == 32, "what a GPU reads at once");
+static_assert(sizeof(CutBits) == 32, "what a GPU writes at once");
 
-// Per part; see Threshold in radix_threshold.h.
 struct Part {
-  Count above;
-  Count equal;
-  Count first;  // where its rows go in the result
-  Count ties;
+  uint32_t above;
+  uint32_t at;
+  uint32_t ties;  // of those at the cut, the first so many are chosen
+  Count first;    // where its rows go in the result
 };
 
 // The rows that each block sees.
@@ -92,7 +90,7 @@ __device__ uint32_t bin_of(uint32_t key, uint32_t prefix) {
 
 // Shared memory lies in plain functions: there the emulated device finds it.
 __device__ Count* sums_of_warps() {
-  __shared__ Count sums[kWarps];
+  __shared__ Count sums[kThreads / 32];
   return sums;
 }
 
@@ -106,8 +104,18 @@ __device__ BlockBins& bins_of_block() {
   return bins;
 }
 
+// Chosen rows of a warp's tile, by their place in it.
+struct WarpIds {
+  uint16_t ids[32 * kWarpRows];
+};
+
+__device__ WarpIds* ids_of_warps() {
+  __shared__ WarpIds ids[kWriters / 32];
+  return ids;
+}
+
 // Sum over the threads before this one; `total` gets that of all. Every thread calls it.
-template <class T>
+template <int kBlockThreads, class T>
 __device__ T sum_before(T value, T* total) {
   Count* const of_warps = sums_of_warps();
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -121,7 +129,7 @@ __device__ T sum_before(T value, T* total) {
   __syncthreads();
   T before = 0;
   *total = 0;
-  for (int i = 0; i < kWarps; ++i) {
+  for (int i = 0; i < kBlockThreads / 32; ++i) {
     if (i < warp) before += static_cast<T>(of_warps[i]);
     *total += static_cast<T>(of_warps[i]);
   }
@@ -129,7 +137,69 @@ __device__ T sum_before(T value, T* total) {
   return before + sum - value;
 }
 
-// Finds the bin that holds the threshold. Every thread of one block calls it.
+// Calls note(keys, warp_row) for each load of a warp's 128 rows; all lanes are in it.
+template <class Scores, class Note>
+__device__ void for_each_load(const Scores& scores, const Rows& rows, const Note& note) {
+  const int64_t end = rows.end();
+  const int in_warp = static_cast<int>(threadIdx.x % 32) * kRowsPerLoad;
+  int64_t warp_row = rows.begin() + threadIdx.x * kRowsPerLoad - in_warp;
+  for (; warp_row + (kLoads - 1) * kTileRows + kWarpRows <= end; warp_row += kLoads * kTileRows) {
+    uint32_t keys[kLoads][kRowsPerLoad];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      scores.load_keys(warp_row + in_warp + i * kTileRows, end, keys[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) note(keys[i], warp_row + i * kTileRows);
+  }
+  for (; warp_row < end; warp_row += kTileRows) {
+    uint32_t keys[kRowsPerLoad];
+    scores.load_keys(warp_row + in_warp, end, keys);
+    note(keys, warp_row);
+  }
+}
+
+// Whether the guess is the cut, of the k rows that are wanted. Of all rows with a score (a guess of
+// 1) there may be fewer.
+__device__ bool is_right(const State& state, uint32_t guess, Count k) {
+  const Count above = state.guessed_above;
+  return above <= k && (above + state.guessed_at >= k || guess == 1);
+}
+
+// Notes which rows lie above the cut and at it: the guessed one, or else that of the histogram,
+// unless the guess was right. grid: one block per part.
+template <class Scores, bool kIsGuess>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    note_cut_kernel(Scores scores, Rows rows, State* state, CutBits* bits, Part* parts, Count k) {
+  if (!kIsGuess && has_guess<Scores>() && is_right(*state, guess_of(scores), k)) return;
+  const uint32_t cut = kIsGuess ? guess_of(scores) : state->cut;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  uint32_t counted = 0;  // by lanes 0 to 3 above the cut, by lanes 4 to 7 at it
+  for_each_load(scores, rows, [&](const uint32_t* keys, int64_t warp_row) {
+    uint32_t mine = 0;
+#pragma unroll
+    for (int i = 0; i < kRowsPerLoad; ++i) {
+      const uint32_t above = __ballot_sync(kAllLanes, keys[i] > cut);
+      const uint32_t at = __ballot_sync(kAllLanes, keys[i] == cut);
+      if (lane == i) mine = above;
+      if (lane == i + kRowsPerLoad) mine = at;
+    }
+    counted += static_cast<uint32_t>(__popc(mine));
+    if (lane >= 2 * kRowsPerLoad) return;
+    reinterpret_cast<uint32_t*>(bits + rows.warp_of(warp_row))[lane] = mine;
+  });
+  Count total;
+  sum_before<kThreads>(lane < kRowsPerLoad ? Count{counted} : Count{counted} << 32, &total);
+  if (threadIdx.x != 0) return;
+  const auto above = static_cast<uint32_t>(total);
+  const auto at = static_cast<uint32_t>(total >> 32);
+  parts[blockIdx.x] = {above, at, 0, 0};
+  if (!kIsGuess) return;
+  atomicAdd(&state->guessed_above, Count{above});
+  atomicAdd(&state->guessed_at, Count{at});
+}
+
+// Finds the bin that holds the cut. Every thread of one block calls it.
 __device__ void open_bin(State* state, int number, Count k) {
   Pass& pass = state->passes[number];
   const Count sought = number == 0 ? k : pass.wanted;  // before any thread changes it
@@ -142,10 +212,10 @@ __device__ void open_bin(State* state, int number, Count k) {
     mine += sizes[i];
   }
   Count total;
-  Count above = sum_before(mine, &total);
+  Count above = sum_before<kThreads>(mine, &total);
   const Count wanted = sought < total ? sought : total;
-  if (wanted == 0) {  // no row has a score: nothing is above the highest key
-    if (threadIdx.x == 0) state->last = 0xffffffffu;
+  if (wanted == 0) {  // no row has a score, and none has the highest
+    if (threadIdx.x == 0) state->cut = 0xffffffffu;
     return;
   }
   for (int i = 0; i < kBinsPerThread; ++i) {
@@ -153,88 +223,42 @@ __device__ void open_bin(State* state, int number, Count k) {
     const Count size = sizes[i];
     if (above < wanted && wanted <= above + size) {  // in one thread, for one bin
       const bool takes_all = wanted - above == size;
-      pass.open = bin;
-      pass.wanted = wanted - above;
-      pass.is_last = takes_all || number == kNumPasses - 1 || (number == 0 && bin < kNumBins - 1);
-      if (pass.is_last) {
+      const bool is_one_key = number == kNumPasses - 1 || (number == 0 && bin < kNumBins - 1);
+      if (takes_all || is_one_key) {
         const int shift = number == 1 ? 22 : number == 2 ? 11 : 0;
         const uint32_t prefix = number < 2 ? 0 : pass.prefix << 11;
-        const uint32_t lowest = (prefix | static_cast<uint32_t>(bin)) << shift;
-        state->cut = lowest;
-        state->last = takes_all ? lowest - 1 : lowest;
-        state->num_ties = takes_all ? 0 : pass.wanted;
+        state->cut = (prefix | static_cast<uint32_t>(bin)) << shift;
       } else {
         Pass& next = state->passes[number + 1];
         next.is_needed = 1;
         next.prefix = number == 0 ? 0 : (number == 1 ? 0 : pass.prefix << 11) | bin;
-        next.wanted = number == 0 ? wanted : pass.wanted;  // the radix selection begins anew
+        next.wanted = number == 0 ? wanted : wanted - above;  // the radix selection begins anew
       }
     }
     above += size;
   }
 }
 
-template <class Scores>
-__host__ __device__ uint32_t* cut_of(const Scores& scores) {
-  if constexpr (Scores::kGuesses) return scores.cut;
-  return nullptr;
-}
-
-// Before there was a selection: that all rows with a score are chosen.
-__device__ uint32_t guess_of(const uint32_t* cut) { return *cut == 0 ? 1 : *cut; }
-
-// All lanes of a warp call it. bits: of its rows.
-__device__ void note_cut(const uint32_t* keys, uint32_t cut, CutBits* bits) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  for (int i = 0; i < kRowsPerLoad; ++i) {
-    const uint32_t above = __ballot_sync(kAllLanes, keys[i] > cut);
-    const uint32_t at = __ballot_sync(kAllLanes, keys[i] == cut);
-    if (lane == i) bits->above[i] = above;
-    if (lane == i) bits->at[i] = at;
-  }
-}
-
-// grid: one block per part. part_bins: (num_parts, kNumBins).
+// grid: one block per part.
 template <class Scores, int kPass>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    count_bins_kernel(Scores scores, Rows rows, State* state, uint32_t* part_bins,
-                      CutBits* cut_bits, Count k) {
+    count_bins_kernel(Scores scores, Rows rows, State* state, Count k) {
   uint32_t* const bins = bins_of_block().bins;
   unsigned& is_last_block = bins_of_block().is_last_block;
   Pass& pass = state->passes[kPass];
   if (kPass > 0 && pass.is_needed == 0) return;
+  if (kPass == 0 && has_guess<Scores>() && is_right(*state, guess_of(scores), k)) return;
   for (int bin = threadIdx.x; bin < kNumBins; bin += kThreads) bins[bin] = 0;
   __syncthreads();
   const uint32_t prefix = pass.prefix;
-  const int64_t end = rows.end();
-  constexpr bool kNotesCut = Scores::kGuesses && kPass == 0;
-  const uint32_t guess = kNotesCut ? guess_of(cut_of(scores)) : 0;
-  const auto count = [&](const uint32_t* keys, int64_t warp_row) {
+  for_each_load(scores, rows, [&](const uint32_t* keys, int64_t) {
     for (int i = 0; i < kRowsPerLoad; ++i) {
       const uint32_t bin = bin_of<kPass>(keys[i], prefix);
       if (bin < kNumBins) atomicAdd(&bins[bin], 1u);
     }
-    if (kNotesCut) note_cut(keys, guess, cut_bits + rows.warp_of(warp_row));
-  };
-  const int in_warp = static_cast<int>(threadIdx.x % 32) * kRowsPerLoad;
-  int64_t warp_row = rows.begin() + threadIdx.x * kRowsPerLoad - in_warp;  // of all lanes the same
-  for (; warp_row + (kLoads - 1) * kTileRows + kWarpRows <= end; warp_row += kLoads * kTileRows) {
-    uint32_t keys[kLoads][kRowsPerLoad];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      scores.load_keys(warp_row + in_warp + i * kTileRows, end, keys[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) count(keys[i], warp_row + i * kTileRows);
-  }
-  for (; warp_row < end; warp_row += kTileRows) {
-    uint32_t keys[kRowsPerLoad];
-    scores.load_keys(warp_row + in_warp, end, keys);
-    count(keys, warp_row);
-  }
+  });
   __syncthreads();
   for (int bin = threadIdx.x; bin < kNumBins; bin += kThreads) {
-    part_bins[static_cast<int64_t>(blockIdx.x) * kNumBins + bin] = bins[bin];
     if (bins[bin] != 0) atomicAdd(&pass.bins[bin], static_cast<Count>(bins[bin]));
   }
   __threadfence();
@@ -246,173 +270,202 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   open_bin(state, kPass, k);
 }
 
-// How many of a part's rows lie above the open bin, and in it. grid: one block per part.
+// Where each part's rows go. grid: one block. last_cut: null, or what is guessed next.
 __global__ void __launch_bounds__(kThreads)
-    tally_kernel(const State* state, const uint32_t* part_bins, Part* parts, int number) {
-  const Pass& pass = state->passes[number];
-  if (number > 0 && pass.is_needed == 0) return;
-  const uint32_t* bins = part_bins + static_cast<int64_t>(blockIdx.x) * kNumBins;
-  const bool has_rows = pass.wanted > 0;
-  Count mine = 0;
-  for (int bin = threadIdx.x; bin < kNumBins; bin += kThreads) {
-    if (has_rows && bin > static_cast<int>(pass.open)) mine += bins[bin];
-  }
-  Count above;
-  sum_before(mine, &above);
-  if (threadIdx.x != 0) return;
-  Part& part = parts[blockIdx.x];
-  part.above = number < 2 ? above : part.above + above;
-  part.equal = has_rows ? bins[pass.open] : 0;
-  if (pass.is_last != 0 && state->num_ties == 0) {  // the open bin is taken whole
-    part.above += part.equal;
-    part.equal = 0;
-  }
-}
-
-// Where each part's rows go. grid: one block. cut: null, or what was guessed, for the next guess.
-__global__ void __launch_bounds__(kThreads)
-    place_kernel(State* state, Part* parts, int num_parts, uint32_t* cut) {
+    place_kernel(const State* state, Part* parts, int num_parts, Count k, uint32_t* last_cut,
+                 int64_t* num_rows) {
   const int begin = static_cast<int>(threadIdx.x) * kPartsPerThread;
   const int end = begin + kPartsPerThread < num_parts ? begin + kPartsPerThread : num_parts;
   Count mine = 0;
-  for (int i = begin; i < end; ++i) mine += parts[i].equal;
-  Count total;
-  Count equal_before = sum_before(mine, &total);
-  const Count num_ties = state->num_ties;
+  for (int i = begin; i < end; ++i) mine += parts[i].above;
+  Count all_above;
+  sum_before<kThreads>(mine, &all_above);
+  mine = 0;
+  for (int i = begin; i < end; ++i) mine += parts[i].at;
+  Count all_at;
+  Count at_before = sum_before<kThreads>(mine, &all_at);
+  const Count num_ties = k - all_above;  // the cut is such that no more than k lie above it
   mine = 0;
   for (int i = begin; i < end; ++i) {
-    const Count left = equal_before < num_ties ? num_ties - equal_before : 0;
-    parts[i].ties = left < parts[i].equal ? left : parts[i].equal;
-    equal_before += parts[i].equal;
+    const Count left = at_before < num_ties ? num_ties - at_before : 0;
+    at_before += parts[i].at;
+    parts[i].ties = left < parts[i].at ? static_cast<uint32_t>(left) : parts[i].at;
     mine += parts[i].above + parts[i].ties;
   }
-  Count first = sum_before(mine, &total);
+  Count total;
+  Count first = sum_before<kThreads>(mine, &total);
   for (int i = begin; i < end; ++i) {
     parts[i].first = first;
     first += parts[i].above + parts[i].ties;
   }
   if (threadIdx.x != 0) return;
-  state->num_rows = total;
-  if (cut == nullptr || total == 0) return;
-  state->is_guessed = guess_of(cut) == state->cut;
-  *cut = state->cut;
+  *num_rows = static_cast<int64_t>(total);
+  const bool was_wrong = state->cut != 0;
+  if (last_cut == nullptr || !was_wrong || total == 0) return;
+  *last_cut = total < k ? 1 : state->cut;  // fewer than k have a score: all of them are chosen
 }
 
-// Of a thread's rows, bit i is row i: those above the threshold, and those that tie with it.
-struct ThreadRows {
-  uint32_t above;
-  uint32_t ties;
+// Bit 0 of eight becomes bit 0, bit 1 bit 4, and so on.
+__device__ uint32_t spread(uint32_t bits) {
+  bits = (bits | bits << 12) & 0x000f000fu;
+  bits = (bits | bits << 6) & 0x03030303u;
+  return (bits | bits << 3) & 0x11111111u;
+}
+
+// Of 128 rows, as in CutBits.
+struct RowBits {
+  uint32_t words[kRowsPerLoad];
+
+  __device__ uint32_t count() const {
+    uint32_t found = 0;
+#pragma unroll
+    for (int i = 0; i < kRowsPerLoad; ++i) found += static_cast<uint32_t>(__popc(words[i]));
+    return found;
+  }
+
+  __device__ void keep_first(uint32_t left) {
+    for (int n = 0; n < 32; ++n) {
+#pragma unroll
+      for (int i = 0; i < kRowsPerLoad; ++i) {
+        const uint32_t bit = words[i] & 1u << n;
+        if (bit == 0) continue;
+        if (left == 0) words[i] &= ~bit;
+        if (left > 0) --left;
+      }
+    }
+  }
+
+  // Rows 32 * number to 32 * number + 31, in their order.
+  __device__ uint32_t in_order(int number) const {
+    uint32_t found = 0;
+#pragma unroll
+    for (int i = 0; i < kRowsPerLoad; ++i) found |= spread(words[i] >> 8 * number & 0xffu) << i;
+    return found;
+  }
 };
 
-__device__ ThreadRows rows_of_keys(const uint32_t* keys, uint32_t last) {
-  ThreadRows found{0, 0};
-  for (int i = 0; i < kRowsPerLoad; ++i) {
-    if (keys[i] > last) found.above |= 1u << i;
-    if (keys[i] == last && keys[i] != 0) found.ties |= 1u << i;
-  }
-  return found;
+__device__ RowBits load_bits(const uint32_t* words) {
+  const uint4 four = *reinterpret_cast<const uint4*>(words);
+  return {{four.x, four.y, four.z, four.w}};
 }
 
-__device__ ThreadRows rows_of_bits(const CutBits& bits, const State& state) {
-  const unsigned lane = threadIdx.x % 32;
-  ThreadRows found{0, 0};
-  for (int i = 0; i < kRowsPerLoad; ++i) {
-    found.above |= (bits.above[i] >> lane & 1u) << i;
-    found.ties |= (bits.at[i] >> lane & 1u) << i;
+// Those of this thread that are chosen. before: rows at the cut in earlier tiles of the part. Every
+// thread of the block calls it.
+__device__ RowBits chosen_bits(const CutBits* bits, const Part& part, uint32_t* before) {
+  RowBits above{};
+  RowBits at{};
+  if (bits != nullptr) {
+    above = load_bits(bits->above);
+    at = load_bits(bits->at);
   }
-  if (state.num_ties == 0) return {found.above | found.ties, 0};  // the open bin is taken whole
-  return found;
+  if (part.ties < part.at) {  // in most parts all or none are chosen
+    const uint32_t mine = part.ties > 0 ? at.count() : 0;
+    uint32_t total = 0;
+    const uint32_t first = *before + (part.ties > 0 ? sum_before<kWriters>(mine, &total) : 0);
+    *before += total;
+    if (first >= part.ties) return above;
+    if (part.ties - first < mine) at.keep_first(part.ties - first);
+  }
+#pragma unroll
+  for (int i = 0; i < kRowsPerLoad; ++i) above.words[i] |= at.words[i];
+  return above;
 }
 
-// Writes a part's rows: those above the threshold and its first ties. grid: one block per part.
-template <class Scores>
-__global__ void __launch_bounds__(kThreads, 8)
-    write_kernel(Scores scores, Rows rows, const State* state, const Part* parts,
-                 const CutBits* cut_bits, int64_t first_row_id, int64_t* row_ids) {
+// Writes a part's rows, 128 of them per thread at a time. A warp collects its own in shared memory,
+// so that they leave side by side. grid: one block per part.
+__global__ void __launch_bounds__(kWriters, kBlocksPerSm)
+    write_kernel(Rows rows, const Part* parts, const CutBits* bits, int64_t first_row_id,
+                 int64_t* row_ids) {
   const Part part = parts[blockIdx.x];
   if (part.above + part.ties == 0) return;
-  const uint32_t last = state->last;
-  const bool is_guessed = Scores::kGuesses && state->is_guessed != 0;
-  const int64_t end = rows.end();
-  Count above_before = 0;
-  Count ties_before = 0;
-  for (int64_t tile = rows.begin(); tile < end; tile += kTileRows) {
-    const int64_t row = tile + threadIdx.x * kRowsPerLoad;
-    ThreadRows found{0, 0};
-    if (is_guessed) {
-      if (row < end) found = rows_of_bits(cut_bits[rows.warp_of(row)], *state);
-    } else {
-      uint32_t keys[kRowsPerLoad];
-      scores.load_keys(row, end, keys);
-      found = rows_of_keys(keys, last);
-    }
-    // Rows above in the low half, ties in the high one: both at once, at most kTileRows each.
-    const uint32_t mine = __popc(found.above) | __popc(found.ties) << 16;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  uint16_t* const ids = ids_of_warps()[warp].ids;
+  const int64_t end = rows.warp_of(rows.end() - 1) + 1;
+  Count place = part.first;
+  uint32_t ties_before = 0;
+  for (int64_t tile = rows.warp_of(rows.begin()); tile < end; tile += kWriters) {
+    const int64_t mine = tile + threadIdx.x;
+    const RowBits chosen = chosen_bits(mine < end ? bits + mine : nullptr, part, &ties_before);
+    const uint32_t count = chosen.count();
     uint32_t total;
-    const uint32_t before = sum_before(mine, &total);
-    Count above = above_before + (before & 0xffffu);
-    Count ties = ties_before + (before >> 16);
-    for (int i = 0; i < kRowsPerLoad; ++i) {
-      const bool is_above = (found.above >> i & 1u) != 0;
-      const bool is_tie = (found.ties >> i & 1u) != 0;
-      if (is_above || (is_tie && ties < part.ties)) {
-        const Count taken_ties = ties < part.ties ? ties : part.ties;
-        row_ids[part.first + above + taken_ties] = first_row_id + row + i;
+    const uint32_t before = sum_before<kWriters>(count, &total);
+    const uint32_t of_warp = __shfl_sync(kAllLanes, before, 0);
+    const uint32_t in_warp = __shfl_sync(kAllLanes, before + count, 31) - of_warp;
+    uint32_t next = before - of_warp;
+#pragma unroll
+    for (int number = 0; number < kRowsPerLoad; ++number) {
+      for (uint32_t left = chosen.in_order(number); left != 0; left &= left - 1) {
+        ids[next++] = static_cast<uint16_t>(lane * kWarpRows + number * 32 +
+                                            __ffs(static_cast<int>(left)) - 1);
       }
-      above += is_above;
-      ties += is_tie;
     }
-    above_before += total & 0xffffu;
-    ties_before += total >> 16;
+    __syncwarp();
+    const int64_t row = first_row_id - rows.lead + (tile + warp * 32) * kWarpRows;
+    for (uint32_t i = lane; i < in_warp; i += 32) row_ids[place + of_warp + i] = row + ids[i];
+    place += total;
+    __syncthreads();  // ids may be written again
   }
 }
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+template <class Scores>
+void launch_histogram(const Scores& scores, const Rows& rows, int64_t num_parts, State* state,
+                      Count k, cudaStream_t stream) {
+  constexpr decltype(&count_bins_kernel<Scores, 0>) kPasses[kNumPasses] = {
+      count_bins_kernel<Scores, 0>, count_bins_kernel<Scores, 1>, count_bins_kernel<Scores, 2>,
+      count_bins_kernel<Scores, 3>};
+  for (const auto& pass : kPasses) {
+    CPR_EXT_LAUNCH(pass, num_parts, kThreads, stream, scores, rows, state, k);
+  }
+}
+
 }  // namespace
 
 template <class Scores>
 DeviceRows::DeviceRows(const Scores& scores, int64_t num_rows, int64_t k, int64_t first_row_id,
-                       cudaStream_t stream)
-    : state_(sizeof(State), stream) {
-  CPR_EXT_CUDA(cudaMemsetAsync(state_.as<void>(), 0, sizeof(State), stream));
-  const int64_t most_rows = std::min(k, num_rows);
-  if (most_rows > 0) choose(scores, num_rows, most_rows, first_row_id, stream);
+                       cudaStream_t stream) {
+  most_rows_ = std::clamp<int64_t>(k, 0, num_rows);
+  const int64_t bytes = (1 + most_rows_) * static_cast<int64_t>(sizeof(int64_t));
+  found_ = StreamMemory(bytes, stream);
+  CPR_EXT_CUDA(cudaMemsetAsync(found_.as<void>(), 0, sizeof(int64_t), stream));
+  if (most_rows_ > 0) choose(scores, num_rows, first_row_id, stream);
   chosen_.record(stream);
+  early_.begin(DeviceGuard::device(), found_.as<void>(), bytes, chosen_);
 }
 
 template <class Scores>
-void DeviceRows::choose(const Scores& scores, int64_t num_rows, int64_t most_rows,
-                        int64_t first_row_id, cudaStream_t stream) {
-  auto* const state = state_.as<State>();
-  row_ids_ = StreamMemory(most_rows * static_cast<int64_t>(sizeof(int64_t)), stream);
+void DeviceRows::choose(const Scores& scores, int64_t num_rows, int64_t first_row_id,
+                        cudaStream_t stream) {
   const int64_t all_rows = num_rows + scores.lead();
   const int64_t wanted_parts =
       std::min(kMostParts, (all_rows + kFewestRowsPerPart - 1) / kFewestRowsPerPart);
   const int64_t rows_per_part = round_up((all_rows + wanted_parts - 1) / wanted_parts, kTileRows);
   const int64_t num_parts = (all_rows + rows_per_part - 1) / rows_per_part;
-  const StreamMemory part_bins(num_parts * kNumBins * static_cast<int64_t>(sizeof(uint32_t)),
-                               stream);
-  const StreamMemory parts(num_parts * static_cast<int64_t>(sizeof(Part)), stream);
   const Rows rows{num_rows, rows_per_part, scores.lead()};
-  StreamMemory cut_bits;
-  if (Scores::kGuesses) {
-    cut_bits = StreamMemory(
-        num_parts * rows_per_part / kWarpRows * static_cast<int64_t>(sizeof(CutBits)), stream);
+  const auto k = static_cast<Count>(most_rows_);
+  const StreamMemory state_memory(sizeof(State), stream);
+  const StreamMemory part_memory(num_parts * static_cast<int64_t>(sizeof(Part)), stream);
+  const StreamMemory bit_memory(
+      num_parts * rows_per_part / kWarpRows * static_cast<int64_t>(sizeof(CutBits)), stream);
+  auto* const state = state_memory.as<State>();
+  auto* const parts = part_memory.as<Part>();
+  auto* const bits = bit_memory.as<CutBits>();
+  CPR_EXT_CUDA(cudaMemsetAsync(state, 0, sizeof(State), stream));
+  if constexpr (has_guess<Scores>()) {
+    const auto guess = note_cut_kernel<Scores, true>;
+    CPR_EXT_LAUNCH(guess, num_parts, kThreads, stream, scores, rows, state, bits, parts, k);
   }
-  constexpr decltype(&count_bins_kernel<Scores, 0>) kPasses[kNumPasses] = {
-      count_bins_kernel<Scores, 0>, count_bins_kernel<Scores, 1>, count_bins_kernel<Scores, 2>,
-      count_bins_kernel<Scores, 3>};
-  for (int pass = 0; pass < kNumPasses; ++pass) {
-    CPR_EXT_LAUNCH(kPasses[pass], num_parts, kThreads, stream, scores, rows, state,
-                   part_bins.as<uint32_t>(), cut_bits.as<CutBits>(), static_cast<Count>(most_rows));
-    CPR_EXT_LAUNCH(tally_kernel, num_parts, kThreads, stream, state, part_bins.as<uint32_t>(),
-                   parts.as<Part>(), pass);
+  if constexpr (Scores::kGuess != Guess::kCertain) {
+    launch_histogram(scores, rows, num_parts, state, k, stream);
+    const auto note = note_cut_kernel<Scores, false>;
+    CPR_EXT_LAUNCH(note, num_parts, kThreads, stream, scores, rows, state, bits, parts, k);
   }
-  CPR_EXT_LAUNCH(place_kernel, 1, kThreads, stream, state, parts.as<Part>(),
-                 static_cast<int>(num_parts), cut_of(scores));
-  CPR_EXT_LAUNCH(write_kernel<Scores>, num_parts, kThreads, stream, scores, rows, state,
-                 parts.as<Part>(), cut_bits.as<CutBits>(), first_row_id, row_ids_.as<int64_t>());
+  CPR_EXT_LAUNCH(place_kernel, 1, kThreads, stream, state, parts, static_cast<int>(num_parts), k,
+                 last_cut_of(scores), found_.as<int64_t>());
+  CPR_EXT_LAUNCH(write_kernel, num_parts, kWriters, stream, rows, parts, bits, first_row_id,
+                 found_.as<int64_t>() + 1);
 }
 
 template DeviceRows::DeviceRows(const StoredScores&, int64_t, int64_t, int64_t, cudaStream_t);
@@ -422,13 +475,18 @@ template DeviceRows::DeviceRows(const BitsInTurn&, int64_t, int64_t, int64_t, cu
 template DeviceRows::DeviceRows(const RandomScores&, int64_t, int64_t, int64_t, cudaStream_t);
 
 RowIdVector DeviceRows::read(int device) {
+  int64_t num_rows = 0;
+  if (early_.is_begun()) {
+    const auto* const found = reinterpret_cast<const int64_t*>(early_.read());
+    num_rows = *found;
+    num_rows_ = num_rows;
+    return RowIdVector(found + 1, found + 1 + num_rows);
+  }
   HostLink& link = HostLink::of(device);
-  Count num_rows = 0;
-  link.download(&num_rows, &state_.as<State>()->num_rows, sizeof(num_rows), chosen_);
-  RowIdVector row_ids(num_rows);
-  link.download(row_ids.data(), row_ids_.as<int64_t>(),
-                static_cast<int64_t>(num_rows * sizeof(int64_t)), chosen_);
-  num_rows_ = static_cast<int64_t>(num_rows);
+  link.download(&num_rows, found_.as<void>(), sizeof(num_rows), chosen_);
+  RowIdVector row_ids(static_cast<size_t>(num_rows));
+  link.download(row_ids.data(), ids_on_device(), num_rows * int64_t{sizeof(int64_t)}, chosen_);
+  num_rows_ = num_rows;
   return row_ids;
 }
 

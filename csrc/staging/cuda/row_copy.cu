@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "core/cuda/device.h"
@@ -169,6 +171,37 @@ class Launches {
   int num_arrays_ = 0;
 };
 
+// Host memory that is pinned, by stagers of whichever device. CUDA says where a device sees the
+// beginning of such memory; whether it does so of what lies further on, it does not promise.
+class PinnedRanges {
+ public:
+  void add(std::byte* begin) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    begins_.insert(begin);
+  }
+
+  void remove(std::byte* begin) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    begins_.erase(begin);
+  }
+
+  // The beginning of the range that holds `slot`. REQUIRES: one does.
+  std::byte* begin_of(std::byte* slot) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto after = begins_.upper_bound(slot);
+    return after == begins_.begin() ? slot : *std::prev(after);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::byte*> begins_;
+};
+
+PinnedRanges& pinned() {
+  static auto* const pinned = new PinnedRanges;
+  return *pinned;
+}
+
 class CudaStager final : public DeviceStager {
  public:
   CudaStager(int device, int64_t buffer_bytes, int num_buffers)
@@ -188,10 +221,12 @@ class CudaStager final : public DeviceStager {
   void pin(std::byte* slot, int64_t bytes) override {
     const DeviceGuard guard(device_);
     CPR_EXT_CUDA(cudaHostRegister(slot, static_cast<size_t>(bytes), kRegister));
+    pinned().add(slot);
   }
 
   void unpin(std::byte* slot) noexcept override {
     const DeviceGuard guard(device_, std::nothrow);
+    pinned().remove(slot);
     if (cudaHostUnregister(slot) != cudaSuccess) (void)cudaGetLastError();
   }
 
@@ -248,6 +283,7 @@ class CudaStager final : public DeviceStager {
 
   void finish() override {
     const DeviceGuard guard(device_);
+    const WaitsBesideCaptures waits;
     CPR_EXT_CUDA(cudaStreamSynchronize(stream()));
     CPR_EXT_CUDA(cudaStreamSynchronize(copies_out_.get()));
   }
@@ -282,9 +318,8 @@ class CudaStager final : public DeviceStager {
       is_recorded_ = true;
     }
     void wait() override {
-      const DeviceGuard guard(device_);
-      const WaitsBesideCaptures waits;
-      event_.wait();
+      if (!has_arrived_) event_.wait();
+      has_arrived_ = true;
     }
 
    private:
@@ -293,6 +328,7 @@ class CudaStager final : public DeviceStager {
     cudaStream_t kernels_;
     Event event_;
     bool is_recorded_ = false;
+    bool has_arrived_ = false;
   };
 
   // Rows [first, first + count) of those to be copied, as many as a buffer holds.
@@ -395,9 +431,10 @@ class CudaStager final : public DeviceStager {
 
   // REQUIRES: pinned
   static std::byte* mapped_to_device(std::byte* slot) {
+    std::byte* const begin = pinned().begin_of(slot);
     void* mapped = nullptr;
-    CPR_EXT_CUDA(cudaHostGetDevicePointer(&mapped, slot, 0));
-    return static_cast<std::byte*>(mapped);
+    CPR_EXT_CUDA(cudaHostGetDevicePointer(&mapped, begin, 0));
+    return static_cast<std::byte*>(mapped) + (slot - begin);
   }
 
   // A round's part of what has `row_bytes` per row.
@@ -421,10 +458,7 @@ class CudaStager final : public DeviceStager {
 }  // namespace
 
 std::shared_ptr<DeviceStager> make_device_stager(int device, int64_t slot_bytes, int num_slots) {
-  if (device < 0 || device >= num_devices()) {
-    throw UsageError("device is " + std::to_string(device) + "; there are " +
-                     std::to_string(num_devices()) + " CUDA devices");
-  }
+  checked_device(device);
   if (num_slots < 1 || slot_bytes < 1) {
     throw UsageError("num_slots is " + std::to_string(num_slots) + ", slot_bytes " +
                      std::to_string(slot_bytes) + "; both must be positive");

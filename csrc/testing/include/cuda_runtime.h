@@ -43,8 +43,10 @@ enum cudaError_t {
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorLaunchFailure = 719,
+  cudaErrorNotSupported = 801,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureIsolation = 905,
+  cudaErrorStreamCaptureImplicit = 906,
   cudaErrorCapturedEvent = 907,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
@@ -56,7 +58,8 @@ enum cudaStreamCaptureMode {
 };
 enum cudaMemAllocationType { cudaMemAllocationTypePinned = 1 };
 enum cudaMemLocationType { cudaMemLocationTypeDevice = 1 };
-enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4 };
+enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4, cudaMemPoolAttrReservedMemCurrent = 5 };
+enum cudaDeviceAttr { cudaDevAttrMemoryPoolsSupported = 115 };
 enum cudaDriverEntryPointQueryResult {
   cudaDriverEntryPointSuccess,
   cudaDriverEntryPointSymbolNotFound,
@@ -94,6 +97,7 @@ struct cudaMemPoolProps {
   } location;
 };
 
+struct cudaFuncAttributes {};
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   size_t dynamicSmemBytes = 0;
@@ -105,13 +109,15 @@ struct cudaLaunchConfig_t {
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();
 cudaError_t cudaGetDeviceCount(int* count);
-cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* all_bytes);
 cudaError_t cudaMalloc(void** data, size_t bytes);
 cudaError_t cudaFree(void* data);
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* props);
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool);
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value);
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value);
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t kept_bytes);
 cudaError_t cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t pool,
                                     cudaStream_t stream);
@@ -142,7 +148,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event);  // in lazy mode it takes some as
 namespace emulated_cuda {
 
 // What the templates below are made of.
-cudaError_t submit_kernel(const cudaLaunchConfig_t& config, std::function<void()> thread);
+cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel,
+                          std::function<void()> thread);
+cudaError_t load_kernel(const void* kernel);
 void barrier();
 // Every lane of `mask` gives a value; returns those of all 32 lanes, valid until the next exchange.
 const uint64_t* exchange(unsigned mask, uint64_t value);
@@ -172,7 +180,13 @@ template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
                                Args&&... args) {
   auto values = std::tuple<std::decay_t<Params>...>(std::forward<Args>(args)...);
-  return emulated_cuda::submit_kernel(*config, [=] { std::apply(kernel, values); });
+  return emulated_cuda::submit_kernel(*config, reinterpret_cast<const void*>(kernel),
+                                      [=] { std::apply(kernel, values); });
+}
+
+template <class... Params>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, void (*kernel)(Params...)) {
+  return emulated_cuda::load_kernel(reinterpret_cast<const void*>(kernel));
 }
 
 inline void __syncthreads() { emulated_cuda::barrier(); }

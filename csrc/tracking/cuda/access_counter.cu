@@ -5,6 +5,7 @@
 #include "core/cuda/host_link.h"
 #include "core/error.h"
 #include "tracking/cuda/access_counter.h"
+#include "tracking/cuda/dirty_marks.h"
 #include "tracking/cuda/grid.h"
 #include "tracking/cuda/lookups.h"
 #include "tracking/cuda/pending_rows.h"
@@ -80,37 +81,35 @@ int64_t checked_rows(const std::string& table, int64_t num_rows) {
                    std::to_string(kMostRows));
 }
 
-bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  CPR_EXT_CUDA(cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
-}
-
 }  // namespace
 
 struct DeviceAccessCounter::OnDevice {
   OnDevice(int64_t num_rows, cudaStream_t stream)
-      : counts(bytes_of_counts(num_rows)), cut(sizeof(uint32_t)) {
+      : counts(bytes_of_counts(num_rows)), last_cut(sizeof(uint32_t)) {
     const auto bytes = static_cast<size_t>(bytes_of_counts(num_rows));
     CPR_EXT_CUDA(cudaMemsetAsync(counts.data(), 0, bytes, stream));
-    CPR_EXT_CUDA(cudaMemsetAsync(cut.data(), 0, sizeof(uint32_t), stream));
+    CPR_EXT_CUDA(cudaMemsetAsync(last_cut.data(), 0, sizeof(uint32_t), stream));
   }
 
   uint32_t* row(int64_t row_id) const { return counts.as<uint32_t>() + row_id; }
 
-  DeviceMemory counts;  // (num_rows) uint32
-  DeviceMemory cut;     // of the last selection; see StoredCounts
+  DeviceMemory counts;    // (num_rows) uint32
+  DeviceMemory last_cut;  // of selections; see StoredCounts
 };
 
 DeviceAccessCounter::DeviceAccessCounter(std::string name, int64_t num_rows, int device)
     : DeviceTracker(name, checked_rows(name, num_rows), device) {
   const DeviceGuard guard(device);
   on_device_ = std::make_unique<OnDevice>(num_rows, stream_of(device));
+  load_kernel(lookups_kernel<CountTarget<true>>);
+  load_kernel(lookups_kernel<CountTarget<false>>);
 }
 
 DeviceAccessCounter::~DeviceAccessCounter() = default;
 
 int64_t DeviceAccessCounter::memory_bytes() const { return bytes_of_counts(num_rows()); }
+
+DirtyMarks DeviceAccessCounter::dirty_marks() const { return {on_device_->row(0), true}; }
 
 void DeviceAccessCounter::observe_all(const std::vector<Observation>& observations) {
   const DeviceGuard guard(device());
@@ -144,11 +143,9 @@ std::vector<uint32_t> DeviceAccessCounter::counts() const {
   return counts;
 }
 
-int64_t DeviceAccessCounter::count_dirty(RowRange range) const {
-  return sum_on_device(device(), [&](unsigned long long* sum, cudaStream_t stream) {
-    CPR_EXT_LAUNCH(count_dirty_kernel, std::min(kMostBlocks, blocks_for(range.size())), kThreads,
-                   stream, on_device_->row(range.begin), range.size(), sum);
-  });
+void DeviceAccessCounter::launch_count_dirty(RowRange range, unsigned long long* sum) const {
+  CPR_EXT_LAUNCH(count_dirty_kernel, std::min(kMostBlocks, blocks_for(range.size())), kThreads,
+                 stream_of(device()), on_device_->row(range.begin), range.size(), sum);
 }
 
 std::unique_ptr<PendingRows> DeviceAccessCounter::begin_list_dirty(RowRange range,
@@ -159,7 +156,7 @@ std::unique_ptr<PendingRows> DeviceAccessCounter::begin_list_dirty(RowRange rang
 std::unique_ptr<PendingRows> DeviceAccessCounter::begin_select_best(RowRange range, int64_t k,
                                                                     const WeightView*) const {
   const DeviceGuard guard(device());
-  const StoredCounts counts(on_device_->row(range.begin), on_device_->cut.as<uint32_t>());
+  const StoredCounts counts(on_device_->row(range.begin), on_device_->last_cut.as<uint32_t>());
   return std::make_unique<DevicePendingRows>(device(), counts, range, k);
 }
 

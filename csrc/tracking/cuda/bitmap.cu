@@ -32,12 +32,17 @@ DeviceBitmap::DeviceBitmap(int64_t num_rows, cudaStream_t stream)
   CPR_EXT_CUDA(cudaMemsetAsync(words_.data(), 0, static_cast<size_t>(num_bytes_), stream));
 }
 
+void DeviceBitmap::launch_count(RowRange range, unsigned long long* sum,
+                                cudaStream_t stream) const {
+  const int64_t num_blocks = blocks_for(num_bit_words(range.size()) + 1);
+  CPR_EXT_LAUNCH(count_bits_kernel, range.size() == 0 ? 0 : std::min(kMostBlocks, num_blocks),
+                 kThreads, stream, words(), range.begin, range.end, sum);
+}
+
 int64_t DeviceBitmap::count(RowRange range, int device) const {
-  return sum_on_device(device, [&](unsigned long long* sum, cudaStream_t stream) {
-    const int64_t num_blocks = blocks_for(num_bit_words(range.size()) + 1);
-    CPR_EXT_LAUNCH(count_bits_kernel, range.size() == 0 ? 0 : std::min(kMostBlocks, num_blocks),
-                   kThreads, stream, words(), range.begin, range.end, sum);
-  });
+  return sums_on_device(device, 1, [&](unsigned long long* sum, cudaStream_t stream) {
+    launch_count(range, sum, stream);
+  })[0];
 }
 
 }  // namespace cpr_ext

@@ -16,6 +16,8 @@ class DeviceBitmap {
   uint32_t* words() const { return words_.as<uint32_t>(); }
   int64_t num_bytes() const { return num_bytes_; }
 
+  // Adds how many are set to `sum` on the device, which is current.
+  void launch_count(RowRange range, unsigned long long* sum, cudaStream_t stream) const;
   // Waits for the device's current stream.
   int64_t count(RowRange range, int device) const;
 

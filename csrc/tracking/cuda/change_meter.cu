@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "tracking/cuda/bitmap.h"
 #include "tracking/cuda/change_meter.h"
+#include "tracking/cuda/dirty_marks.h"
 #include "tracking/cuda/grid.h"
 #include "tracking/cuda/lookups.h"
 #include "tracking/cuda/pending_rows.h"
@@ -185,6 +186,7 @@ DeviceChangeMeter::DeviceChangeMeter(std::string name, const WeightView& weight,
   const DeviceGuard guard(device);
   const cudaStream_t stream = stream_of(device);
   on_device_ = std::make_unique<OnDevice>(name, weight, weight_.row_bytes(), stream);
+  load_kernel(lookups_kernel<DirtyTarget>);
   visit_format(weight_.dtype(), [&](auto format) {
     CPR_EXT_LAUNCH(rebase_kernel<decltype(format)>, blocks_for(weight.num_rows, kRowsPerBlock),
                    kThreads, stream, on_device_->with(weight), RowList{nullptr, 0, num_rows()});
@@ -198,14 +200,16 @@ int64_t DeviceChangeMeter::memory_bytes() const {
   return num_rows() * bytes_per_row + on_device_->dirty.num_bytes();
 }
 
+DirtyMarks DeviceChangeMeter::dirty_marks() const { return {on_device_->dirty.words(), false}; }
+
 void DeviceChangeMeter::observe_all(const std::vector<Observation>& observations) {
   launch_dirty(observations, [](const Observation& each) {
     return static_cast<const DeviceChangeMeter&>(*each.tracker).on_device_->dirty.words();
   });
 }
 
-int64_t DeviceChangeMeter::count_dirty(RowRange range) const {
-  return on_device_->dirty.count(range, device());
+void DeviceChangeMeter::launch_count_dirty(RowRange range, unsigned long long* sum) const {
+  on_device_->dirty.launch_count(range, sum, stream_of(device()));
 }
 
 std::unique_ptr<PendingRows> DeviceChangeMeter::begin_list_dirty(RowRange range,

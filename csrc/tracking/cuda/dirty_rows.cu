@@ -1,5 +1,6 @@
 #include "core/cuda/device.h"
 #include "tracking/cuda/bitmap.h"
+#include "tracking/cuda/dirty_marks.h"
 #include "tracking/cuda/dirty_rows.h"
 #include "tracking/cuda/grid.h"
 #include "tracking/cuda/lookups.h"
@@ -31,11 +32,14 @@ DeviceDirtyRows::DeviceDirtyRows(std::string name, int64_t num_rows, int device)
     : DeviceTracker(std::move(name), num_rows, device) {
   const DeviceGuard guard(device);
   dirty_ = std::make_unique<DeviceBitmap>(num_rows, stream_of(device));
+  load_kernel(lookups_kernel<DirtyTarget>);
 }
 
 DeviceDirtyRows::~DeviceDirtyRows() = default;
 
 int64_t DeviceDirtyRows::memory_bytes() const { return dirty_->num_bytes(); }
+
+DirtyMarks DeviceDirtyRows::dirty_marks() const { return {dirty_->words(), false}; }
 
 void DeviceDirtyRows::observe_all(const std::vector<Observation>& observations) {
   launch_dirty(observations, [](const Observation& each) {
@@ -43,8 +47,8 @@ void DeviceDirtyRows::observe_all(const std::vector<Observation>& observations) 
   });
 }
 
-int64_t DeviceDirtyRows::count_dirty(RowRange range) const {
-  return dirty_->count(range, device());
+void DeviceDirtyRows::launch_count_dirty(RowRange range, unsigned long long* sum) const {
+  dirty_->launch_count(range, sum, stream_of(device()));
 }
 
 std::unique_ptr<PendingRows> DeviceDirtyRows::begin_list_dirty(RowRange range,

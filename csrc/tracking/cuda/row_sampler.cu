@@ -5,6 +5,7 @@
 #include "core/cuda/host_link.h"
 #include "core/error.h"
 #include "tracking/cuda/bitmap.h"
+#include "tracking/cuda/dirty_marks.h"
 #include "tracking/cuda/grid.h"
 #include "tracking/cuda/lookups.h"
 #include "tracking/cuda/pending_rows.h"
@@ -132,6 +133,8 @@ DeviceRowSampler::DeviceRowSampler(std::string name, int64_t num_rows,
     : DeviceTracker(name, num_rows, device), options_(checked(options, name, num_rows)) {
   const DeviceGuard guard(device);
   on_device_ = std::make_unique<OnDevice>(num_rows, options_, device, stream_of(device));
+  load_kernel(prepare_samples_kernel);
+  load_kernel(lookups_kernel<SampleTarget>);
 }
 
 DeviceRowSampler::~DeviceRowSampler() = default;
@@ -141,6 +144,8 @@ int64_t DeviceRowSampler::memory_bytes() const {
   return on_device_->dirty.num_bytes() + on_device_->sampled.num_bytes() +
          options_.capacity * kSlotBytes;
 }
+
+DirtyMarks DeviceRowSampler::dirty_marks() const { return {on_device_->dirty.words(), false}; }
 
 void DeviceRowSampler::observe_all(const std::vector<Observation>& observations) {
   const DeviceGuard guard(device());
@@ -164,8 +169,8 @@ int64_t DeviceRowSampler::num_sampled() const {
   return on_device_->sampled.count({0, num_rows()}, device());
 }
 
-int64_t DeviceRowSampler::count_dirty(RowRange range) const {
-  return on_device_->dirty.count(range, device());
+void DeviceRowSampler::launch_count_dirty(RowRange range, unsigned long long* sum) const {
+  on_device_->dirty.launch_count(range, sum, stream_of(device()));
 }
 
 std::unique_ptr<PendingRows> DeviceRowSampler::begin_list_dirty(RowRange range,

@@ -1,7 +1,9 @@
-// A number that all threads of a grid add to, and the host reads; for *.cu only.
+// Numbers that all threads of a grid add to, and the host reads; for *.cu only.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "core/cuda/device.h"
 #include "core/cuda/host_link.h"
@@ -15,17 +17,19 @@ __device__ inline void add_over_warps(unsigned mine, unsigned long long* sum) {
   if (threadIdx.x % 32 == 0 && mine != 0) atomicAdd(sum, static_cast<unsigned long long>(mine));
 }
 
-// What launch(sum, stream) adds up on the device; waits for it.
+// What launch(sums, stream) adds to so many sums on the device; waits for it once.
 template <class Launch>
-int64_t sum_on_device(int device, Launch&& launch) {
+std::vector<int64_t> sums_on_device(int device, size_t num_sums, Launch&& launch) {
+  static_assert(sizeof(unsigned long long) == sizeof(int64_t), "sums are downloaded as they are");
+  std::vector<int64_t> found(num_sums);
+  const size_t bytes = num_sums * sizeof(int64_t);
   const DeviceGuard guard(device);
   const cudaStream_t stream = stream_of(device);
-  const StreamMemory sum(sizeof(unsigned long long), stream);
-  CPR_EXT_CUDA(cudaMemsetAsync(sum.as<void>(), 0, sizeof(unsigned long long), stream));
-  launch(sum.as<unsigned long long>(), stream);
-  unsigned long long found = 0;
-  HostLink::of(device).download(&found, sum.as<void>(), sizeof(found), stream);
-  return static_cast<int64_t>(found);
+  const StreamMemory sums(static_cast<int64_t>(bytes), stream);
+  CPR_EXT_CUDA(cudaMemsetAsync(sums.as<void>(), 0, bytes, stream));
+  launch(sums.as<unsigned long long>(), stream);
+  HostLink::of(device).download(found.data(), sums.as<void>(), static_cast<int64_t>(bytes), stream);
+  return found;
 }
 
 }  // namespace cpr_ext

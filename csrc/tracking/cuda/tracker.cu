@@ -2,20 +2,11 @@
 #include "core/error.h"
 #include "tracking/cuda/fault.h"
 #include "tracking/cuda/row_list.h"
+#include "tracking/cuda/sum.h"
 #include "tracking/cuda/taken_rows.h"
 #include "tracking/cuda/tracker.h"
 
 namespace cpr_ext {
-
-namespace {
-
-int checked_device(int device) {
-  if (device >= 0 && device < num_devices()) return device;
-  throw UsageError("device is " + std::to_string(device) + "; there are " +
-                   std::to_string(num_devices()) + " CUDA devices");
-}
-
-}  // namespace
 
 DeviceTracker::DeviceTracker(std::string name, int64_t num_rows, int device)
     : RowTracker(std::move(name), num_rows), device_(checked_device(device)) {
@@ -26,6 +17,14 @@ DeviceTracker::DeviceTracker(std::string name, int64_t num_rows, int device)
 DeviceTracker::~DeviceTracker() = default;
 
 void DeviceTracker::report_faults() { fault_->report(name(), num_rows(), device_); }
+
+std::vector<int64_t> DeviceTracker::count_dirty_of(const std::vector<TrackedRange>& ranges) const {
+  return sums_on_device(device_, ranges.size(), [&](unsigned long long* sums, cudaStream_t) {
+    for (const auto& [tracker, range] : ranges) {
+      static_cast<const DeviceTracker&>(*tracker).launch_count_dirty(range, sums++);
+    }
+  });
+}
 
 RowIdVector DeviceTracker::list_dirty(RowRange range) const {
   return begin_list_dirty(range, num_dirty(range))->read();

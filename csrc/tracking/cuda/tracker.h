@@ -10,6 +10,7 @@
 namespace cpr_ext {
 
 class DeviceFault;
+struct DirtyMarks;
 struct RowList;
 struct RowNames;
 
@@ -37,6 +38,7 @@ class DeviceTracker : public RowTracker {
   void report_faults() final;
 
   const DeviceFault& fault() const { return *fault_; }
+  virtual DirtyMarks dirty_marks() const = 0;  // as they are in the order of the stream
 
  protected:
   // Throws UsageError if there is no such device, CudaError if its memory is full.
@@ -48,11 +50,16 @@ class DeviceTracker : public RowTracker {
   void restore(const TakenRows& taken) override;
 
  private:
+  int64_t count_dirty(RowRange range) const final { return count_dirty_of({{this, range}})[0]; }
+  std::vector<int64_t> count_dirty_of(const std::vector<TrackedRange>& ranges) const final;
   bool has_no_dirty(RowRange range) const final { return num_dirty(range) == 0; }
   RowIdVector list_dirty(RowRange range) const final;
   RowIdVector select_best(RowRange range, int64_t k, const WeightView* weight,
                           ThreadPool* pool) const final;
   TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) final;
+
+  // Adds how many rows of a range are dirty to `sum` on the device. REQUIRES: that is current.
+  virtual void launch_count_dirty(RowRange range, unsigned long long* sum) const = 0;
 
   // All dirty rows of a range, of which there are num_rows.
   virtual std::unique_ptr<PendingRows> begin_list_dirty(RowRange range, int64_t num_rows) const = 0;

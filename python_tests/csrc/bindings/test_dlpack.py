@@ -125,6 +125,21 @@ def test_gradients_elsewhere_are_left_to_the_caller(dlpack):
     assert on_device.counts().tolist() == expected(BASE)
 
 
+@pytest.mark.emulated
+def test_sparse_gradients_on_a_device_are_counted_there_and_given_to_keep(dlpack):
+    emulated = find("emulated").native
+    on_device = emulated.DeviceAccessCounter(name="t", num_rows=ROWS, device=0)
+    on_host = emulated.AccessCounter(name="u", num_rows=ROWS)
+    weights = [gradient_of(BASE), gradient_of(BASE), torch.nn.Parameter(torch.zeros(ROWS, 2))]
+    weights[2].grad = torch.zeros(ROWS, 2)
+    emulated.use_dlpack(dlpack)
+    counter = emulated.GradientCounter(weights, [[on_device], [on_host], [on_device]])
+    kept: list[torch.Tensor] = []
+    assert counter.count([0, 1, 2], kept) == (2 * BASE.numel(), [0, 1, 2], [2])
+    assert [tensor.data_ptr() for tensor in kept] == [weights[0].grad._indices().data_ptr()]
+    assert on_device.counts().tolist() == on_host.counts().tolist() == expected(BASE)
+
+
 def test_reading_keeps_nothing_alive_and_leaks_nothing(dlpack):
     tracker = _C.AccessCounter(name="t", num_rows=ROWS)
     parameter = gradient_of(BASE)

@@ -1,9 +1,11 @@
 """csrc/core/cuda/: memory, devices and copies, on the emulated device."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from cpr_ext.errors import CudaError
+from cpr_ext.errors import CudaError, UsageError
 from python_tests.csrc.backends import live_bytes
 
 NUM_ROWS = 3000
@@ -70,6 +72,7 @@ def test_an_allocation_is_tried_again_once_memory_was_reclaimed(emulated, reclai
 def test_an_allocation_fails_if_nothing_was_reclaimed(emulated, reclaimed):
     answer, devices = reclaimed
     answer[0] = False
+    emulated.native.trim_memory(0)
     emulated.native.emulator.fail_call("cudaMalloc", 1)
     with pytest.raises(CudaError, match="out of memory"):
         emulated.access_counter("t", NUM_ROWS)
@@ -82,6 +85,7 @@ def test_an_error_of_the_reclaimer_is_not_that_of_the_allocation(emulated):
         raise ValueError
 
     emulated.native.set_memory_reclaimer(fail)
+    emulated.native.trim_memory(0)
     emulated.native.emulator.fail_call("cudaMalloc", 1)
     with pytest.raises(CudaError, match="out of memory"):
         emulated.access_counter("t", NUM_ROWS)
@@ -102,3 +106,154 @@ def test_a_download_waits_for_no_upload(emulated):
     assert before > 0
     assert pending.read().tolist() == list(range(10))
     assert emulator.num_waiting() == before
+
+
+# --- captures of CUDA graphs ---
+
+TRACKERS = {
+    "access_counter": {},
+    "dirty_rows": {},
+    "row_sampler": {"capacity": 10, "period": 2},
+}
+
+
+def make_tracker(backend, kind):
+    if kind == "change_meter":
+        return backend.change_meter("t", np.zeros((NUM_ROWS, 2), np.float32))
+    return getattr(backend, kind)("t", NUM_ROWS, **TRACKERS[kind])
+
+
+@pytest.mark.parametrize("kind", [*TRACKERS, "change_meter"])
+def test_kernels_that_a_graph_may_hold_are_loaded_with_the_tracker(emulated, kind):
+    emulator = emulated.native.emulator
+    emulator.unload_kernels()
+    tracker = make_tracker(emulated, kind)
+    emulator.set_capturing(True)
+    tracker.observe(np.array([3]))
+    assert emulator.set_capturing(False)
+    emulator.replay_graph()
+    assert tracker.num_dirty() == 1
+
+
+def test_asking_for_a_mark_and_waiting_for_it_break_no_capture(emulated):
+    emulator = emulated.native.emulator
+    counter = emulated.access_counter("t", NUM_ROWS)
+    lookups = np.arange(100)
+    emulator.set_lazy(True)
+    counter.observe(lookups)
+    mark = emulated.native.StreamMark(device=0)
+    emulator.set_capturing(True)
+    assert not mark.is_passed()
+    mark.wait()
+    assert mark.is_passed()
+    assert emulator.set_capturing(False)
+
+
+def test_rows_are_not_named_to_a_device_in_a_capture(emulated):
+    """Their ids would be uploaded at each replay, from memory that holds others by then."""
+    emulator = emulated.native.emulator
+    counter = emulated.access_counter("t", NUM_ROWS)
+    emulator.set_capturing(True)
+    with pytest.raises(UsageError, match="while a CUDA graph is captured"):
+        counter.take(np.arange(10))
+    emulator.set_capturing(False)
+
+
+# --- contexts and streams ---
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_after_a_call_the_thread_has_the_context_that_it_had(emulated, is_used):
+    emulator = emulated.native.emulator
+    emulator.set_num_devices(3)
+    emulator.set_device(2)
+    byte = np.zeros(1, np.uint8)
+    if is_used:
+        emulator.submit_fill(byte.ctypes.data, 1, 1)
+    context = emulator.current_context()
+    assert context == (2 if is_used else -1)
+    counter = emulated.native.DeviceAccessCounter(name="t", num_rows=5, device=1)
+    assert emulator.current_context() == context
+    del counter
+    assert emulator.current_context() == context
+    assert emulator.used_devices() == ({1, 2} if is_used else {1})
+
+
+def test_work_on_another_stream_comes_after_all_that_was_submitted_before(emulated):
+    native, emulator = emulated.native, emulated.native.emulator
+    counter = emulated.access_counter("t", NUM_ROWS)
+    side = emulator.make_stream()
+    lookups = [np.arange(100), np.arange(50, 70)]
+    emulator.set_lazy(True)
+    counter.observe(lookups[0])
+    native.use_stream(0, side)
+    assert counter.num_dirty() == 100
+    pending = counter.begin_select(0, NUM_ROWS, 10)
+    taken = counter.take(np.arange(90))
+    native.use_stream(0, 0)
+    counter.observe(lookups[1])
+    assert pending.read().tolist() == list(range(10))
+    assert counter.num_dirty() == 30
+    counter.put_back(taken)
+    assert counter.counts()[[0, 60, 95]].tolist() == [1, 2, 1]
+    emulator.destroy_stream(side)
+
+
+def test_a_stream_that_captures_is_not_ordered_with_others(emulated):
+    native, emulator = emulated.native, emulated.native.emulator
+    counter = emulated.access_counter("t", NUM_ROWS)
+    side = emulator.make_stream()
+    native.use_stream(0, side)
+    counter.observe(np.array([1]))
+    emulator.set_capturing(True)  # the default stream
+    native.use_stream(0, 0)
+    counter.observe(np.array([2]))
+    assert emulator.set_capturing(False)
+    emulator.replay_graph()
+    native.use_stream(0, side)
+    native.use_stream(0, 0)
+    assert counter.num_dirty() == 2
+    emulator.destroy_stream(side)
+
+
+# --- a device without memory pools ---
+
+
+def test_a_device_without_memory_pools_keeps_blocks_of_its_own(emulated):
+    native, emulator = emulated.native, emulated.native.emulator
+    emulator.set_num_devices(8)
+    emulator.set_memory_pools(False)
+    counter = replace(emulated, device=7).access_counter("t", NUM_ROWS)
+    save_some_rows(counter)
+    emulator.calls()
+    held = sum(emulator.allocations().values())
+    for _ in range(3):
+        assert save_some_rows(counter).num_rows == 100
+        emulator.synchronize()
+    calls = emulator.calls()
+    assert not {"cudaMalloc", "cudaMallocFromPoolAsync", "cudaMemPoolCreate"} & set(calls)
+    assert sum(emulator.allocations().values()) == held
+    native.trim_memory(7)
+    assert sum(emulator.allocations().values()) < held
+    emulator.fail_call("cudaMalloc", 1)
+    with pytest.raises(CudaError, match="out of memory"):
+        save_some_rows(counter)
+
+
+def test_what_a_pool_keeps_is_given_back_before_memory_counts_as_short(emulated, reclaimed):
+    answer, _ = reclaimed
+    answer[0] = False
+    counter = emulated.access_counter("t", NUM_ROWS)
+    save_some_rows(counter)
+    emulated.native.emulator.fail_call("cudaMalloc", 1)
+    emulated.access_counter("u", NUM_ROWS)
+
+
+def test_memory_is_given_back_if_the_device_has_little_left(emulated):
+    emulator = emulated.native.emulator
+    save_some_rows(emulated.access_counter("t", NUM_ROWS))
+    for part, is_short in ((0.5, False), (0.01, True)):
+        before = emulator.pooled_bytes()
+        emulator.set_free_part(part)
+        emulated.native.trim_memory_if_short(0)
+        assert (emulator.pooled_bytes() < before) == is_short

@@ -54,6 +54,7 @@ def test_all_shared_memory_of_the_kernels_is_among_it(emulated):
     [
         ("nothing", 0),
         ("launch", 0),
+        ("launch for the first time", UNSUPPORTED),
         ("wait for the stream", UNSUPPORTED),
         ("wait for an event", UNSUPPORTED),
         ("ask for an event", UNSUPPORTED),
@@ -86,7 +87,13 @@ def test_a_wait_on_another_thread_breaks_a_capture_unless_the_thread_may(emulate
 
 
 @pytest.mark.parametrize(
-    ("fault", "error"), [("none", 0), ("portable", INVALID_VALUE), ("beside", INVALID_VALUE)]
+    ("fault", "error"),
+    [
+        ("none", 0),
+        ("portable", INVALID_VALUE),
+        ("inside", INVALID_VALUE),
+        ("beside", INVALID_VALUE),
+    ],
 )
 def test_a_device_sees_mapped_host_memory_alone(emulated, fault, error):
     assert emulated.native.emulator.see_host_memory(fault) == error

@@ -18,7 +18,7 @@ def make_arrays(seed=0, row_bytes=(12, 4)):
 
 
 def make(arrays, *, dirty=()):
-    hashes = native.RowHashes(name="a", num_rows=ROWS)
+    hashes = native.HostRowHashes(name="a", num_rows=ROWS)
     tracker = native.DirtyRows(name="a", num_rows=ROWS)
     tracker.observe(np.array(dirty, dtype=np.int64))
     hashes.record_range(arrays, 0, ROWS)
@@ -93,7 +93,7 @@ def test_rows_of_unknown_hash_are_recorded_and_counted_when_they_are_compared():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_change_no_hash(threads):
     weight = torch.arange(200_000 * 2, dtype=torch.float32).view(-1, 2)
-    hashes = native.RowHashes(name="a", num_rows=len(weight))
+    hashes = native.HostRowHashes(name="a", num_rows=len(weight))
     tracker = native.DirtyRows(name="a", num_rows=len(weight))
     hashes.record_range([weight], 0, len(weight), native.ThreadPool(num_threads=threads))
     assert hashes.compare_range([weight], tracker, 0, len(weight)) == (-1, len(weight), 0)
@@ -101,7 +101,7 @@ def test_threads_change_no_hash(threads):
 
 def test_values_are_compared_as_bits():
     weight = torch.tensor([[0.0, float("nan")], [float("inf"), 1e-45]])
-    hashes = native.RowHashes(name="a", num_rows=2)
+    hashes = native.HostRowHashes(name="a", num_rows=2)
     tracker = native.DirtyRows(name="a", num_rows=2)
     hashes.record_range([weight], 0, 2)
     assert hashes.compare_range([weight], tracker, 0, 2)[0] == -1
@@ -124,4 +124,17 @@ def test_rows_and_arrays_outside_of_the_table_are_refused():
     with pytest.raises(UsageError, match="no arrays"):
         hashes.record_range([], 0, 3)
     with pytest.raises(UsageError, match="at least 1"):
-        native.RowHashes(name="a", num_rows=0)
+        native.HostRowHashes(name="a", num_rows=0)
+
+
+def test_hashes_of_another_are_taken():
+    arrays = make_arrays()
+    hashes, _ = make(arrays)
+    other = native.HostRowHashes(name="a", num_rows=ROWS)
+    other.assign(hashes.range_values(0, 200), 0)
+    other.assign(hashes.range_values(200, ROWS), 200)
+    np.testing.assert_array_equal(other.range_values(0, ROWS), hashes.range_values(0, ROWS))
+    with pytest.raises(UsageError, match="is not inside its rows"):
+        other.assign(np.zeros(2, np.uint16), ROWS - 1)
+    with pytest.raises(UsageError, match="uint16"):
+        other.assign(np.zeros(2, np.int64), 0)

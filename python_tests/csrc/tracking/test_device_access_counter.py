@@ -286,7 +286,9 @@ def test_counts_are_read_once_if_the_lowest_chosen_one_is_that_of_the_last_time(
 
     for k in (len(counts) // 5, len(counts)):
         wrong, right = loads_of(k), loads_of(k)
-        assert wrong - right == len(counts) // 4
+        assert right == len(counts) // 4
+        # For the guess, for each pass of the histogram, and for the cut that it found.
+        assert wrong in (3 * right, 6 * right)
 
 
 def test_rows_that_the_device_chose_are_taken_without_their_ids(emulated):

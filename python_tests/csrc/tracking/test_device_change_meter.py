@@ -213,7 +213,7 @@ def test_the_weight_is_required_and_must_be_the_same_table(device):
         with pytest.raises(UsageError, match=r"'t'.*\(4, 2\)"):
             meter.begin_select(0, 4, 1, weight=other)
     with pytest.raises(UsageError, match="device is 99; there are"):
-        device.native.DeviceChangeMeter(name="t", weight=weight, device=99)
+        device.native.DeviceChangeMeter(name="t", weight=device.put(weight), device=99)
 
 
 def test_where_the_copy_finds_no_memory_its_size_and_the_remedy_are_told(emulated):

@@ -4,7 +4,7 @@ test_any_tracker.py holds it to DirtyRows."""
 import numpy as np
 import pytest
 
-from cpr_ext.errors import CudaError
+from cpr_ext.errors import CudaError, UsageError
 from python_tests.csrc.backends import live_bytes
 
 
@@ -68,3 +68,42 @@ def test_a_call_that_fails_leaves_the_rows_as_they_are(emulated, call, nth):
                 tracker.put_back(result)
         emulated.native.emulator.fail_call("", 0)
         assert tracker.dirty_rows().tolist() == list(range(200))
+
+
+def asked_together(emulated):
+    """A tracker of each kind, on the device and on the host, and how many rows it has dirty."""
+    kinds = {
+        "AccessCounter": {},
+        "DirtyRows": {},
+        "RowSampler": {"capacity": 5, "period": 1},
+    }
+    trackers = []
+    for prefix, place in (("Device", {"device": 0}), ("", {})):
+        for number, (kind, options) in enumerate(kinds.items()):
+            make = getattr(emulated.native, prefix + kind)
+            made = make(name="t", num_rows=90, **place, **options)
+            made.observe(np.arange(10, 20 + number))
+            trackers.append((made, 10 + number))
+    return trackers
+
+
+def test_trackers_that_are_asked_together_wait_for_the_device_once(emulated):
+    trackers = asked_together(emulated)
+    emulated.native.emulator.calls()
+    natives = [tracker for tracker, _ in trackers]
+    assert emulated.native.num_dirty_of(natives) == [count for _, count in trackers]
+    assert emulated.native.emulator.calls()["cudaEventSynchronize"] == 1
+    assert emulated.native.num_dirty_of([]) == []
+
+
+@pytest.mark.parametrize("dirty", [None, 0, 2, 3, 5])
+def test_trackers_are_clean_if_none_has_a_dirty_row_in_its_range(emulated, dirty):
+    trackers = [tracker for tracker, _ in asked_together(emulated)]
+    begins, ends = [0] * 6, [10] * 6
+    if dirty is not None:
+        begins[dirty], ends[dirty] = 19, 20
+    assert emulated.native.are_clean(trackers, begins, ends) == (dirty is None)
+    with pytest.raises(UsageError, match="equally many"):
+        emulated.native.are_clean(trackers, begins, ends[:2])
+    with pytest.raises(UsageError, match="is not inside its rows"):
+        emulated.native.are_clean(trackers, begins, [91] * 6)

@@ -6,14 +6,17 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from python_tests.distributed.hosts.agent_trial import AgentTrial
 from python_tests.distributed.hosts.trial import Finals, Trial, ViolationError
 from python_tests.distributed.namespaces import hosts
 
 FAULTS_EACH = 5
+AGENTS_EACH = 4  # of so many jobs one is started by torchrun
 
 
 def main(seconds, seed):
     began, counts, modes, found = time.monotonic(), Counter(), Counter(), []
+    starts = Counter()
     longest = 0.0
     with tempfile.TemporaryDirectory(prefix="cpr-hosts-") as folder:
         number = 0
@@ -25,7 +28,8 @@ def main(seconds, seed):
                     if time.monotonic() >= began + seconds:
                         break
                     number += 1
-                    trial = Trial(around, Path(folder) / str(number), seed + number)
+                    kind = AgentTrial if number % AGENTS_EACH == 0 else Trial
+                    trial = kind(around, Path(folder) / str(number), seed + number)
                     try:
                         trial.run(num_faults=FAULTS_EACH)
                         wrong = trial.wrong(finals.of(trial))
@@ -33,11 +37,13 @@ def main(seconds, seed):
                         wrong = [f"after {trial.happened}: {error}"]
                     counts.update(trial.counts)
                     modes[trial.mode] += 1
+                    starts["torchrun" if kind is AgentTrial else trial.loop] += 1
                     longest = max([longest, *trial.seconds])
                     what = ", ".join(trial.counts)
                     print(
-                        f"{number}: {size} workers, {trial.mode}, {trial.key()[1]}, "
-                        f"hands: {bool(trial.hands)}: {what}: {wrong or 'right'}",
+                        f"{number}: {trial.world_size} workers, {trial.mode}, {trial.key()[1]}, "
+                        f"hands: {bool(trial.hands)}, {kind.__name__} {trial.loop}: {what}: "
+                        f"{wrong or 'right'}",
                         flush=True,
                     )
                     found += [f"seed {seed + number}: {each}" for each in wrong]
@@ -46,7 +52,7 @@ def main(seconds, seed):
     for name, count in counts.most_common():
         print(f"{count:5d}  {name}")
     print(
-        f"{sum(counts.values())} faults in {number} jobs ({dict(modes)}), "
+        f"{sum(counts.values())} faults in {number} jobs ({dict(modes)}; {dict(starts)}), "
         f"{len(found)} violations; the longest pause was {longest:.1f} s"
     )
     for each in found:

@@ -1,7 +1,8 @@
 """A job whose rows say which steps they had: the fate of every sample, on every worker.
 
-``Settings.options``: ``mode`` (see ``MODES``), ``model`` (``plain`` or ``stateful``), and
-``hands``: [[rank, step, "silent" | "recorded"], ...], when a row is written by hand.
+``Settings.options``: ``mode`` (see ``MODES``), ``model`` (``plain`` or ``stateful``), ``loop``
+(``run`` or ``own``, by ``steps()`` and ``attempt()``), and ``hands``:
+[[rank, step, "silent" | "recorded"], ...], when a row is written by hand.
 """
 
 import ctypes
@@ -118,6 +119,9 @@ class FateJob:
             return
         self.command.unlink()
         self.journal.write("obeys", what=what, point=point)
+        if what == "leave":
+            self.worker.leave()
+            return
         if what == "_exit":
             os._exit(3)
         if what == "exit":
@@ -136,30 +140,46 @@ class FateJob:
         else:
             self.journal.write(event.kind, step=event.step)
 
-    def run(self):
+    def make_worker(self):
         settings = self.settings
-        torch.set_num_threads(1)
         address = settings.addresses.get(str(self.rank), "127.0.0.1")
         place = settings.host, settings.port
         identity = Identity(
             self.rank, settings.world_size, *place, address=address, secret=settings.secret
         )
-        recovery, parity = MODES[settings.options["mode"]]
-        if parity is not None:
-            parity = Parity(group_size=settings.world_size, **parity)
-        self.worker = Worker(
-            identity, Path(settings.directory) / settings.stores, recovery=recovery,
-            parity=parity, time_outs=TimeOuts(**settings.time_outs), observe=self.observe,
+        return Worker(
+            identity, Path(settings.directory) / settings.stores, **worker_options(settings),
+            observe=self.observe,
         )  # fmt: skip
-        job = self.worker.run(
-            self.build, self.train_step, num_steps=settings.num_steps,
-            make_checkpointer=self.make_checkpointer,
-        )  # fmt: skip
-        if job is not None:
+
+    def run(self):
+        settings = self.settings
+        torch.set_num_threads(1)
+        self.worker = self.make_worker()
+        self.journal.write("began", parent=os.getppid())
+        options = {
+            "num_steps": settings.num_steps, "make_checkpointer": self.make_checkpointer,
+        }  # fmt: skip
+        if settings.options.get("loop", "run") == "run":
+            self.worker.run(self.build, self.train_step, **options)
+        else:
+            for step in self.worker.steps(self.build, **options):
+                with self.worker.attempt() as job:
+                    job.num_samples = self.train_step(job, step)
+        if (job := self.worker.job) is not None:
             new = Path(settings.directory) / f"final-{self.rank}.new"
             torch.save(final_state(job), new)
             new.replace(new.with_suffix(".pt"))
         self.journal.write("ended", step=job.step if job else None)
+
+
+def worker_options(settings):
+    recovery, parity = MODES[settings.options["mode"]]
+    if parity is not None:
+        parity = Parity(group_size=settings.world_size, **parity)
+    return {
+        "recovery": recovery, "parity": parity, "time_outs": TimeOuts(**settings.time_outs),
+    }  # fmt: skip
 
 
 def final_state(job):

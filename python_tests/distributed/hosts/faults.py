@@ -18,6 +18,11 @@ def two_killed(trial, rank):
     killed(trial, (rank + 1) % trial.world_size)
 
 
+def asked_to_end(trial, rank):
+    trial.asked.add(trial.cluster.pids[rank])
+    trial.cluster.kill(rank, with_signal=signal.SIGTERM)
+
+
 def says(what):
     def at_a_point(trial, rank):
         path = trial.folder / f"command-{rank}"
@@ -83,7 +88,7 @@ def slow(trial, rank):
 def zombie(trial, rank):
     """A host is cut off, and its workers are replaced on another, with the same disk or another.
 
-    Then it returns.
+    Then it returns, and may find its place free for a moment.
     """
     host = trial.host_of[rank]
     cut_off = {r: trial.cluster.pids[r] for r in trial.host_of if trial.host_of[r] == host}
@@ -96,6 +101,10 @@ def zombie(trial, rank):
         trial.replace(each, elsewhere, stores=stores)
     trial.wait_until_trained()
     trial.network.mend(host)
+    if trial.chance.random() < 0.7 and not trial.is_over():
+        trial.pass_time(0.5, 6.0)
+        for each in cut_off:
+            killed(trial, each)
     for each, old in cut_off.items():
         code = None if trial.is_over() else trial.cluster.wait_for_exit(old, 60)
         trial.require(code not in (None, 0) or trial.is_over(), f"zombie {each} ended with {code}")
@@ -124,6 +133,7 @@ def meeting_place(trial, rank):
 FAULTS = {
     "KILL": killed, "two KILLs": two_killed, "SEGV": says("segv"), "_exit": says("_exit"),
     "exit(0)": says("exit"), "exception": says("raise"), "KILL at a point": says("kill"),
+    "SIGTERM": asked_to_end, "leave()": says("leave"),
     "short hang": stopped(SHORT), "long hang": stopped(LONG),
     "short cut": cut(SHORT), "long cut": cut((6.0, 9.0)), "one-way cut": one_way,
     "pair cut": pair, "flapping": flaps, "slow link": slow, "zombie": zombie,

@@ -3,7 +3,7 @@
 import dataclasses
 
 from cpr_ext.distributed import worker
-from cpr_ext.distributed.parity import member
+from cpr_ext.distributed.parity import protection
 from cpr_ext.distributed.rendezvous import meeting
 from python_tests.distributed import meeting_place
 from python_tests.distributed.hosts.fate_job import FateJob
@@ -33,7 +33,7 @@ class PublishesNothing(FateJob):
     """Of rows that are written by hand."""
 
     def run(self):
-        member.ParityMember._note_obstacle = lambda known, obstacle: None
+        protection.Protection.end_for = lambda known, obstacle: None
         super().run()
 
 

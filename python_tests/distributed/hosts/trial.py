@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from cpr_ext.runtime.termination import EXIT_CODE
 from python_tests.distributed.cluster import Cluster
 from python_tests.distributed.hosts.fate_job import MODES
 from python_tests.distributed.hosts.faults import FAULTS
@@ -20,7 +21,7 @@ TIME_OUTS = {
     "identity_seconds": 10.0,
 }  # fmt: skip
 NUM_STEPS, STEP_SECONDS = 160, 0.03
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 180.0
 BUGS = ("AssertionError", "ProtocolError", "WorkersDifferError", "DamageError", "KeyError")
 
 
@@ -48,10 +49,11 @@ class Trial:
     mode, hands: by chance if they are None.
     """
 
-    def __init__(self, around, folder, seed, *, mode=None, hands=None):
+    def __init__(self, around, folder, seed, *, mode=None, hands=None, world_size=None):
         self.network, self.nurseries = around
         self.folder, self.chance = Path(folder), random.Random(seed)
-        self.world_size = len(self.nurseries) - 1
+        self.world_size = world_size or len(self.nurseries) - 1
+        self.faults = FAULTS
         self.mode = mode or self.chance.choice(list(MODES))
         model = self.chance.choice(["plain", "stateful"])
         if hands is None:
@@ -62,14 +64,16 @@ class Trial:
         self.stores_of = {}  # of ranks that have another disk by now
         self.life_of = dict.fromkeys(range(self.world_size), 1)
         self.killed = set()  # processes that a fault has killed
+        self.asked = set()  # and those that it has asked to end
         self.happened = "the start"
         self.counts = {}
         self.seconds = []
-        options = {"mode": self.mode, "model": model, "hands": self.hands}
+        self.loop = self.chance.choice(["run", "own"])
+        options = {"mode": self.mode, "model": model, "hands": self.hands, "loop": self.loop}
         self.settings = {
             "job": JOB, "world_size": self.world_size, "num_steps": NUM_STEPS,
             "step_seconds": STEP_SECONDS, "recovery": MODES[self.mode][0], "options": options,
-            "host": self.network.address(self.world_size), "time_outs": TIME_OUTS,
+            "host": self.network.address(len(self.nurseries) - 1), "time_outs": TIME_OUTS,
             "addresses": {str(r): self.network.address(r) for r in range(self.world_size)},
         }  # fmt: skip
 
@@ -80,24 +84,25 @@ class Trial:
 
     def run(self, faults=(), num_faults=0):
         """Run the job to its end; raises ViolationError if it does not come."""
-        meeting = self.nurseries[-1]
-        self.cluster = HostsCluster(
-            self.nurseries[:-1], meeting, self.folder, serve=self.serve, **self.settings
-        )
+        self.cluster = self.make_cluster()
         try:
             self.cluster.start()
             self.wait_until_trained()
-            for name in [*faults, *self.chance.choices(list(FAULTS), k=num_faults)]:
+            for name in [*faults, *self.chance.choices(list(self.faults), k=num_faults)]:
                 if self.is_over():
                     break
                 self.counts[name] = self.counts.get(name, 0) + 1
                 self.happened = name
-                FAULTS[name](self, self.chance.randrange(self.world_size))
+                self.faults[name](self, self.chance.randrange(self.world_size))
                 self.wait_until_trained()
             self.wait_for(self.has_ended, "the end")
             return self
         finally:
             self.cluster.close()
+
+    def make_cluster(self):
+        *nurseries, meeting = self.nurseries
+        return HostsCluster(nurseries, meeting, self.folder, serve=self.serve, **self.settings)
 
     def wrong(self, right):
         return violations(self, right)
@@ -141,15 +146,19 @@ class Trial:
                 continue
             for bug in BUGS:
                 self.require(f"{bug}:" not in self.logs(rank), f"worker {rank}: {bug}")
-            caused = pid in self.killed or self.has_obeyed(rank, pid)
-            self.require(caused, f"worker {rank} ended with {code}, and nobody had caused that")
+            self.require_cause(rank, pid, code)
             is_out = "was replaced while" in self.last_log(rank)
             self.require(not is_out, f"worker {rank} was refused, and nobody has its place")
             self._start_again(rank)
 
-    def has_obeyed(self, rank, pid):
-        """Whether a process was made to end at a point of its step."""
-        return any(event["pid"] == pid for event in self.cluster.events(rank, "obeys"))
+    def require_cause(self, rank, pid, code=None):
+        """That a process has ended as a fault had it end; its code is None if nobody knows it."""
+        obeyed = [e["what"] for e in self.cluster.events(rank, "obeys") if e["pid"] == pid]
+        if pid in self.killed or (obeyed and obeyed[-1] != "leave"):
+            return
+        has_left = obeyed or pid in self.asked
+        self.require(has_left, f"worker {rank} ended with {code}, and nobody had caused that")
+        self.require(code in (EXIT_CODE, None), f"worker {rank} was to leave, ended with {code}")
 
     def _start_again(self, rank):
         changed = {"stores": self.stores_of[rank]} if rank in self.stores_of else {}
@@ -220,7 +229,10 @@ class Finals:
         key = trial.key()
         if key not in self._known:
             folder = self._folder / f"right-{len(self._known)}"
-            right = Trial(self._around, folder, 0, mode=trial.mode, hands=bool(trial.hands))
+            size = trial.world_size
+            right = Trial(
+                self._around, folder, 0, mode=trial.mode, hands=bool(trial.hands), world_size=size
+            )
             right.settings["options"] = {**trial.settings["options"]}
             right.settings["step_seconds"] = 0.0
             self._known[key] = right.run().finals()

@@ -92,16 +92,14 @@ class HandModel(LockStepModel):
         return super().decode(state, reports, group, lost)
 
     def rebuild_without_return(self, state):
-        """Those of groups of which nobody says that rows have changed."""
+        """Those of each group that can, whatever another one lacks or says."""
         reports = self.reports(state)
         verdict = self.rules.agree_on_rows(reports, self.groups)
-        hurt = [group for group in self.groups if any(reports[r].own is None for r in group)]
-        if verdict.state is None:
-            if not any(reports[rank].obstacle for group in hurt for rank in group):
-                self.require_no_obstacle_elsewhere(state, reports, hurt, verdict)
-            return
+        for group in self.hurt(reports):
+            if group not in verdict.groups:
+                self.require_reason(reports, group, verdict)
         at = state._replace(goal=verdict.state)
-        for group in hurt:
+        for group in verdict.groups:
             for rank in group:
                 while (undone := self.undo(at, rank)) is not None:
                     at = with_worker(at, rank, undone)
@@ -109,17 +107,21 @@ class HandModel(LockStepModel):
                 if reports[rank].own is None:
                     self.decode(at, reports, group, rank)
 
-    def require_no_obstacle_elsewhere(self, state, reports, hurt, verdict):
-        is_whole = all(
-            sum(reports[r].own is None or not reports[r].held for r in group) == 1
-            for group in hurt
-        )  # fmt: skip
-        if is_whole and "not every worker can return" not in verdict.obstacle:
+    def hurt(self, reports):
+        return [group for group in self.groups if any(reports[r].own is None for r in group)]
+
+    def require_reason(self, reports, group, verdict):
+        """A group takes the store for its own obstacle or losses, or as no state is common."""
+        is_whole = sum(reports[r].own is None or not reports[r].held for r in group) == 1
+        has_obstacle = any(reports[rank].obstacle for rank in group)
+        is_live = any(report.own is not None for report in reports)
+        if is_whole and not has_obstacle and is_live and "can return" not in verdict.obstacle:
             raise FaultError(f"a group that is whole takes the store: {verdict.obstacle}")
 
     def require_excuse(self, state, obstacle):
         reports = self.reports(state)
-        is_rebuilt = self.rules.agree_on_rows(reports, self.groups).state is not None
+        verdict = self.rules.agree_on_rows(reports, self.groups)
+        is_rebuilt = all(group in verdict.groups for group in self.hurt(reports))
         if not is_rebuilt and not any(report.obstacle for report in reports):
             super().require_excuse(state, obstacle)
 

@@ -12,8 +12,8 @@ import torch
 
 from cpr_ext.distributed import Parity, last_save
 from cpr_ext.distributed.collective.comparison import checksum
-from cpr_ext.distributed.parity import encoding, group_codec, member, own_rows, sender, trade
-from cpr_ext.dlrm.rowwise_adagrad import RowWiseAdagrad
+from cpr_ext.distributed.parity import encoding, exchange, group_codec, member, own_rows, sender
+from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from python_tests.distributed.mlp_job import DrawingJob, die
 from python_tests.distributed.sharded_job import journal_of
 
@@ -29,32 +29,32 @@ METRICS = ("protected", "lag_steps", "bytes_sent", "rebuild_progress", "rebuilds
 
 
 def before_delta(step, until=lambda: None):
-    right = sender.trade
+    right = sender.exchange
 
-    def watched(inner, at, parcel):
+    def watched(inner, at, message):
         if at == step:
             until()
             die()
-        return right(inner, at, parcel)
+        return right(inner, at, message)
 
-    sender.trade = watched
+    sender.exchange = watched
 
 
 def between_holders(step):
     """One holder has the delta, or half of it; the others have nothing."""
-    trading, sending, sent = sender.trade, trade.send_to, []
+    trading, sending, sent = sender.exchange, exchange.send_to, []
 
-    def watched(inner, at, parcel):
+    def watched(inner, at, message):
         sent[:] = [at]
-        return trading(inner, at, parcel)
+        return trading(inner, at, message)
 
-    def counted(inner, to, parcel):
+    def counted(inner, to, message):
         if sent == [step, 1]:
             die()
-        sending(inner, to, parcel)
+        sending(inner, to, message)
         sent.append(1)
 
-    sender.trade, trade.send_to = watched, counted
+    sender.exchange, exchange.send_to = watched, counted
 
 
 def dies_in(owner, name, number):

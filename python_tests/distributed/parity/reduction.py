@@ -108,7 +108,7 @@ class ReducedModel(Model):
 
 
 class LockStepModel(ReducedModel):
-    """Deltas as running workers trade them: a holder applies those of all members, or none.
+    """Deltas as running workers exchange them: a holder applies those of all members, or none.
 
     ``Sender`` holds a lock while it does, and nobody asks for a worker's state meanwhile.
     """

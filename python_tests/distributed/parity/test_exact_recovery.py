@@ -401,6 +401,20 @@ def test_rows_changed_in_one_group_do_not_send_another_to_the_store(make_cluster
     assert last["rows_restored"][1] > 0
 
 
+@pytest.mark.parametrize("recovery", ["exact", long("partial")])
+def test_two_of_a_group_lost_together_leave_another_group_its_parity(make_cluster, recovery):
+    """Workers 0 and 2 are a group and take the store; worker 1 is rebuilt by worker 3."""
+    suicides = {str(rank): {"1": ["reduced", 6]} for rank in (0, 1, 2)}
+    cluster = make_cluster(suicides=suicides, **settings_of("two mirrors", recovery=recovery))
+    run(cluster)
+    last = last_recovery(cluster)
+    assert (last["recovery"], last["lost"]) == ("partial", [0, 1, 2])
+    assert last["obstacle"] == "workers [0, 2] of one parity group were lost together"
+    assert [number > 0 for number in last["bytes_read"]] == [True, False, True, False]
+    assert [rows > 0 for rows in last["rows_restored"]] == [True, True, True, False]
+    assert last["samples_lost"][1] < min(last["samples_lost"][0], last["samples_lost"][2])
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rebuild_rate", [None, 1])

@@ -59,7 +59,7 @@ def test_every_interleaving_reduced_keeps_the_promise(groups, steps, losses, sta
     ],
 )
 def test_every_interleaving_in_lock_step_keeps_the_promise(groups, steps, losses, behind, states):
-    """Deltas as running workers trade them: four workers, three steps, two losses."""
+    """Deltas as running workers exchange them: four workers, three steps, two losses."""
     name = f"lock step: {groups}, {steps} steps, {losses} losses, {behind=}"
     result = report(name, explore(LockStepModel(groups, steps, losses, behind=behind)))
     assert result.states == states
@@ -286,6 +286,23 @@ def agrees_in_spite_of_obstacles(reports, groups):
     return protocol.agree_on_state([replace(report, obstacle="") for report in reports], groups)
 
 
+def with_a_loss(reports, groups):
+    return tuple(group for group in groups if any(reports[rank].own is None for rank in group))
+
+
+def counting_every_obstacle(reports, groups):
+    verdict = protocol.agree_on_state(reports, groups)
+    return replace(
+        verdict, groups=with_a_loss(reports, groups) if verdict.state is not None else ()
+    )
+
+
+def all_or_none(reports, groups):
+    hurt = with_a_loss(reports, groups)
+    verdict = protocol.agree_on_state(reports, hurt)
+    return replace(verdict, groups=hurt if verdict.state is not None else ())
+
+
 def tells_nothing(obstacle, *, wants_encoding):
     return Soundness.SOUND
 
@@ -297,7 +314,8 @@ def tells_nothing(obstacle, *, wants_encoding):
         ({"encodes_again": lambda members: False}, (one_group(2), 2, 0)),
         ({"agree_on_state": agrees_in_spite_of_obstacles}, (one_group(2), 2, 1)),
         ({"shortens_log": False}, (mirrors(4), 1, 1)),
-        ({"agree_on_rows": protocol.agree_on_state}, (mirrors(4), 2, 1)),
+        ({"agree_on_rows": counting_every_obstacle}, (mirrors(4), 2, 1)),
+        ({"agree_on_rows": all_or_none}, (mirrors(4), 1, 3)),
     ],
     ids=[
         "an obstacle is not published",
@@ -305,6 +323,7 @@ def tells_nothing(obstacle, *, wants_encoding):
         "obstacles are not asked for",
         "accepted rows can go back",
         "an obstacle counts in every group",
+        "a group that cannot rebuild its rows keeps another from it",
     ],
 )
 def test_a_mistake_with_rows_written_by_hand_is_found(wrong, where):

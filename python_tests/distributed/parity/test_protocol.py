@@ -105,6 +105,15 @@ def test_a_group_without_a_loss_keeps_no_other_from_its_parity():
     assert agree_on_rows([reports[0], spoiled, *reports[2:]], groups).state is None
 
 
+def test_a_group_that_parity_does_not_suffice_for_keeps_no_other_from_its_own():
+    lost, groups = Report(None), ((0, 1), (2, 3), (4, 5))
+    reports = [lost, lost, lost, Report(Log(6, 4), {2: Log(5, 5)}), Report(Log(7, 5), {}), at(7)]
+    verdict = agree_on_rows(reports, groups)
+    assert (verdict.state, verdict.groups) == (5, ((2, 3),))
+    assert verdict.obstacle == "workers [0, 1] of one parity group were lost together"
+    assert agree_on_state(reports, groups).state is None
+
+
 def test_parity_is_encoded_again_once_all_have_accepted_what_changed():
     sound, accepted = soundness("", wants_encoding=False), soundness("", wants_encoding=True)
     unsound = soundness("row 5 was written", wants_encoding=True)

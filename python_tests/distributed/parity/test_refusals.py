@@ -70,6 +70,14 @@ def test_a_machine_without_the_memory_is_refused(monkeypatch):
             require_memory([table], parity)
 
 
+def test_copies_of_keys_take_memory(monkeypatch):
+    keyed = Table("items", torch.nn.Parameter(torch.zeros(1000, 8)), keys=torch.full((1000,), -1))
+    needed = 1000 * (32 + 8) + 5 * 1000 + 1000 * 8  # parity of a mirror, deltas, copies
+    monkeypatch.setattr(refusals, "free_bytes", lambda: needed - 1)
+    with pytest.raises(UsageError, match=f"needs up to {needed} bytes"):
+        require_memory([keyed], Parity(group_size=2, delta_bytes=1000))
+
+
 def test_this_machine_says_how_much_memory_is_free(monkeypatch, tmp_path):
     assert refusals.free_bytes() > 0
     monkeypatch.setattr(refusals, "_MEMORY", tmp_path / "none")

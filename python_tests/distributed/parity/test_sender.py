@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from cpr_ext.distributed.parity import protocol, row_requests, trade
+from cpr_ext.distributed.parity import exchange, protocol, row_requests
 from cpr_ext.distributed.parity.sender import Sender
 from cpr_ext.errors import PeerLostError
 from cpr_ext.metrics.parity_metrics import ParityMetrics
@@ -122,21 +122,21 @@ def test_members_at_different_steps_are_an_error():
 
     def send(rank):
         with pytest.raises(RuntimeError, match=r"different steps: \[3, 4\]"):
-            trade.trade(groups[rank], 3 + rank, trade.Parcel(True, {}))
+            exchange.exchange(groups[rank], 3 + rank, exchange.Message(True, {}))
 
     together(lambda: send(0), lambda: send(1))
 
 
 @pytest.mark.parametrize("direct_words", [0, 7, 1 << 16], ids=["ring", "mixed", "direct"])
 def test_an_xor_over_the_group_reaches_its_root_in_pieces(monkeypatch, direct_words):
-    monkeypatch.setattr(trade, "_CHUNK_WORDS", 10)
-    monkeypatch.setattr(trade, "_DIRECT_WORDS", direct_words)
+    monkeypatch.setattr(exchange, "_CHUNK_WORDS", 10)
+    monkeypatch.setattr(exchange, "_DIRECT_WORDS", direct_words)
     groups = connected(3)
     values = torch.randint(-(2**62), 2**62, (3, 25))
     got = torch.zeros(25, dtype=torch.int64)
 
     def call(rank):
-        trade.xor_over_group(
+        exchange.xor_over_group(
             groups[rank], (3, 25), 1,
             lambda begin, words: words.copy_(values[rank, begin : begin + words.numel()]),
             lambda begin, words: got[begin : begin + words.numel()].copy_(words),
@@ -152,7 +152,10 @@ def test_numbers_of_all_members_reach_all(size):
     groups = connected(size)
     given = [[rank, 2**62 + rank, -rank - 1] for rank in range(size)]
     found = together(
-        *(lambda rank=rank: trade.gather_numbers(groups[rank], given[rank]) for rank in range(size))
+        *(
+            lambda rank=rank: exchange.gather_numbers(groups[rank], given[rank])
+            for rank in range(size)
+        )
     )
     assert found == [given] * size
 
@@ -163,7 +166,7 @@ def test_words_of_one_member_reach_all(source, count):
     words = [torch.full((count,), 10 * rank) for rank in range(3)]
     together(
         *(
-            lambda n=n: trade.broadcast_words(groups[n], source, words[n])
+            lambda n=n: exchange.broadcast_words(groups[n], source, words[n])
             for n in range(len(groups))
         )
     )
@@ -178,7 +181,7 @@ def late(seconds, call):
 def test_members_wait_for_a_late_one_as_long_as_for_a_collective():
     """Not only as long as they may take to connect."""
     groups = connected(3, connect_seconds=1.0)
-    numbers = [lambda rank=rank: trade.gather_numbers(groups[rank], [rank]) for rank in range(3)]
+    numbers = [lambda rank=rank: exchange.gather_numbers(groups[rank], [rank]) for rank in range(3)]
     for rank in (0, 2):
         calls = [*numbers]
         calls[rank] = partial(late, 1.5, numbers[rank])
@@ -186,8 +189,10 @@ def test_members_wait_for_a_late_one_as_long_as_for_a_collective():
 
     def give(rank):
         words = {other: torch.full((3,), rank) for other in range(3) if other != rank}
-        found = trade.trade(groups[rank], 1, trade.Parcel(True, words, (torch.ones(9).byte(),) * 3))
-        return {other: parcel.words[rank].tolist() for other, parcel in found.items()}
+        found = exchange.exchange(
+            groups[rank], 1, exchange.Message(True, words, (torch.ones(9).byte(),) * 3)
+        )
+        return {other: message.words[rank].tolist() for other, message in found.items()}
 
     found = together(lambda: give(0), lambda: give(1), lambda: late(1.5, lambda: give(2)))
     assert found == [{m: [m] * 3 for m in range(3) if m != rank} for rank in range(3)]
@@ -197,7 +202,7 @@ def test_members_wait_for_a_late_one_as_long_as_for_a_collective():
 
 @pytest.mark.parametrize("direct_words", [0, 1 << 16], ids=["ring", "direct"])
 def test_whoever_waits_for_an_xor_hears_of_a_member_that_leaves(monkeypatch, direct_words):
-    monkeypatch.setattr(trade, "_DIRECT_WORDS", direct_words)
+    monkeypatch.setattr(exchange, "_DIRECT_WORDS", direct_words)
     groups = connected(3)
 
     def leave():
@@ -206,7 +211,7 @@ def test_whoever_waits_for_an_xor_hears_of_a_member_that_leaves(monkeypatch, dir
 
     def wait(group):
         with pytest.raises(RuntimeError, match="gloo"):
-            trade.xor_to_root(group, 0, torch.zeros(5, dtype=torch.int64))
+            exchange.xor_to_root(group, 0, torch.zeros(5, dtype=torch.int64))
 
     root = groups[0]
     together(leave, lambda: wait(root))

@@ -21,11 +21,24 @@ GROUP = (0, 1, 2)
 LOST = 1
 
 
-class Member(Trainer):
-    """A worker without the collectives of training."""
+class Reader(torch.nn.EmbeddingBag):
+    """A kind whose lookups are not seen."""
 
-    def __init__(self, directory, rank, *, is_replacement=False, member=None):
+    def forward(self, *arguments):
+        return super().forward(*arguments)
+
+
+class Member(Trainer):
+    """A worker without the collectives of training.
+
+    Args:
+        unseen: the tables whose lookups are not seen.
+    """
+
+    def __init__(self, directory, rank, *, is_replacement=False, member=None, unseen=()):
         super().__init__(directory, seed=rank + 10 * is_replacement)
+        for name in unseen:
+            self.model[name].__class__ = Reader
         self.rank, self.fetched, self.is_replacement = rank, [], is_replacement
         with torch.no_grad():
             for value in self.model["dense"].parameters():
@@ -294,22 +307,18 @@ def test_damaged_parity_is_found_before_the_group_counts_as_protected(make_job):
     assert obstacle.startswith("its rebuilt rows differ from their checksums: table"), state
 
 
-def test_tables_whose_lookups_cannot_be_seen_are_rebuilt_before_training(make_job, right):
-    class Reader(torch.nn.EmbeddingBag):
-        def forward(self, *arguments):
-            return super().forward(*arguments)
-
+@pytest.mark.parametrize("unseen", [("large", "small"), ("small",), ("large",)])
+def test_tables_whose_lookups_cannot_be_seen_are_rebuilt_before_training(make_job, right, unseen):
     job = make_job()
     job.train_to(3)
-    plain, torch.nn.EmbeddingBag = torch.nn.EmbeddingBag, Reader
-    try:
-        state = job.replace(LOST)
-    finally:
-        torch.nn.EmbeddingBag = plain
-    assert not job.members[LOST].own.missing.is_any
+    state = job.replace(LOST, unseen=unseen)
+    replacement = job.members[LOST]
+    assert replacement.own.missing.is_any == (len(unseen) == 1)
     job.train_to(state + 2)
-    assert job.members[LOST].fetched == []
-    require_right(job, right, state + 2)
+    fetched = {("large", "small")[number] for number, _ in replacement.fetched}
+    assert fetched == {"large", "small"} - set(unseen)
+    job.train_to(state + 25)
+    require_right(job, right, state + 25)
 
 
 def test_a_rebuild_begins_without_touching_memory_for_each_row():

@@ -35,6 +35,16 @@ def test_all_notes_are_there_or_not(place):
     assert not notes.has(["one", "two"])
 
 
+_connected = []  # members, whose rounds would be over without
+
+
+@pytest.fixture(autouse=True)
+def members():
+    yield
+    while _connected:
+        _connected.pop().close()
+
+
 def meet(place, rank, token, job):
     claim = {
         "rank": rank,
@@ -44,7 +54,8 @@ def meet(place, rank, token, job):
         "roster": [],
         "seen": 0,
     }
-    return connection(place, job, rank).ask(
+    _connected.append(connection(place, job, rank))
+    return _connected[-1].ask(
         "meet", claim={**claim, "run": "", "who": ""}, token=token, lease_seconds=5.0, seconds=0.0
     )["round"]
 
@@ -106,6 +117,23 @@ def test_who_waits_for_values_of_a_round_hears_that_it_is_over(place):
         old.get("key")
 
 
+def test_who_waits_for_values_of_a_round_hears_that_a_member_has_ended(place):
+    """One that had no time to arrive."""
+    old = RoundStore(connection(place, "loses"), meet(place, 0, "one", "loses"))
+    store, heard = threading.Thread(target=lambda: heard.append(failure_of(old))), []
+    store.start()
+    _connected.pop().close()
+    store.join()
+    assert heard == ["a member of this round has ended"]
+    assert failure_of(old) == heard[0]
+
+
+def failure_of(store):
+    with pytest.raises(dist.DistStoreError) as caught:
+        store.get("never there")
+    return str(caught.value)
+
+
 def test_a_host_that_does_not_answer_is_an_error_of_torchs_kind():
     with listen("127.0.0.1", 0) as nobody:
         host = connection(nobody.getsockname())
@@ -126,6 +154,14 @@ def test_a_call_that_has_no_end_is_left_behind():
     never = threading.Event()
     with pytest.raises(dist.DistNetworkError, match="host:1 does not answer"):
         call_with_timeout(0.01, "host:1", never.wait)
+    never.set()
+
+
+def test_a_call_is_left_behind_once_nobody_needs_its_answer():
+    never, until = threading.Event(), threading.Event()
+    threading.Timer(0.1, until.set).start()
+    with pytest.raises(dist.DistNetworkError):
+        call_with_timeout(1e6, "host:1", never.wait, until)
     never.set()
 
 

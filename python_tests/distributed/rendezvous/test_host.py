@@ -28,7 +28,7 @@ from python_tests.distributed.strangers import KINDS, bother, listening
 
 SECRET = "of-the-tests-of-the-host-and-no-other"
 COMMAND = [sys.executable, "-m", "cpr_ext.distributed.rendezvous_host"]
-PROMPT_SECONDS = 15.0
+PROMPT_SECONDS = 60.0  # on a busy machine, too
 
 
 class Host:
@@ -65,6 +65,7 @@ def ask_promptly(host):
     """Connect, prove, leave a note and read it, within moments."""
     began = time.monotonic()
     with closing(host.connection()) as connection:
+        connection.answer_seconds = PROMPT_SECONDS
         Notes(connection).write("prompt", "yes")
         assert Notes(connection).read("prompt") == "yes"
     assert time.monotonic() - began < PROMPT_SECONDS
@@ -170,6 +171,7 @@ def test_a_flood_of_connections_holds_nobody_up_for_long(host):
                 open_ones.append(bother(host.place, "garbage"))
             if len(open_ones) > 200:
                 open_ones.pop(0).close()
+            time.sleep(0.001)  # hundreds a second: this thread takes the processor from the test's
         for connection in open_ones:
             connection.close()
 

@@ -189,6 +189,11 @@ def test_errors_hide_signatures_and_keep_reasons():
     assert brief(RemoteError(line)) == f"RemoteError: {line}"
 
 
+def test_plain_http_is_refused_with_the_way_that_works():
+    said = "Error performing GET http://127.0.0.1:9000/b in 2us - HTTP error: builder error"
+    assert "client_options={'allow_http': True}" in brief(ValueError(said))
+
+
 @pytest.mark.parametrize("password", [SECRET, f"a/{SECRET}", f"a?{SECRET}", f"a@{SECRET}"])
 def test_errors_hide_the_password_of_a_configured_endpoint(password):
     options = RemoteOptions(

@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 import cpr_ext
-from cpr_ext.maintenance import verify
 from cpr_ext.storage.remote import (
     RemoteError,
     RemoteOptions,
@@ -17,10 +16,11 @@ from cpr_ext.storage.remote import (
 )
 from cpr_ext.storage.remote.opening import RemoteStore
 from cpr_ext.storage.remote.remote_state import newest_state
+from cpr_ext.tools.maintenance import verify
 from python_tests.helpers import assert_same
-from python_tests.maintenance.stores import recovered, trained_store
 from python_tests.storage.remote.faulty_objects import Cut, MemoryObjects
 from python_tests.storage.remote.test_remote_writer import view_of, writer_of
+from python_tests.tools.maintenance.stores import recovered, trained_store
 
 
 class Interrupted(MemoryObjects):

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import nn
 import cpr_ext
-from cpr_ext.maintenance import verify
+from cpr_ext.tools.maintenance import verify
 from cpr_ext.storage.remote import RemoteOptions, fetch_store, open_objects
 from cpr_ext.storage.remote.objects import StoredObjects
 

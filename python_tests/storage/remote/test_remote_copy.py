@@ -20,6 +20,7 @@ from cpr_ext.storage.remote import (
     open_objects,
     remote_copy,
 )
+from cpr_ext.storage.remote.remote_copy import RemoteCopy
 from cpr_ext.storage.remote.remote_state import newest_state
 from python_tests.helpers import Trained, assert_same
 from python_tests.storage.remote.faulty_objects import MemoryObjects
@@ -80,7 +81,7 @@ def train_and_save(trained):
 
 def submitted(trained):
     """Wait until the copy has taken note of the newest commit, which it does after the waiters."""
-    trained.checkpointer._parts.saver._committer.call(lambda: None).result(30)
+    trained.checkpointer._parts.saver._parts.committer.call(lambda: None).result(30)
 
 
 def until(is_so):
@@ -192,6 +193,34 @@ def test_an_old_machine_that_comes_back_is_told(objects, tmp_path, caplog):
     with pytest.raises(cpr_ext.StoreError, match="trained on its own"):
         begin(tmp_path / "a")
     assert newest_state(objects).view.step == 4
+
+
+def test_a_machine_that_took_over_continues_though_it_died_before_it_copied_anything(
+    objects, tmp_path
+):
+    """The old machine, whose state the copy has still, is refused; and a third may take over."""
+    old = begin(tmp_path / "a")
+    train_and_save(old)
+    assert old.checkpointer._parts.remote.wait(30)
+    old.die()
+    with patch.object(RemoteCopy, "submit", lambda self, view: None):
+        new = begin(tmp_path / "b", seed=9)
+        train_and_save(new)
+        new.die()
+    assert newest_state(objects).view.step == 2
+    with pytest.raises(cpr_ext.StoreError, match="has taken over the copy"):
+        begin(tmp_path / "a")
+    new = begin(tmp_path / "b", seed=8)
+    assert new.report.step == 4
+    train_and_save(new)
+    assert new.checkpointer._parts.remote.wait(30)
+    new.die()
+    third = begin(tmp_path / "c", seed=7)
+    assert third.report.step == 6
+    third.checkpointer.close()
+    for lost in "ab":
+        with pytest.raises(cpr_ext.StoreError, match="cannot be copied"):
+            begin(tmp_path / lost)
 
 
 def test_a_service_that_is_down_at_the_start_leaves_no_lock(objects, tmp_path):

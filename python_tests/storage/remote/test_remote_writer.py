@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import cpr_ext
-from cpr_ext.maintenance import verify
 from cpr_ext.storage import manifest
 from cpr_ext.storage.checksummed_json import read_checksummed
 from cpr_ext.storage.remote import (
@@ -26,9 +25,10 @@ from cpr_ext.storage.remote.remote_state import (
 )
 from cpr_ext.storage.remote.remote_writer import STATES_KEPT, RemoteWriter
 from cpr_ext.storage.store_reader import StoreReader
+from cpr_ext.tools.maintenance import verify
 from python_tests.helpers import Trained, assert_same
-from python_tests.maintenance.stores import TABLES, recovered, trained_store
 from python_tests.storage.remote.faulty_objects import Cut, FaultyObjects, MemoryObjects
+from python_tests.tools.maintenance.stores import TABLES, recovered, trained_store
 
 FAULTS = ["fails", "answer lost", "twice", "ends before", "ends after"]
 
@@ -56,9 +56,18 @@ def view_of(directory):
 
 
 def writer_of(objects, directory, writer="a"):
-    opened = RemoteWriter(objects, directory, writer)
-    opened.open(view_of(directory))
+    """Open the copy for a store that has made all claims on it."""
+    opened, view = RemoteWriter(objects, directory, writer), view_of(directory)
+    newest = newest_state(objects)
+    opened.open(view if newest is None else claimed(view, newest.claim), lambda claim: None)
     return opened
+
+
+def claimed(view, claim):
+    """The same state of a store with this claim among its ancestors."""
+    dense = view.directories["dense"]
+    dense = replace(dense, ancestors=(*dense.ancestors, claim))
+    return replace(view, directories={**view.directories, "dense": dense})
 
 
 def copied(directory, objects):
@@ -103,7 +112,8 @@ def test_a_fault_at_any_request_leaves_a_committed_state(stores, tmp_path, fault
             acknowledged = writer_of(faulty, stores[1]).copy(view)
         state = newest_state(objects)
         assert state.number >= acknowledged.number
-        assert state.view in (first_view, view)
+        assert state.view.records() in (first_view.records(), view.records())
+        assert state.view.commit_id in (first_view.commit_id, view.commit_id)
         assert state.view.records().keys() <= objects.held.keys()
         # The same store comes again, and adds its state.
         assert writer_of(objects, stores[1]).copy(view).view == view
@@ -171,6 +181,36 @@ def test_whoever_opens_the_newest_state_takes_over(stores):
     with pytest.raises(FencedError):
         old.copy(view)
     new.copy(view)
+
+
+def test_a_store_that_has_not_made_the_newest_claim_is_refused(stores):
+    """Also where both are of the copy's state, and whoever claimed it has copied nothing."""
+    objects, view, claims = MemoryObjects(), view_of(stores[0]), []
+    first = RemoteWriter(objects, stores[0], "first")
+    first.open(view, claims.append)
+    first.copy(claimed(view, claims[0]))
+    second = RemoteWriter(objects, stores[0], "second")
+    second.open(claimed(view, claims[0]), claims.append)
+    third = RemoteWriter(objects, stores[0], "third")
+    with pytest.raises(cpr_ext.StoreError, match="has taken over the copy"):
+        third.open(claimed(view, claims[0]), claims.append)
+    third.open(claimed(newest_state(objects).view, claims[1]), claims.append)
+    assert len(set(claims)) == 3
+
+
+def test_a_claim_that_the_store_did_not_take_is_none_on_the_copy(stores):
+    """A store that claims, and dies before the copy names its claim, continues."""
+    objects, view = MemoryObjects(), view_of(stores[0])
+    writer_of(objects, stores[0]).copy(view)
+    number = newest_state(objects).number
+
+    def fail(claim):
+        raise cpr_ext.StorageError("no space")
+
+    with pytest.raises(cpr_ext.StorageError):
+        RemoteWriter(objects, stores[0], "b").open(claimed(view, newest_state(objects).claim), fail)
+    assert newest_state(objects).number == number
+    writer_of(objects, stores[0], "b").copy(view)
 
 
 def test_a_store_put_back_to_an_earlier_state_does_not_continue_the_copy(stores):

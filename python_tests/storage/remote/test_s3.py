@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import cpr_ext
-from cpr_ext.publishing import Subscriber, publish
 from cpr_ext.storage.remote import RemoteError, RemoteOptions, fetch_store, open_objects
 from cpr_ext.storage.remote import objects as remote_objects
 from cpr_ext.storage.remote.objects import PART_BYTES
 from cpr_ext.storage.remote.remote_state import newest_state
+from cpr_ext.tools.publishing import Subscriber, publish
 from python_tests.helpers import assert_same
 from python_tests.storage.remote.servers import SECRET, empty_bucket, s3_service
 from python_tests.storage.remote.test_remote_copy import begin, close_and_lose, train_and_save

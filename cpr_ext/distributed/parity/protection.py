@@ -1,0 +1,79 @@
+"""Whether a worker's rows are protected: in its metrics, in the log, and published at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cpr_ext.distributed.parity.placement import Group
+from cpr_ext.metrics.parity_metrics import ParityMetrics
+from cpr_ext.runtime.log_text import logger_of
+
+logger = logger_of("parity")
+
+
+class Protection:
+    """Of one worker, over all rounds. It begins and ends in any thread, and is said in training's.
+
+    Args:
+        rank: of the worker.
+        metrics: are kept up to date.
+
+    Attributes:
+        publish: writes the metrics.
+    """
+
+    def __init__(self, rank: int, group: Group, metrics: ParityMetrics) -> None:
+        self.publish: Callable[[], None] = lambda: None
+        self._rank = rank
+        self._group = list(group)
+        self._metrics = metrics
+        self._begins = False
+        self._obstacle = ""
+
+    def begin(self) -> None:
+        """Note that any one worker of the group could be rebuilt; called from any thread."""
+        self._metrics.note_protected()
+        self._begins = True
+
+    def end(self) -> None:
+        """Note that the round is over: members are missing."""
+        self._metrics.note_unprotected()
+        self._begins, self._obstacle = False, ""
+
+    def end_until_encoded(self) -> None:
+        """Publish that the group has to encode what it lacks."""
+        logger.info(
+            "worker %d is not protected until parity group %s has encoded all it lacks",
+            *(self._rank, self._group),
+        )
+        self.publish()
+
+    def end_for(self, obstacle: str) -> None:
+        """Note that a loss in this group could not be rebuilt; called from any thread."""
+        if self._metrics.protected:
+            self._metrics.note_unprotected()
+            self._begins, self._obstacle = False, obstacle
+
+    def say(self, step: int, held_bytes: int) -> bool:
+        """Log and publish what has changed; return whether the protection has begun.
+
+        Args:
+            held_bytes: of parity, on this worker.
+        """
+        obstacle, self._obstacle = self._obstacle, ""
+        begins, self._begins = self._begins, False
+        if obstacle:
+            logger.warning(
+                "worker %d: parity group %s is not protected after step %d: %s. A loss in it takes "
+                "the store until its parity is encoded again",
+                *(self._rank, self._group, step, obstacle),
+            )
+        if begins:
+            logger.info(
+                "worker %d is protected from step %d on by parity group %s, of which it holds %d "
+                "bytes",
+                *(self._rank, step, self._group, held_bytes),
+            )
+        if obstacle or begins:
+            self.publish()
+        return begins

@@ -1,0 +1,179 @@
+"""``torchrun --rdzv-backend=cpr``: torchrun starts the workers of a node and starts them again.
+
+Nobody restarts living workers here: their group is formed again without. So for torchrun each agent
+is alone, and the workers meet at our own rendezvous. There an agent gets a node of the job, or
+stands by until one is free. Its workers run up to ``Worker.from_environment()`` meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from cpr_ext.distributed.host_process import HostProcess
+from cpr_ext.distributed.identity.job_secret import SECRET_FILE
+from cpr_ext.distributed.identity.worker_identity import (
+    ADDRESS,
+    AGENT,
+    JOB,
+    NODES,
+    RANK,
+    RENDEZVOUS,
+    WORLD_SIZE,
+    Identity,
+)
+from cpr_ext.distributed.rendezvous.host_connection import (
+    HostConnection,
+    HostError,
+    RefusedError,
+    place_of,
+)
+from cpr_ext.distributed.rendezvous.presence import Presence
+from cpr_ext.errors import RendezvousError, UsageError
+from cpr_ext.runtime.log_text import logger_of
+
+logger = logger_of("jobs")
+
+_PORT = 29400
+_JOIN_SECONDS = 600
+
+
+class CprRendezvous(RendezvousHandler):
+    """One agent's seat.
+
+    Args:
+        parameters: of torchrun. ``--rdzv-conf`` may have ``secret_file``, the path of the job's
+            secret, and ``node``, the one node that this agent takes. ``adopt_after`` are the
+            seconds that it leaves a free node to machines without one; ``join_timeout`` those in
+            which the rendezvous must answer.
+
+    Raises:
+        UsageError: the job has no secret, or the endpoint is malformed.
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run_id = parameters.run_id
+        self._token = f"{os.getpid()}.{secrets.token_hex(8)}"
+        self._join_seconds = parameters.get_as_int("join_timeout") or _JOIN_SECONDS
+        self._node: int | None = None
+        self._said = {
+            "token": self._token,
+            "num_nodes": parameters.min_nodes,
+            "only": parameters.get_as_int("node"),
+            "adopt_seconds": parameters.get_as_int("adopt_after", 0),
+        }
+        self._pass_on(parameters)
+        self._place = Identity.from_environment(
+            {**os.environ, RANK: "0", WORLD_SIZE: str(parameters.min_nodes)}
+        )
+        self._host = HostConnection(self._place)
+        self._presence = Presence(self._host, self._arrive, self._hear)
+        self._hosted: HostProcess | None = None
+        self._was_heard, self._refusal = threading.Event(), ""
+
+    def _pass_on(self, parameters: RendezvousParameters) -> None:
+        """Set what the workers read: torchrun gives them its own environment."""
+        endpoint = parameters.endpoint or "localhost"
+        if ":" not in endpoint.rpartition("]")[2]:
+            endpoint = f"{endpoint}:{_PORT}"
+        os.environ.update({RENDEZVOUS: endpoint, JOB: parameters.run_id, AGENT: self._token})
+        os.environ[NODES] = str(parameters.min_nodes)
+        if path := parameters.get("secret_file"):
+            os.environ[SECRET_FILE] = str(Path(path).absolute())
+        if parameters.local_addr:
+            os.environ[ADDRESS] = parameters.local_addr
+
+    def get_backend(self) -> str:
+        """Return the name that ``--rdzv-backend`` takes."""
+        return "cpr"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Return that workers need no store of torchrun's."""
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return at once, of an agent alone: its workers learn their ranks by themselves."""
+        self._presence.begin()
+        if not self._was_heard.wait(self._join_seconds):
+            raise RendezvousTimeoutError(
+                f"the rendezvous at {place_of(self._place)} did not answer within "
+                f"{self._join_seconds} s"
+            )
+        if self._refusal:
+            raise RendezvousConnectionError(self._refusal)
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
+
+    def is_closed(self) -> bool:
+        """Return that workers may always be started."""
+        return False
+
+    def set_closed(self) -> None:
+        """Do nothing."""
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: otherwise torchrun would restart living workers for one that waits."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Return the name of the job."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Leave; another agent may have this one's node."""
+        self._presence.end()
+        return True
+
+    def _arrive(self) -> None:
+        # Asked once for each connection: the host may say something by itself right after.
+        try:
+            self._host.ask("attend", agent={**self._said, "had": self._node})
+        except HostError:
+            try:
+                self._host_here()
+            except UsageError as error:
+                self._note_refusal(str(error))
+            raise
+        except RefusedError as error:
+            self._note_refusal(str(error))
+            raise
+        self._was_heard.set()
+
+    def _note_refusal(self, reason: str) -> None:
+        self._refusal = reason
+        self._was_heard.set()
+
+    def _hear(self, news: dict[str, Any]) -> None:
+        if "node" in news:
+            self._node = int(news["node"])
+            number = self._said["num_nodes"]
+            logger.info("this agent has node %d of %d of the job", self._node, number)
+
+    def _host_here(self) -> None:
+        """Host the rendezvous if its address is of this machine, and nobody listens there."""
+        if self._hosted is not None:
+            if self._hosted.process.poll() is not None:
+                self._hosted.restart()
+            return
+        with suppress(RendezvousError):
+            place = self._place.host, self._place.port
+            self._hosted = HostProcess(os.environ, *place, ["--while-needed"])
+
+
+def create() -> type[CprRendezvous]:
+    """Return what torchrun calls with its parameters: the entry point ``torchrun.handlers``."""
+    return CprRendezvous

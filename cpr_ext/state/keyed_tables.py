@@ -1,0 +1,35 @@
+"""What users name of keyed tables: a table, and slots of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from cpr_ext.errors import UsageError
+from cpr_ext.state.table import Table
+
+
+def find_keyed(tables: Sequence[Table], name: str) -> Table:
+    """Return the keyed table of a name; raises UsageError that lists those that are."""
+    for table in tables:
+        if table.name == name and table.slots is not None:
+            return table
+    keyed = ", ".join(table.name for table in tables if table.slots is not None) or "none"
+    raise UsageError(f"no keyed table {name!r}; there are: {keyed}. Make it with Table(keys=...)")
+
+
+def as_slots(table: Table, slots: torch.Tensor) -> torch.Tensor:
+    """Return slots (n,) int64 on the table's device; raises UsageError for other ones."""
+    if not isinstance(slots, torch.Tensor) or slots.dtype not in (torch.int32, torch.int64):
+        raise UsageError(
+            f"table {table.name!r}: slots are {getattr(slots, 'dtype', type(slots).__name__)}; "
+            "needed: an int32 or int64 tensor"
+        )
+    rows = slots.detach().reshape(-1).to(device=table.weight.device, dtype=torch.int64)
+    if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < table.num_embeddings:
+        raise UsageError(
+            f"table {table.name!r} has {table.num_embeddings} slots; given: {int(rows.min())} to "
+            f"{int(rows.max())}"
+        )
+    return rows

@@ -1,0 +1,109 @@
+"""The rows of gradients, counted in the trackers of their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cpr_ext._native import native
+from cpr_ext.runtime.cuda import device_of, devices_of, is_capturing, kept_for_stream
+from cpr_ext.state.table import Table
+from cpr_ext.tracking.changed_rows import changed_rows
+from cpr_ext.tracking.unseen_steps import UnseenSteps
+
+#: Called with a table and the ids (n,) of rows that are about to change, some perhaps repeated.
+RowsChange = Callable[[Table, torch.Tensor], None]
+
+
+class GradientRows:
+    """Counts the rows of gradients; tables are given by their positions.
+
+    Args:
+        trackers: of each table.
+        pool: native threads that look for the rows of dense gradients.
+        unseen: notes what a CUDA graph that is being captured counts.
+
+    Attributes:
+        num_updates: rows counted so far, with multiplicity.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        trackers: Sequence[Sequence[native.RowTracker]],
+        pool: native.ThreadPool | None,
+        unseen: UnseenSteps,
+    ) -> None:
+        self.num_updates = 0
+        self._tables = tables
+        self._trackers = trackers
+        self._pool = pool
+        self._unseen = unseen
+        self._devices = devices_of(table.weight for table in tables)
+        self._counter = native.GradientCounter([table.weight for table in tables], trackers, pool)
+
+    @property
+    def error(self) -> str | None:
+        """Why rows were not counted; None: all were."""
+        return self._counter.error
+
+    def count(self, owned: Sequence[int], rows_change: RowsChange | None) -> Sequence[int]:
+        """Count the rows of the gradients; returns the positions of the tables that have one.
+
+        Args:
+            rows_change: called before. None costs less.
+        """
+        if rows_change is not None or (self._devices and is_capturing()):
+            return self._count_each(owned, rows_change)
+        stepped: list[int]
+        kept: list[torch.Tensor] = []
+        with kept_for_stream(kept, self._devices):
+            num_rows, stepped, unread = self._counter.count(owned, kept)
+        self.num_updates += num_rows
+        if unread:
+            self._count_each(unread, None)
+        return stepped
+
+    def _count_each(self, owned: Sequence[int], rows_change: RowsChange | None) -> list[int]:
+        stepped: list[int] = []
+        indexes: list[int] = []
+        rows: list[torch.Tensor] = []
+        is_captured = is_capturing()
+        for index in owned:
+            gradient = self._tables[index].weight.grad
+            if gradient is None:
+                continue
+            stepped.append(index)
+            if is_captured and device_of(gradient) is not None:
+                self._capture_counting(index, gradient)
+                continue
+            indexes.append(index)
+            rows.append(changed_rows(gradient, self._pool))
+        if rows_change is not None:
+            for index, row_ids in zip(indexes, rows, strict=True):
+                rows_change(self._tables[index], row_ids)
+        self.count_rows(indexes, rows)
+        self.num_updates += sum(row_ids.numel() for row_ids in rows)
+        return stepped
+
+    def _capture_counting(self, index: int, gradient: torch.Tensor) -> None:
+        """Have the CUDA graph that is being captured count the rows of a gradient, if it can."""
+        # Listing the rows of a dense gradient waits for the device, which ends a capture.
+        is_counted = gradient.layout == torch.sparse_coo
+        self._unseen.note_captured(index, is_counted=is_counted)
+        if is_counted:
+            self.count_rows([index], [changed_rows(gradient)])
+
+    def count_rows(self, indexes: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+        """Count rows (n,) of tables as changed, once each; not as updates."""
+        with kept_for_stream(list(rows), self._devices):
+            native.count_lookups(
+                [tracker for index in indexes for tracker in self._trackers[index]],
+                [
+                    row_ids
+                    for index, row_ids in zip(indexes, rows, strict=True)
+                    for _ in self._trackers[index]
+                ],
+                self._pool,
+            )

@@ -1,0 +1,185 @@
+"""Changes of tables outside of their optimizers' steps: which rows may differ unseen."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+
+from cpr_ext.errors import UntrackedChangeWarning
+from cpr_ext.state.table import Table
+from cpr_ext.tracking.change_listener import ChangeListener
+from cpr_ext.tracking.drifting_tables import DriftingTables
+from cpr_ext.tracking.gradient_rows import GradientRows
+from cpr_ext.tracking.row_ranges import RowSpans, complement, overlap
+from cpr_ext.tracking.table_versions import TableVersions
+from cpr_ext.tracking.unseen_steps import UnseenSteps
+from cpr_ext.tracking.watch_messages import CHANGED_OUTSIDE, NOT_COUNTED, UNSEEN
+
+_SETTLED_ROWS = 1 << 20  # at a time, so that their ids take little memory
+
+
+class OutsideChanges:
+    """Notes tables of which more may have changed than the trackers counted.
+
+    Args:
+        by_weight: position of a table by ``id()`` of its weight.
+        rows: counts what changed outside.
+
+    Attributes:
+        versions: finds such tables.
+        drifted: knows those whose optimizer moves rows without a gradient.
+        changed_outside: called with a table that something else than its optimizer has changed.
+        listener: hears of all changes, whether or not a snapshot is being taken.
+        foreign_step: what is wrong, if an optimizer that nobody gave updates tables.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        by_weight: Mapping[int, int],
+        rows: GradientRows,
+        unseen: UnseenSteps,
+    ) -> None:
+        self.versions = TableVersions(tables)
+        self.drifted = DriftingTables(tables)
+        self.changed_outside: Callable[[Table], None] | None = None
+        self.listener: ChangeListener | None = None
+        self.foreign_step: str | None = None
+        self._tables = tables
+        self._by_weight = by_weight
+        self._rows = rows
+        self._unseen = unseen
+        self._changed: dict[int, list[tuple[int, int]]] = {}  # ranges of rows, by table
+        # Those that were made dirty as a whole since all was saved: some may not have changed.
+        self._overcounted: dict[int, list[tuple[int, int]]] = {}
+        self._expected: set[int] = set()  # tables of which the user reports changes
+        self._told: set[int] = set()  # those of which the user ever did
+        self._reported: set[tuple[str, int]] = set()
+
+    @property
+    def problem(self) -> str | None:
+        """What makes further snapshots untrue, for a UsageError; None: nothing."""
+        if self.foreign_step is not None:
+            return self.foreign_step
+        error = self._rows.error
+        return None if error is None else NOT_COUNTED.format(error=error)
+
+    def is_proven(self, table: Table) -> bool:
+        """Return whether rows that no tracker calls dirty equal their saved state."""
+        index = self._by_weight[id(table.weight)]
+        unproven = (self._changed, self._unseen.captured, self._told, self.drifted)
+        return not any(index in tables for tables in unproven) and self.problem is None
+
+    def has_kept_still(self, table: Table) -> bool:
+        """Return whether only known optimizers have changed the table since :meth:`settle`."""
+        index = self._by_weight[id(table.weight)]
+        return index not in self._changed and index not in self._expected and self.problem is None
+
+    def look(self, indexes: Collection[int] | None = None) -> None:
+        """Look for changes in these tables; None: in all, and for replaced tensors, too."""
+        if indexes is not None and self.versions.are_same():
+            return
+        found = self.versions.differences()
+        if indexes is not None:
+            found = {index: found[index] for index in found if index in indexes}
+        self.note(found)
+
+    def note(self, differences: Mapping[int, str], message: str = CHANGED_OUTSIDE) -> None:
+        """Note that tables changed; a difference says what did, by position."""
+        if differences:
+            self.versions.accept_tables(differences)
+        for index, what in differences.items():
+            table = self._tables[index]
+            if index in self._expected:
+                continue
+            self._changed[index] = [(0, table.num_embeddings)]
+            if self.changed_outside is not None:
+                self.changed_outside(table)
+            if self.listener is not None:
+                self.listener.changed_outside(table)
+            if (message, index) not in self._reported:
+                self._reported.add((message, index))
+                text = message.format(name=table.name, what=what)
+                warnings.warn(text, UntrackedChangeWarning, stacklevel=5)
+
+    def end_step(self) -> None:
+        """End a training step: rows of tables that none of its steps was seen of may differ."""
+        self.note(self._unseen.end_step(), UNSEEN)
+
+    def begin_step(self) -> None:
+        """Expect no more changes."""
+        self._expected.clear()
+
+    def expect(self, table: Table) -> None:
+        """Expect changes of a table that no optimizer has, until the next step."""
+        if table.optimizer is None:
+            index = self._by_weight[id(table.weight)]
+            self._expected.add(index)
+            self._told.add(index)
+
+    def accept_loss(
+        self,
+        lost: Callable[[Table], RowSpans],
+        are_unchanged: Callable[[Table, RowSpans], bool] = lambda table, ranges: False,
+    ) -> None:
+        """Take note of changes without a report: rows about to be restored may change freely.
+
+        Args:
+            lost: the ranges [begin, end) of a table that are restored, ascending.
+            are_unchanged: whether rows that count as clean were found to be as saved.
+        """
+        for index in self.versions.differences():
+            table = self._tables[index]
+            kept = complement(lost(table), table.num_embeddings)
+            if kept and not are_unchanged(table, kept):
+                self._changed.setdefault(index, []).extend(kept)
+            if self.versions.has_other_state(index):  # by the loop, perhaps long ago
+                self._overcounted.setdefault(index, []).extend(lost(table))
+        self.versions.read()
+
+    def counts_are_exact(self, table: Table, begin: int, end: int) -> bool:
+        """Return whether of the rows [begin, end) just those that have changed are dirty."""
+        index = self._by_weight[id(table.weight)]
+        return self.is_proven(table) and not overlap(
+            self._overcounted.get(index, []), [(begin, end)]
+        )
+
+    def note_moved(self, table: Table) -> None:
+        """Note that another optimizer has a table now: its rows have other state."""
+        index = self._by_weight[id(table.weight)]
+        self.versions.accept_tables([index])
+        self._changed[index] = [(0, table.num_embeddings)]
+
+    def record_hidden(self, table: Table, what: str) -> None:
+        """Something has changed rows of a table, and no version counter moved."""
+        self.note({self._by_weight[id(table.weight)]: what})
+
+    def note_all_saved(self) -> None:
+        """Note that all rows that were dirty at the last :meth:`settle` are saved."""
+        self._overcounted.clear()
+
+    def settle(self) -> None:
+        """Make the rows of tables that changed outside dirty, in their trackers.
+
+        So are those of tables whose optimizer used to move rows without a gradient: its settings
+        changed, or the table was frozen.
+        """
+        for index in self.drifted.take_settled():
+            self._changed[index] = [(0, self._tables[index].num_embeddings)]
+        for index, ranges in self._changed.items():
+            self._overcounted.setdefault(index, []).extend(ranges)
+            device = self._tables[index].weight.device
+            for begin, end in ranges:
+                for first in range(begin, end, _SETTLED_ROWS):
+                    rows = torch.arange(first, min(end, first + _SETTLED_ROWS), device=device)
+                    self._rows.count_rows([index], [rows])
+        self._changed.clear()
+
+    def forget(self) -> None:
+        """Accept the tables as saved: nothing has changed since."""
+        self._changed.clear()
+        self._overcounted.clear()
+        self.drifted.clear()
+        self.versions.read()

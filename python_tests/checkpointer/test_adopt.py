@@ -1,0 +1,87 @@
+"""A job that comes from a checkpoint of another kind begins at its position."""
+
+import pytest
+import torch
+
+import cpr_ext
+from cpr_ext.errors import UsageError
+
+OPTIONS = {"priority": cpr_ext.AllRows(), "schedule": cpr_ext.EverySteps(10**6)}
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.t = torch.nn.EmbeddingBag(20, 4, sparse=True)
+        self.linear = torch.nn.Linear(4, 1)
+
+
+def make(seed):
+    torch.manual_seed(seed)
+    model = Model()
+    return model, [
+        torch.optim.Adagrad(model.t.parameters(), lr=0.1),
+        torch.optim.Adam(model.linear.parameters(), lr=0.01),
+    ]
+
+
+def train(model, optimizers, ckpt, steps):
+    for _ in range(steps):
+        ids = (torch.arange(6) * (1 + ckpt.step_count)) % 20
+        model.linear(model.t(ids[None])).sin().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        ckpt.step(8)
+
+
+def state(model, optimizers):
+    return model.state_dict(), [optimizer.state_dict() for optimizer in optimizers]
+
+
+@pytest.mark.parametrize("loaded_first", [True, False])
+def test_a_job_adopts_a_loaded_state_and_recovers_at_its_position(tmp_path, loaded_first):
+    model, optimizers = make(0)
+    with cpr_ext.Checkpointer(model, optimizers, tmp_path / "a", **OPTIONS) as ckpt:
+        train(model, optimizers, ckpt, 5)
+        torch.save(state(model, optimizers), tmp_path / "other.pt")
+        train(model, optimizers, ckpt, 4)
+        expected = state(model, optimizers)
+
+    model, optimizers = make(1)
+
+    def load():
+        weights, states = torch.load(tmp_path / "other.pt", weights_only=True)
+        model.load_state_dict(weights)
+        for optimizer, saved in zip(optimizers, states, strict=True):
+            optimizer.load_state_dict(saved)
+
+    if loaded_first:
+        load()
+    with cpr_ext.Checkpointer(model, optimizers, tmp_path / "b", **OPTIONS) as ckpt:
+        assert ckpt.recover().step == 0
+        if not loaded_first:
+            load()
+        ckpt.adopt(step=5, num_samples=40)
+        assert (ckpt.step_count, ckpt.num_samples) == (5, 40)
+        train(model, optimizers, ckpt, 2)
+
+    model, optimizers = make(2)
+    with cpr_ext.Checkpointer(model, optimizers, tmp_path / "b", **OPTIONS) as ckpt:
+        report = ckpt.recover()
+        assert (report.step, report.num_samples, report.rows_missing) == (7, 56, 0)
+        train(model, optimizers, ckpt, 2)
+    assert str(state(model, optimizers)) == str(expected)
+
+
+def test_only_a_job_that_begins_can_adopt(tmp_path):
+    model, optimizers = make(0)
+    with cpr_ext.Checkpointer(model, optimizers, tmp_path, **OPTIONS) as ckpt:
+        train(model, optimizers, ckpt, 1)
+        with pytest.raises(UsageError, match="is for a job that begins"):
+            ckpt.adopt(step=5)
+    with cpr_ext.Checkpointer(model, optimizers, tmp_path, **OPTIONS) as ckpt:
+        with pytest.raises(UsageError, match="holds snapshots"):
+            ckpt.adopt(step=5)
+        with pytest.raises(UsageError, match="step"):
+            ckpt.adopt(step=-1)

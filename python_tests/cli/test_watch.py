@@ -1,0 +1,153 @@
+"""``cpr watch``: a running job in a terminal, in a pipe, and as JSON."""
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import cpr_ext
+from cpr_ext.storage.job_stores import worker_directory
+from cpr_ext.tools import maintenance
+from python_tests.helpers import flip
+
+
+class Job:
+    def __init__(self, directory):
+        torch.manual_seed(0)
+        self.model = torch.nn.EmbeddingBag(100, 4, sparse=True)
+        self.optimizer = torch.optim.Adagrad(self.model.parameters(), lr=0.1)
+        self.ckpt = cpr_ext.Checkpointer(
+            self.model,
+            self.optimizer,
+            directory,
+            schedule=cpr_ext.EverySteps(10**6),
+            save_at_close=False,
+        )
+
+    def save(self, kind=None, steps=1):
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            self.model(torch.tensor([[3]])).sum().backward()
+            self.optimizer.step()
+            self.ckpt.step(num_samples=16)
+        self.ckpt.save(kind) if kind else self.ckpt.save()
+        self.ckpt.wait()
+
+
+@pytest.fixture
+def job(tmp_path):
+    job = Job(tmp_path / "store")
+    yield job
+    job.ckpt.close()
+
+
+def test_a_store_without_a_snapshot_has_none(job, tmp_path, cpr):
+    (standing,) = maintenance.watch(tmp_path / "store")
+    assert (standing.snapshot, standing.committed_at, standing.trouble) == (0, None, None)
+    code, out, _ = cpr("watch", tmp_path / "store", "--once")
+    assert code == 0
+    assert out.splitlines()[1].split() == ["store", *"------", "0", "B"]
+
+
+def test_the_newest_snapshot_is_shown(job, tmp_path, cpr):
+    job.save("base", steps=3)
+    job.save("partial", steps=2)
+    (standing,) = maintenance.watch(tmp_path / "store")
+    newest = job.ckpt.store.dense.segments[-1]
+    assert (standing.snapshot, standing.step, standing.num_samples) == (newest.snapshot, 5, 80)
+    assert standing.full_step == max(
+        r.last_step for r in job.ckpt.store.dense.segments if r.is_complete
+    )
+    assert standing.committed_at == pytest.approx(
+        (tmp_path / "store/dense/MANIFEST.json").stat().st_mtime
+    )
+    code, out, _ = cpr("watch", tmp_path / "store", "--once")
+    assert code == 0
+    cells = re.split(r"\s{2,}", out.splitlines()[1])
+    assert cells[:3] == ["store", str(newest.snapshot), "5"]
+    assert cells[3].endswith("s ago")
+
+
+def test_a_damaged_store_hides_no_other_and_a_missing_one_is_named(tmp_path, cpr):
+    for rank in (0, 1):
+        job = Job(worker_directory(tmp_path / "job", rank, 3))
+        job.save("base")
+        job.ckpt.close()
+    flip(worker_directory(tmp_path / "job", 1, 3) / "dense/MANIFEST.json", 5)
+    first, second, third = maintenance.watch(tmp_path / "job")
+    assert (first.worker, first.step, first.trouble) == (0, 1, None)
+    assert second.trouble is not None
+    assert "MANIFEST.json" in second.trouble
+    assert (third.worker, third.trouble) == ("worker-00002-of-00003", "the store is missing")
+    code, out, _ = cpr("watch", tmp_path / "job", "--once")
+    assert code == 1
+    assert "worker-00002-of-00003: the store is missing" in out
+
+
+def start(*arguments, **streams):
+    command = [sys.executable, "-m", "cpr_ext.cli", "watch", *map(str, arguments)]
+    return subprocess.Popen(command, env={**os.environ, "COLUMNS": "200"}, **streams)
+
+
+def test_each_change_is_one_line_of_json_until_ctrl_c(job, tmp_path):
+    job.save("base", steps=3)
+    watched = start(tmp_path / "store", "--json", "--every", 0.1, stdout=subprocess.PIPE, text=True)
+    with watched:
+        seen = [json.loads(watched.stdout.readline())["stores"][0]["snapshot"]]
+        job.save(steps=2)
+        seen.append(json.loads(watched.stdout.readline())["stores"][0]["snapshot"])
+        watched.send_signal(signal.SIGINT)
+        assert watched.stdout.read() == ""
+        assert watched.wait(60) == 0
+    assert seen[0] < seen[1] == job.ckpt.store.dense.segments[-1].snapshot
+
+
+def test_a_terminal_is_drawn_over(job, tmp_path):
+    job.save("base", steps=3)
+    ours, theirs = pty.openpty()
+    watched = start(tmp_path / "store", "--every", 0.1, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown, has_drawn = bytearray(), threading.Event()
+
+    def read():
+        while True:
+            try:
+                shown.extend(os.read(ours, 4096))
+            except OSError:  # the terminal is gone
+                return
+            if b"\x1b[2F\x1b[J" in shown and shown.count(b"worker") >= 2:
+                has_drawn.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert has_drawn.wait(120)
+    watched.send_signal(signal.SIGINT)
+    assert watched.wait(60) == 0
+    reader.join()
+    os.close(ours)
+
+
+def test_a_store_that_goes_away_ends_it_with_its_reason(job, tmp_path):
+    job.save("base")
+    copy = shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    watched = start(copy, "--every", 0.1, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with watched:
+        watched.stdout.readline()
+        shutil.rmtree(copy)
+        assert watched.wait(120) == 1
+        assert str(copy) in watched.stderr.read() + watched.stdout.read()
+
+
+def test_the_size_of_the_world_is_refused_for_one_store(job, tmp_path, cpr):
+    for command in ("watch", "inspect", "verify"):
+        code, _, err = cpr(command, tmp_path / "store", "--world-size", 2)
+        assert code == 1
+        assert "is one store, not a job of 2 workers: leave out --world-size" in err

@@ -1,0 +1,173 @@
+"""Keys of keyed tables under parity: on the way back, in deltas, and at a replacement."""
+
+import pytest
+import torch
+
+import cpr_ext
+from cpr_ext.distributed.parity.key_copies import KeyCopies
+from cpr_ext.distributed.parity.own_rows import OwnRows
+from cpr_ext.errors import UsageError
+from cpr_ext.state.table import Table
+from cpr_ext.tools.maintenance import inspect
+from python_tests.distributed.parity.members import holding
+from python_tests.keyed_job import SLOTS, KeyedJob
+
+STEPS = 30  # after which ids have been evicted
+
+
+class KeyedTrainer(KeyedJob):
+    """A job with scores, and its parity's listener."""
+
+    def __init__(self, directory, *, parts=1, stride=1, seed=0):
+        super().__init__(directory, seed=seed, scores=True)
+        self.own = OwnRows(
+            self.ckpt, parts=parts, delta_bytes=1 << 20, wait=lambda: None, stride=stride
+        )
+
+    def step(self, ids):
+        super().step(ids)
+        self.own.finish_step(self.ckpt.step_count)
+
+    def words(self):
+        words = torch.empty(self.own.layout.num_words, dtype=torch.int64)
+        self.own.layout.read(0, words)
+        return words
+
+    def all(self):
+        """All that decides what the map and the rows do next."""
+        slots = self.map
+        return self.rows(), slots.key.tolist(), slots.used.tolist(), dict(slots.slots), slots.clock
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    made = KeyedTrainer(tmp_path / "store")
+    made.own.begin(0)
+    return made
+
+
+def trained(trainer, num_steps):
+    known = {}
+    for _ in range(num_steps):
+        trainer.train(1)
+        known[trainer.ckpt.step_count] = trainer.all()
+    return known
+
+
+@pytest.mark.parametrize("steps_back", [0, 1, 2])
+def test_a_worker_returns_to_the_ids_of_its_newest_states(trainer, steps_back):
+    known = trained(trainer, STEPS)
+    assert trainer.map.num_evicted > SLOTS / 2
+    _, new = trainer.map([1, 2, 10**15])  # of a step that is not complete
+    with trainer.ckpt.assigning("items", new), torch.no_grad():
+        trainer.weight[new] = 7.0
+    state = STEPS - steps_back
+    trainer.own.go_back(state)
+    assert trainer.all() == known[state]
+    trainer.own.find_wrong_rows()
+    assert trainer.own.obstacle == ""
+    assert {**known, **trained(trainer, steps_back)} == known  # and the same way again
+
+
+@pytest.mark.parametrize("stride", [1, 4])
+def test_an_abandoned_step_leaves_the_ids_of_the_last_complete_one(tmp_path, stride):
+    trainer = KeyedTrainer(tmp_path, stride=stride)
+    trainer.own.begin(0)
+    known = trained(trainer, STEPS)
+    _, new = trainer.map([10**15, 10**16])
+    with trainer.ckpt.assigning("items", new), torch.no_grad():
+        trainer.weight[new] = 7.0
+    trainer.own.abandon_step()
+    assert trainer.all() == known[STEPS]
+
+
+def test_deltas_keep_the_parity_of_keys_up_to_date_and_lead_it_back(trainer):
+    held, begin = holding(trainer.own.layout.num_words, 0), trainer.words()
+    known = {}
+    for step in range(1, STEPS + 1):
+        trainer.train(1)
+        held.receive(0, step, trainer.own.message(step, 0))
+        known[step] = trainer.words()
+        assert torch.equal(held.words, begin ^ known[step])
+    held.go_back(STEPS - 2)
+    assert torch.equal(held.words, begin ^ known[STEPS - 2])
+
+
+def test_a_replacement_has_the_ids_of_the_lost_worker(tmp_path):
+    lost = KeyedTrainer(tmp_path / "lost", parts=2)
+    lost.own.begin(0)
+    known = trained(lost, STEPS)
+    other = KeyedTrainer(tmp_path / "other", parts=2, seed=1)
+    for part, words in enumerate(lost.own.part_words):
+        rows = torch.zeros(words, dtype=torch.int64)
+        lost.own.read(STEPS, part, 0, rows)
+        other.own.write(part, 0, rows)
+    there = [(0, lost.own.layout.num_words)]
+    other.own.restore(STEPS, lost.own.whole_copy(STEPS), lost.own.to_keep(STEPS), there)
+    assert other.own.obstacle == ""
+    assert other.all() == known[STEPS]
+    assert trained(other, 3) == trained(lost, 3)
+
+
+def test_ids_that_a_store_gives_are_those_that_parity_begins_with(tmp_path):
+    trainer = KeyedTrainer(tmp_path / "store")
+    trainer.own.begin(0)
+    trained(trainer, STEPS)
+    trainer.end()
+    again = KeyedTrainer(tmp_path / "store", seed=1)
+    again.own.begin(0)
+    report = again.ckpt.recover()
+    again.own.begin(report.step)
+    recovered = again.all()
+    again.train(1)
+    again.own.go_back(report.step)
+    assert again.all() == recovered
+
+
+def test_evictions_since_a_snapshot_that_was_dropped_are_not_counted(trainer, tmp_path):
+    def saved():
+        trainer.ckpt.save()
+        trainer.ckpt.wait()
+        (keys,) = inspect(tmp_path / "store").keys
+        return keys.evicted
+
+    trained(trainer, 22)  # the newest snapshot is of step 21
+    assert saved() == len(trainer.keys_at[21] - trainer.keys_at[22]) > 0
+    trained(trainer, 1)
+    trainer.own.go_back(21)
+    trained(trainer, 1)
+    assert saved() is None
+    trained(trainer, 2)
+    assert saved() == len(trainer.keys_at[22] - trainer.keys_at[24]) > 0
+
+
+def test_a_changed_bit_of_a_score_is_seen_whatever_its_type():
+    weight = torch.nn.Parameter(torch.zeros(6, 2))
+    scores = {
+        "float": torch.zeros(6), "half": torch.zeros(6, 3, dtype=torch.bfloat16),
+        "bool": torch.zeros(6, dtype=torch.bool), "double": torch.zeros(6, dtype=torch.float64),
+    }  # fmt: skip
+    keys = cpr_ext.SlotKeys(torch.full((6,), -1), scores)
+    copies = KeyCopies([Table("items", weight, keys=keys)])
+    seen = []
+
+    def noted():
+        seen.clear()
+        copies.take(lambda number, slots: seen.append((number, slots.tolist())))
+        return seen
+
+    assert noted() == []
+    scores["float"][1] = -0.0  # equal to what it was, and has other bits
+    scores["half"][2, 1] = 1.0
+    scores["bool"][3] = True
+    scores["double"][4] = float("nan")
+    keys.key[1] = 9
+    assert noted() == [(0, [1, 2, 3, 4])]
+    assert noted() == []
+
+
+def test_scores_that_are_added_during_training_are_refused(trainer):
+    slots = trainer.ckpt.tables[0].slots
+    slots.scores["late"] = torch.zeros(SLOTS)
+    with pytest.raises(UsageError, match=r"'items'.*key\.late.*Give SlotKeys all of them before"):
+        trainer.own.finish_step(1)

@@ -1,0 +1,282 @@
+"""One rank of a job with managed collisions: which state each id's row had, step by step.
+
+FBGEMM's CPU build cannot reset the momentum of rows; this module does it in its place.
+"""
+
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    LFU_EvictionPolicy,
+    LRU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import cpr_ext
+from cpr_ext.errors import SnapshotFailedWarning, UntrackedChangeWarning
+from cpr_ext.integrations.torchrec import make_checkpointer
+from python_tests.integrations.sharded_models import join
+
+IDS = 2**50
+SLOTS = {"a": 40, "b": 28}
+POLICIES = {
+    "lru": LRU_EvictionPolicy,
+    "lfu": LFU_EvictionPolicy,
+    "distance": DistanceLFU_EvictionPolicy,
+}
+DIM, SAMPLES = 8, 8
+
+
+class Model(torch.nn.Module):
+    def __init__(self, policy, *, pooled=True):
+        super().__init__()
+        configs = [
+            (EmbeddingBagConfig if pooled else EmbeddingConfig)(
+                name=name, embedding_dim=DIM, num_embeddings=slots, feature_names=[f"{name}0"]
+            )
+            for name, slots in SLOTS.items()
+        ]
+        modules = {
+            name: MCHManagedCollisionModule(
+                zch_size=slots,
+                device=torch.device("cpu"),
+                eviction_interval=3,
+                eviction_policy=POLICIES[policy](),
+                input_hash_size=IDS,
+            )
+            for name, slots in SLOTS.items()
+        }
+        self.pooled = pooled
+        collection = ManagedCollisionCollection(modules, configs)
+        if pooled:
+            embeddings = EmbeddingBagCollection(tables=configs)
+            self.bags = ManagedCollisionEmbeddingBagCollection(embeddings, collection)
+        else:
+            embeddings = EmbeddingCollection(tables=configs)
+            self.bags = ManagedCollisionEmbeddingCollection(embeddings, collection)
+        self.linear = torch.nn.Linear(DIM * len(SLOTS), 1)
+
+    def forward(self, ids):
+        found, _ = self.bags(ids)
+        if self.pooled:
+            return self.linear(found.values()).sin().mean()
+        return self.linear(torch.cat([rows.values() for rows in found.values()], 1)).sin().mean()
+
+
+def reset_rows(operator, pruned_indices, pruned_indices_offsets, logical_table_ids, buffer_ids):
+    if operator.optimizer == EmbOptimType.EXACT_SGD:
+        return
+    states = operator.get_optimizer_state()[int(logical_table_ids[0])]
+    for name, state in states.items():
+        if name != "iter":
+            state[pruned_indices] = 0
+
+
+def sharded(policy, fused, seed=0, *, pooled=True, env=None):
+    SplitTableBatchedEmbeddingBagsCodegen.reset_embedding_weight_momentum = reset_rows
+    torch.manual_seed(seed)
+    model = Model(policy, pooled=pooled)
+    for name, parameter in model.named_parameters():
+        if "embedding" in name:
+            settings = {} if fused is torch.optim.SGD else {"eps": 1e-3}
+            apply_optimizer_in_backward(fused, [parameter], {"lr": 0.1, **settings})
+    sharder = (
+        ManagedCollisionEmbeddingBagCollectionSharder()
+        if pooled
+        else ManagedCollisionEmbeddingCollectionSharder()
+    )
+    plan = construct_module_sharding_plan(
+        model.bags,
+        {name: row_wise() for name in SLOTS},
+        sharder=sharder,
+        world_size=dist.get_world_size(),
+        local_size=dist.get_world_size(),
+        device_type="cpu",
+    )
+    parallel = DistributedModelParallel(
+        model,
+        env=env or ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=ShardingPlan(plan={"bags": plan}),
+        sharders=[sharder],
+    )
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(parallel.named_parameters())),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    )
+    return parallel, CombinedOptimizer([parallel.fused_optimizer, dense])
+
+
+def make_batch(step, rank):
+    draw = torch.Generator().manual_seed(1000 * step + rank)
+    values = []
+    for _ in SLOTS:
+        hot = torch.randint(0, 24, (SAMPLES // 2,), generator=draw) * (IDS // 24)
+        values += [hot, torch.randint(0, IDS, (SAMPLES // 2,), generator=draw)]
+    keys = [f"{name}0" for name in SLOTS]
+    lengths = torch.ones(SAMPLES * len(SLOTS), dtype=torch.int64)
+    return KeyedJaggedTensor(keys, torch.cat(values), lengths=lengths)
+
+
+def modules_of(model):
+    collection = model.module.bags._managed_collision_collection
+    return dict(collection._managed_collision_modules.items())
+
+
+def buffers_of(model):
+    """Return everything that decides what the modules do next."""
+    return {
+        f"{name}/{what}": value.clone()
+        for name, module in modules_of(model).items()
+        for what, value in [
+            ("ids", module._mch_sorted_raw_ids),
+            ("slots", module._mch_remapped_ids_mapping),
+            *module._mch_metadata.items(),
+            *(
+                ("seen", seen[: module._current_history_buffer_offset])
+                for seen in [getattr(module, "_history_accumulator", None)]
+                if seen is not None
+            ),
+            *(
+                (f"history_{n}", h[: module._current_history_buffer_offset])
+                for n, h in module._history_metadata.items()
+            ),
+            ("iter", module._current_iter_tensor),
+        ]
+    }
+
+
+class ManagedJob:
+    """Trains; remembers the rows of each id, read from TorchRec's own buffers."""
+
+    def __init__(
+        self, store, *, seed=0, policy="lru", fused=RowWiseAdagrad, pooled=True, **options
+    ):
+        self.model, self.optimizer = sharded(policy, fused, seed, pooled=pooled)
+        options = {"save_at_close": False, "schedule": cpr_ext.EverySteps(5), **options}
+        self.ckpt = make_checkpointer(
+            self.model, self.optimizer, store, when_busy="wait", **options
+        )
+        self.history, self.keys_at, self.num_reused = {}, {}, 0
+
+    def modules(self):
+        return modules_of(self.model)
+
+    def rows(self):
+        """Return the weight and states by table and id."""
+        found = {}
+        for name, module in self.modules().items():
+            (table,) = (t for t in self.ckpt.tables if f".{name}" in t.name)
+            slots = module._mch_remapped_ids_mapping - module._output_global_offset
+            states = {n: s for n, s in table.arrays().items() if not n.startswith("key")}
+            for key, slot in zip(module._mch_sorted_raw_ids.tolist(), slots.tolist(), strict=True):
+                if key != torch.iinfo(torch.int64).max:
+                    found[name, key] = {n: s[slot].tolist() for n, s in states.items()}
+        return found
+
+    def train(self, until):
+        while self.ckpt.step_count < until:
+            self.optimizer.zero_grad()
+            self.model(make_batch(self.ckpt.step_count, dist.get_rank())).backward()
+            self.optimizer.step()
+            rows = self.rows()
+            self.keys_at[self.ckpt.step_count + 1] = set(rows)
+            for key, row in rows.items():
+                self.history.setdefault(key, []).append(row)
+            self.ckpt.step(SAMPLES)
+
+    def end(self):
+        self.ckpt.wait()
+        self.ckpt.close()
+
+
+CASES = {
+    "partial": ("lru", {}),
+    "lfu": ("lfu", {"priority": cpr_ext.SubSampledUsed()}),
+    "distance": ("distance", {"priority": cpr_ext.AllRows(0.25), "num_shards": 2}),
+}
+EXACT = {"priority": cpr_ext.AllRows(), "retention": cpr_ext.Retention(full_recovery_points=2)}
+
+
+def main(folder: str, rank: int, world_size: int) -> None:
+    directory = Path(folder)
+    join(directory / "meeting", rank, world_size)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UntrackedChangeWarning)
+        result = {name: partial(directory, rank, name) for name in CASES}
+        result["full"] = full(directory / f"full-{rank}")
+    kinds = (UntrackedChangeWarning, SnapshotFailedWarning)
+    result["directory"] = folder
+    result["warnings"] = [str(each.message) for each in caught if each.category in kinds]
+    torch.save(result, directory / f"result-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def partial(directory, rank, name):
+    """Train, end, recover; what is wrong with the recovered rows."""
+    policy, options = CASES[name]
+    store = directory / f"{name}-{rank}"
+    options = {"rebase_after": None, **options}
+    job = ManagedJob(store, policy=policy, **options)
+    job.train(48)
+    job.end()
+    again = ManagedJob(store, policy=policy, seed=1, **options)
+    report = again.ckpt.recover()
+    rows = again.rows()
+    again.train(report.step + 7)
+    again.end()
+    return {
+        "step": report.step,
+        "rows_of_other_ids": report.rows_of_other_ids,
+        "same_keys": rows.keys() == job.keys_at[report.step],
+        "foreign": [key for key, row in rows.items() if row not in job.history[key]],
+        "stale": sum(row != job.history[key][-1] for key, row in rows.items()),
+        "num_keys": (len(rows), len(job.history)),
+    }
+
+
+def full(store):
+    """Train with a kill in between, and without; what differs at the end."""
+    job = ManagedJob(store, **EXACT)
+    job.train(44)
+    job.end()
+    again = ManagedJob(store, seed=1, **EXACT)
+    report = again.ckpt.recover(mode="full")
+    again.train(50)
+    other = ManagedJob(store.with_name(store.name + "-unbroken"), **EXACT)
+    other.train(50)
+    left, right = buffers_of(again.model), buffers_of(other.model)
+    differing = [name for name in left if not torch.equal(left[name], right[name])]
+    rows = again.rows() == other.rows()
+    again.end()
+    other.end()
+    return {"step": report.step, "stale": report.rows_stale, "differing": differing, "rows": rows}

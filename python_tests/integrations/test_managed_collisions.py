@@ -1,0 +1,199 @@
+"""TorchRec's managed collisions on 1 to 4 ranks: no row returns under another id."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
+
+from torchrec import JaggedTensor
+from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from torchrec.modules.mc_modules import LRU_EvictionPolicy
+
+import cpr_ext
+from cpr_ext.errors import SnapshotFailedWarning, StoreError, UsageError
+from cpr_ext.integrations.torchrec import make_checkpointer
+from python_tests.integrations.managed_job import (
+    CASES,
+    SAMPLES,
+    SLOTS,
+    ManagedJob,
+    Model,
+    buffers_of,
+    make_batch,
+)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def results(request, tmp_path_factory, run_ranks):
+    directory = tmp_path_factory.mktemp(f"ranks-{request.param}")
+    run_ranks("python_tests.integrations.managed_job", directory, request.param)
+    return [
+        torch.load(directory / f"result-{rank}.pt", weights_only=False)
+        for rank in range(request.param)
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_partial_recovery_has_the_ids_of_its_step_and_each_has_a_row_of_its_own(results, case):
+    for result in results:
+        found = result[case]
+        assert (found["step"], found["rows_of_other_ids"]) == (46, 0)
+        assert found["same_keys"]
+        assert found["foreign"] == []
+    assert sum(result[case]["stale"] for result in results) > 0
+    held, ever = zip(*(result[case]["num_keys"] for result in results), strict=True)
+    assert sum(ever) > sum(held)  # ids were evicted
+
+
+def test_evictions_are_no_change_that_nobody_expected(results):
+    assert [result["warnings"] for result in results] == [[]] * len(results)
+
+
+def test_a_full_recovery_continues_bit_for_bit(results):
+    for result in results:
+        found = result["full"]
+        assert found == {"step": 41, "stale": 0, "differing": [], "rows": True}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("results", [2], indirect=True)
+def test_another_number_of_ranks_is_refused_and_changes_nothing(results, tmp_path):
+    stores = [Path(results[0]["directory"]) / f"partial-{rank}" for rank in range(2)]
+    job = ManagedJob(tmp_path, seed=3)
+    before = buffers_of(job.model)
+    with pytest.raises(StoreError, match="which process holds a key depends on how many there are"):
+        job.ckpt.recover(from_store=stores)
+    assert all(torch.equal(value, before[name]) for name, value in buffers_of(job.model).items())
+    assert job.rows() == {}
+    job.ckpt.close()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("results", [1], indirect=True)
+def test_a_new_directory_takes_the_store_of_as_many_ranks(results, tmp_path):
+    store = Path(results[0]["directory"]) / "partial-0"
+    old, new = ManagedJob(store, seed=3), ManagedJob(tmp_path, seed=4)
+    old.ckpt.recover()
+    new.ckpt.recover(from_store=[store])
+    assert new.rows() == old.rows() != {}
+    old.ckpt.close()
+    new.ckpt.close()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("fused", "pooled"),
+    [(torch.optim.SGD, True), (torch.optim.Adagrad, True), (torch.optim.Adagrad, False)],
+)
+def test_another_kind_of_module_recovers_rows_under_their_ids(tmp_path, fused, pooled):
+    options = {"fused": fused, "pooled": pooled, "rebase_after": None}
+    job = ManagedJob(tmp_path, **options)
+    job.train(13)
+    job.end()
+    again = ManagedJob(tmp_path, seed=1, **options)
+    again.ckpt.recover()
+    rows = again.rows()
+    assert rows.keys() == job.keys_at[11]
+    assert [key for key, row in rows.items() if row not in job.history[key]] == []
+    again.end()
+
+
+def unsharded(store, seed=0):
+    torch.manual_seed(seed)
+    model = Model("lru")
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    options = {"schedule": cpr_ext.EverySteps(5), "when_busy": "wait", "save_at_close": False}
+    return model, optimizer, make_checkpointer(model, optimizer, store, **options)
+
+
+def owners(model):
+    """Return each table's ids by slot, and weights, from TorchRec's own buffers."""
+    found = {}
+    for name, module in model.bags._managed_collision_collection._managed_collision_modules.items():
+        ids = torch.empty_like(module._mch_sorted_raw_ids)
+        ids[module._mch_remapped_ids_mapping] = module._mch_sorted_raw_ids
+        weight = model.bags._embedding_module.embedding_bags[name].weight
+        found[name] = ids, weight.detach().clone()
+    return found
+
+
+def test_an_unsharded_module_recovers_its_map_with_the_rows(tmp_path):
+    model, optimizer, ckpt = unsharded(tmp_path)
+    history = [owners(model)]
+    for step in range(33):
+        optimizer.zero_grad()
+        model(make_batch(step, 0)).backward()
+        optimizer.step()
+        history.append(owners(model))
+        ckpt.step(SAMPLES)
+    ckpt.close()
+    again, _, ckpt = unsharded(tmp_path, seed=1)
+    report = ckpt.recover()
+    ckpt.close()
+    for name, (ids, weight) in owners(again).items():
+        assert torch.equal(ids, history[report.step][name][0])
+        for slot, (number, row) in enumerate(zip(ids.tolist(), weight, strict=True)):
+            states = [then[name] for then in history if then[name][0][slot] == number]
+            assert any(torch.equal(row, rows[slot]) for _, rows in states)
+
+
+def test_a_plain_checkpointer_names_the_one_that_saves_the_ids(tmp_path):
+    model = Model("lru")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=r"'bags' is a .* Use\s+cpr_ext.*make_checkpointer"):
+        cpr_ext.Checkpointer(model, optimizer, tmp_path)
+
+
+def test_modules_and_policies_that_are_not_known_are_refused_by_name(tmp_path):
+    class OwnPolicy(LRU_EvictionPolicy):
+        pass
+
+    model = Model("lru")
+    modules = model.bags._managed_collision_collection._managed_collision_modules
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    modules["a"]._eviction_policy = OwnPolicy()
+    with pytest.raises(UsageError, match=r"bags\.a' evicts by a OwnPolicy, whose state is not"):
+        make_checkpointer(model, optimizer, tmp_path)
+    modules["a"] = HashZchManagedCollisionModule(
+        zch_size=SLOTS["a"], device=torch.device("cpu"), total_num_buckets=2
+    )
+    with pytest.raises(UsageError, match=r"bags\.a' is mapped by a HashZchManagedCollisionModule"):
+        make_checkpointer(model, optimizer, tmp_path)
+    alone = torch.nn.Sequential(Model("lru").bags._managed_collision_collection, model.linear)
+    with pytest.raises(UsageError, match="which table it gives rows of is not known"):
+        make_checkpointer(alone, optimizer, tmp_path)
+
+
+def test_no_cpu_operator_trains_collisions_by_hash():
+    """As docs/keyed.md says; once there is one, they can be supported."""
+    module = HashZchManagedCollisionModule(
+        zch_size=SLOTS["a"], device=torch.device("cpu"), total_num_buckets=2, max_probe=4
+    )
+    ids = torch.arange(8)
+    features = {"a0": JaggedTensor(ids, lengths=torch.ones_like(ids))}
+    module.eval().remap(features)
+    with pytest.raises(RuntimeError, match="Expected readonly to be true"):
+        module.train().remap(features)
+
+
+def test_a_map_that_gives_a_slot_twice_fails_the_snapshot(tmp_path):
+    model, optimizer, ckpt = unsharded(tmp_path)
+    modules = model.bags._managed_collision_collection._managed_collision_modules
+    mapping = modules["b"]._mch_remapped_ids_mapping
+    model(make_batch(0, 0)).backward()
+    optimizer.step()
+    ckpt.step(SAMPLES)
+    for buffer, wrong, message in (
+        (mapping, 1, "gives slot 0 to no id"),
+        (modules["b"]._mch_sorted_raw_ids, -5, "id -5 is negative"),
+    ):
+        right = buffer[0].clone()
+        buffer[0] = wrong
+        ckpt.save()
+        with pytest.warns(SnapshotFailedWarning, match=message):
+            ckpt.step(SAMPLES)
+        buffer[0] = right
+    ckpt.save()
+    ckpt.close()

@@ -1,0 +1,111 @@
+"""Jobs that are killed and resumed under any other plan, with any number of ranks from 1 to 4."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
+
+from python_tests.integrations import matrix_job
+from python_tests.integrations.matrix_job import (
+    BATCHES,
+    MOST_RANKS,
+    PLANS,
+    SAVED_STEPS,
+    all_cells,
+    cells_of,
+    whole,
+)
+
+pytestmark = pytest.mark.timeout(600)
+JOB = matrix_job.__name__
+
+
+def test_the_matrix_has_every_pair_of_plans_with_all_ranks_and_optimizers():
+    cells = all_cells()
+    assert len(cells) == len(PLANS) ** 2 >= 60
+    assert len({(cell.old_plan, cell.new_plan) for cell in cells}) == len(cells)
+    assert len({(cell.old_ranks, cell.new_ranks) for cell in cells}) == MOST_RANKS**2
+    for plan in PLANS:
+        assert len({cell.fused for cell in cells if cell.old_plan == plan}) == 3
+    assert sorted(map(str, cells)) == sorted(str(c) for b in range(BATCHES) for c in cells_of(b))
+
+
+@pytest.mark.parametrize(
+    "batch", [0, *(pytest.param(number, marks=pytest.mark.long) for number in range(1, BATCHES))]
+)
+def test_a_killed_job_resumes_under_another_plan_bit_for_bit(torchrec_nursery, tmp_path, batch):
+    run(torchrec_nursery, "train", tmp_path, batch, end=-signal.SIGKILL)
+    run(torchrec_nursery, "resume", tmp_path, batch, end=0)
+    for cell in cells_of(batch):
+        check(cell, tmp_path / cell.name)
+
+
+def run(nursery, function, directory, batch, *, end):
+    ranks = [
+        nursery.ask("call", JOB, function, str(directory), rank, batch)
+        for rank in range(MOST_RANKS)
+    ]
+    ends = [nursery.ask("wait", pid, 400) for pid in ranks]
+    for pid, code in zip(ranks, ends, strict=True):
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
+    assert ends == [end] * MOST_RANKS, "\n".join(
+        path.read_text()[-3000:] for path in directory.glob("log-*")
+    )
+
+
+def check(cell, directory):
+    truths, results = (
+        [torch.load(directory / f"{name}-{n}.pt", weights_only=False) for n in range(number)]
+        for name, number in (("truth", cell.old_ranks), ("resumed", cell.new_ranks))
+    )
+    expected, found = whole(truths), whole([result["recovered"] for result in results])
+    assert expected.keys() == found.keys()
+    for table, arrays in found.items():
+        for name, array in arrays.items():
+            assert torch.equal(array, taken(expected[table], name)), f"{cell}: {table}/{name}"
+    for result in results:
+        assert result["step"] == SAVED_STEPS
+        for name, value in truths[0]["dense"].items():
+            assert torch.equal(value, result["recovered"]["dense"][name]), f"{cell}: {name}"
+        for name, moments in truths[0]["moments"].items():
+            for key, value in moments.items():
+                assert torch.equal(value, result["recovered"]["moments"][name][key]), (cell, name)
+        assert_same(result["ended"], result["ended_by_hand"], cell)
+
+
+def taken(arrays, name):
+    """An array of a table, from those under another plan: state by row may be a mean."""
+    if name in arrays:
+        return arrays[name]
+    state, _, columns = name.rstrip("]").partition("[")
+    begin, end = map(int, columns.split(":"))
+    parts = []
+    for key, value in arrays.items():
+        if key.startswith(f"{state}["):
+            first, last = map(int, key.rstrip("]").partition("[")[2].split(":"))
+            if common := max(0, min(end, last) - max(begin, first)):
+                parts.append((common / (end - begin), value))
+    assert sum(share for share, _ in parts) == 1
+    if len(parts) == 1:
+        return parts[0][1]
+    total = torch.zeros_like(parts[0][1])
+    for share, value in parts:
+        total += share * value
+    return total
+
+
+def assert_same(first, second, cell):
+    for (part, before), (_, after) in zip(first["parts"], second["parts"], strict=True):
+        for name, array in before.items():
+            assert torch.equal(array, after[name]), f"{cell}: ended with other {part.name}/{name}"
+    for kind in ("replicated", "moments"):
+        assert first[kind].keys() == second[kind].keys()
+        for name, arrays in first[kind].items():
+            for key, value in arrays.items():
+                assert torch.equal(value, second[kind][name][key]), f"{cell}: ended with {name}"
+    for name, value in first["dense"].items():
+        assert torch.equal(value, second["dense"][name]), f"{cell}: ended with other {name}"

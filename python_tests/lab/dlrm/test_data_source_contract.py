@@ -1,0 +1,113 @@
+"""What every data source promises to a training loop."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from cpr_ext.errors import UsageError
+from cpr_ext.lab.dlrm.batch import Batch, DataSource
+from cpr_ext.lab.dlrm.criteo import Criteo
+from cpr_ext.lab.dlrm.movietweetings import MovieTweetings
+from cpr_ext.lab.dlrm.presets import find_preset
+from cpr_ext.lab.dlrm.synthetic import Synthetic
+
+TINY = find_preset("tiny").criteo_num_embeddings
+
+
+@pytest.fixture(params=["synthetic", "movietweetings", "criteo", "criteo dictionary"])
+def make_source(
+    request: pytest.FixtureRequest, criteo_file: Path, movietweetings_folder: Path
+) -> Callable[[], DataSource]:
+    makers: dict[str, Callable[[], DataSource]] = {
+        "synthetic": lambda: Synthetic((500, 40, 1), num_samples=10_000),
+        "movietweetings": lambda: MovieTweetings(movietweetings_folder),
+        "criteo": lambda: Criteo(criteo_file, TINY),
+        "criteo dictionary": lambda: Criteo(criteo_file, TINY, encoding="dictionary"),
+    }
+    return makers[request.param]
+
+
+def same(left: Batch, right: Batch) -> bool:
+    return (
+        torch.equal(left.dense, right.dense)
+        and torch.equal(left.labels, right.labels)
+        and all(map(torch.equal, left.indices, right.indices))
+        and all(map(torch.equal, left.offsets, right.offsets))
+    )
+
+
+def test_source_satisfies_the_protocol(make_source: Callable[[], DataSource]) -> None:
+    assert isinstance(make_source(), DataSource)
+
+
+def test_shapes_dtypes_and_row_ids_are_in_bounds(make_source: Callable[[], DataSource]) -> None:
+    source = make_source()
+    for batch in [*source.train_batches(37), *source.test_batches(37)]:
+        size = batch.batch_size
+        assert batch.dense.shape == (size, source.num_dense)
+        assert batch.labels.shape == (size,)
+        assert batch.dense.dtype == batch.labels.dtype == torch.float32
+        assert set(batch.labels.tolist()) <= {0.0, 1.0}
+        assert len(batch.indices) == len(batch.offsets) == len(source.table_names)
+        for indices, offsets, rows in zip(
+            batch.indices, batch.offsets, source.num_embeddings, strict=True
+        ):
+            assert indices.dtype == offsets.dtype == torch.int64
+            assert offsets.shape == (size,)
+            assert offsets[0] == 0
+            assert bool((offsets.diff() >= 0).all())
+            assert int(offsets[-1]) <= len(indices)
+            assert len(indices) == 0 or 0 <= int(indices.min()) <= int(indices.max()) < rows
+
+
+def test_samples_of_an_epoch_are_all_there_and_the_last_batch_may_be_short(
+    make_source: Callable[[], DataSource],
+) -> None:
+    source = make_source()
+    sizes = [batch.batch_size for batch in source.train_batches(37)]
+    assert set(sizes[:-1]) == {37}
+    assert 0 < sizes[-1] < 37, "choose another batch size: it must not divide the samples"
+    one_by_one = sum(1 for _ in source.train_batches(1))
+    assert sum(sizes) == one_by_one
+    assert source.num_train_samples in (None, one_by_one)
+    assert sum(batch.batch_size for batch in source.test_batches(37)) > 0
+
+
+@pytest.mark.parametrize("first_batch", [1, 5, 40])
+def test_restarted_epoch_goes_on_where_it_stopped(
+    make_source: Callable[[], DataSource], first_batch: int
+) -> None:
+    whole = list(make_source().train_batches(37, epoch=1, seed=5))
+    tail = list(make_source().train_batches(37, epoch=1, first_batch=first_batch, seed=5))
+    assert len(tail) == max(0, len(whole) - first_batch)
+    assert all(map(same, whole[first_batch:], tail))
+
+
+def test_first_batch_past_the_end_gives_none(make_source: Callable[[], DataSource]) -> None:
+    assert list(make_source().train_batches(37, first_batch=10_000)) == []
+
+
+def test_test_samples_are_the_same_each_time_and_apart_from_training(
+    make_source: Callable[[], DataSource],
+) -> None:
+    source = make_source()
+    first, again = next(source.test_batches(100)), next(source.test_batches(100))
+    assert same(first, again)
+    assert not any(same(first, batch) for batch in source.train_batches(first.batch_size))
+
+
+@pytest.mark.parametrize(("batch_size", "first_batch"), [(0, 0), (-3, 0), (10, -1)])
+def test_impossible_batches_are_refused_at_the_call(
+    make_source: Callable[[], DataSource], batch_size: int, first_batch: int
+) -> None:
+    with pytest.raises(UsageError, match=f"batch_size is {batch_size}"):
+        make_source().train_batches(batch_size, first_batch=first_batch)
+
+
+def test_clean_data_give_no_warnings(make_source: Callable[[], DataSource]) -> None:
+    source = make_source()
+    for _ in [*source.train_batches(100), *source.test_batches(100)]:
+        pass
+    assert source.warnings() == []

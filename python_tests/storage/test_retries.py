@@ -1,0 +1,309 @@
+"""What cannot be read is no damage: nothing is removed, and no older state is used unasked."""
+
+import errno
+import gc
+import os
+import resource
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+import cpr_ext
+from cpr_ext._native import native
+from cpr_ext.errors import DamageError, StorageError
+from cpr_ext.storage import retries
+from cpr_ext.tools import maintenance
+from python_tests.helpers import Trained, assert_same, flip
+
+REFUSALS = [
+    *(errno.EIO, errno.EACCES, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ENOMEM),
+    *(errno.EPERM, errno.EINTR),
+]
+OPTIONS = {
+    "num_shards": 2,
+    "consistency": "step",
+    "schedule": cpr_ext.EverySteps(1000),
+    "priority": cpr_ext.AllRows(),
+    "rebase_after": None,
+    "staging": cpr_ext.StagingOptions(direct_io=False),
+}
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(retries, "pauses_seconds", (0.001, 0.001))
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Base of step 1, partial snapshots of steps 3 and 5, each a full-recovery point."""
+    run = open_run(tmp_path / "store", retention=cpr_ext.Retention(3))
+    run.train(1)
+    run.checkpointer.wait()
+    for _ in range(2):
+        run.train(2)
+        run.checkpointer.save()
+        run.checkpointer.wait()
+    run.die()
+    return tmp_path / "store"
+
+
+def open_run(directory, seed=5, **options):
+    return Trained(directory, optimizer="sgd", seed=seed, **OPTIONS, **options)
+
+
+def contents(store):
+    return {
+        str(path.relative_to(store)): path.read_bytes()
+        for path in sorted(store.rglob("*"))
+        if path.is_file() and path.name != "LOCK"
+    }
+
+
+def newest(store, kind):
+    return sorted(store.glob(f"**/*-{kind}.safetensors"), key=lambda path: path.name)[-1]
+
+
+@contextmanager
+def refused(monkeypatch, path, code, times=10**9):
+    """Opening ``path`` fails so many times; the numbers of the tries are in the list."""
+    open_it, tries = os.open, []
+
+    def refuse(name, *arguments, **options):
+        if os.fspath(name) == str(path) and len(tries) < times:
+            tries.append(len(tries))
+            raise OSError(code, os.strerror(code), str(path))
+        return open_it(name, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        yield tries
+
+
+@contextmanager
+def no_descriptors_in_native_code(monkeypatch, name):
+    """While native code of this name runs, the process can open no file."""
+    real = getattr(native, name)
+
+    def starved(*arguments, **options):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.open("/", os.O_RDONLY)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            return real(*arguments, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native, name, starved)
+        yield
+
+
+@pytest.mark.parametrize("on_damage", ["raise", "fall_back"])
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_dense_part_that_cannot_be_opened_raises_and_is_kept(store, monkeypatch, code, on_damage):
+    run, path = open_run(store), newest(store, "dense")
+    before = contents(store)
+    with refused(monkeypatch, path, code) as tries:
+        with pytest.raises(StorageError, match="cannot read") as error:
+            run.checkpointer.recover(on_damage=on_damage)
+        assert error.value.errno == code
+        assert len(tries) == 3
+    assert contents(store) == before
+    assert run.checkpointer.recover().step == 5
+    run.checkpointer._release()
+
+
+@pytest.mark.parametrize("kind", ["base", "partial"])
+def test_rows_that_cannot_be_opened_raise_and_are_kept(store, monkeypatch, kind):
+    run, path = open_run(store), newest(store, kind)
+    before = contents(store)
+    with refused(monkeypatch, path, errno.EIO), pytest.raises(StorageError):
+        run.checkpointer.recover()
+    assert contents(store) == before
+    assert run.checkpointer.recover().damaged_segments == []
+    run.checkpointer._release()
+
+
+@pytest.mark.parametrize("name", ["restore_segment", "restore_segments"])
+@pytest.mark.parametrize("on_damage", ["raise", "fall_back"])
+def test_what_native_code_cannot_open_raises_and_is_kept(store, monkeypatch, name, on_damage):
+    run = open_run(store)
+    before = contents(store)
+    with no_descriptors_in_native_code(monkeypatch, name):
+        with pytest.raises(StorageError) as error:
+            run.checkpointer.recover(on_damage=on_damage)
+        assert error.value.errno == errno.EMFILE
+    assert contents(store) == before
+    assert run.checkpointer.recover().step == 5
+    run.checkpointer._release()
+
+
+def test_a_read_that_fails_once_is_tried_again(store, monkeypatch):
+    run = open_run(store)
+    with refused(monkeypatch, newest(store, "dense"), errno.ESTALE, times=2) as tries:
+        report = run.checkpointer.recover()
+    assert (report.step, report.damaged_segments, len(tries)) == (5, [], 2)
+    run.checkpointer._release()
+
+
+def test_a_file_that_is_not_there_is_damage(store):
+    newest(store, "dense").unlink()
+    run = open_run(store)
+    with pytest.raises(DamageError, match="No such file"):
+        run.checkpointer.recover(on_damage="raise")
+    assert run.checkpointer.recover().step == 3
+    run.checkpointer._release()
+
+
+def test_falling_back_keeps_what_could_not_be_read_until_a_newer_snapshot_is_durable(
+    store, monkeypatch
+):
+    run, path = open_run(store), newest(store, "dense")
+    before = contents(store)
+    with refused(monkeypatch, path, errno.EIO):
+        report = run.checkpointer.recover(on_read_error="fall_back")
+    assert report.step == 3
+    assert [d.is_unreadable for d in report.damaged_segments] == [True]
+    assert report.unreadable_paths == {path}
+    assert contents(store) == before
+    run.die()  # before anything newer was saved: all is still there
+    again = open_run(store, retention=cpr_ext.Retention(3))
+    assert again.checkpointer.recover().step == 5
+    with refused(monkeypatch, path, errno.EIO):
+        assert again.checkpointer.recover(on_read_error="fall_back").step == 3
+    again.train(3)
+    again.checkpointer.save("partial")
+    again.checkpointer.wait()
+    assert not path.exists()
+    expected = again.rows()
+    again.die()
+    third = open_run(store, seed=8)
+    assert third.checkpointer.recover().step == 6
+    assert_same(third.rows(), expected)
+    assert [r.last_step for r in third.store.dense.segments if r.is_complete] == [1, 3, 6]
+    third.checkpointer._release()
+
+
+def test_a_full_disk_does_not_remove_what_could_not_be_read(store, monkeypatch):
+    run, path = open_run(store), newest(store, "dense")
+    with refused(monkeypatch, path, errno.EIO):
+        run.checkpointer.recover(on_read_error="fall_back")
+    run.store.retain(cpr_ext.Retention(full_recovery_points=0))
+    assert path.exists()
+    assert run.checkpointer.recover().step == 5
+    run.checkpointer._release()
+
+
+def test_rows_fall_back_when_the_user_says_so_and_the_report_tells(store, monkeypatch):
+    run, path = open_run(store), newest(store, "partial")
+    with refused(monkeypatch, path, errno.EIO):
+        report = run.checkpointer.recover(on_read_error="fall_back")
+    assert (report.step, report.unreadable_paths) == (5, {path})
+    assert path.exists()
+    run.checkpointer._release()
+
+
+def test_nothing_readable_is_no_damage(store, monkeypatch):
+    run = open_run(store)
+    before = contents(store)
+    with (
+        no_descriptors_in_native_code(monkeypatch, "restore_segment"),
+        pytest.raises(StorageError, match="can be read"),
+    ):
+        run.checkpointer.recover(on_read_error="fall_back")
+    assert contents(store) == before
+    run.checkpointer._release()
+
+
+def test_damage_is_still_damage_where_unreadable_files_are_passed_over(store):
+    run = open_run(store)
+    flip(newest(store, "dense"), 5000)
+    with pytest.raises(DamageError):
+        run.checkpointer.recover(on_damage="raise", on_read_error="fall_back")
+    run.checkpointer._release()
+
+
+@pytest.mark.parametrize("name", ["STORE.json", "MANIFEST.json"])
+def test_a_store_whose_description_cannot_be_read_is_not_opened(store, monkeypatch, name):
+    path = store / name if name == "STORE.json" else store / "dense" / name
+    before = contents(store)
+    with refused(monkeypatch, path, errno.EIO), pytest.raises(StorageError):
+        open_run(store)
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("kind", ["dense", "partial", "base"])
+@pytest.mark.parametrize("tool", ["verify", "export", "compact", "read_rows", "inspect", "move"])
+def test_no_tool_calls_it_damage(store, tmp_path, monkeypatch, tool, kind):
+    tools = {
+        "verify": lambda: maintenance.verify(store),
+        "export": lambda: maintenance.export(store, tmp_path / "out"),
+        "compact": lambda: maintenance.compact(store),
+        "read_rows": lambda: maintenance.read_rows(store, "tables.big", range(200)),
+        "inspect": lambda: maintenance.inspect(store),
+        "move": lambda: open_run(tmp_path / "new").checkpointer.recover(from_store=store),
+    }
+    needs_dense = tool in ("verify", "export", "move")
+    before = contents(store)
+    with refused(monkeypatch, newest(store, kind), errno.EIO) as tries:
+        with suppress(StorageError):
+            tools[tool]()
+            assert not tries, "it succeeded without what it could not read"
+    assert contents(store) == before
+    assert kind != "dense" or bool(tries) == needs_dense
+
+
+def open_files(store):
+    """Return what this process has open of a store; what other threads open is none of it."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(link.readlink()))
+    return sorted(path for path in found if path.startswith(str(store)))
+
+
+@pytest.mark.parametrize("tool", ["verify", "compact"])
+def test_a_look_at_an_opened_file_that_fails_leaves_it_neither_open_nor_locked(
+    store, monkeypatch, tool
+):
+    gc.collect()  # what this test's own trainer left open is closed now, not in between
+    look, opened = os.fstat, open_files(store)
+    for number in range(100):
+        looks = iter(range(10**9))
+
+        def refuse(descriptor, number=number, looks=looks):
+            if next(looks) == number:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return look(descriptor)
+
+        with monkeypatch.context() as patch, suppress(StorageError):
+            patch.setattr(os, "fstat", refuse)
+            getattr(maintenance, tool)(store)
+        assert open_files(store) == opened, f"left open by look {number}"
+        if next(looks) <= number:
+            break
+    assert 10 < number < 99, "not every look was refused once"
+    maintenance.compact(store)
+
+
+@pytest.mark.parametrize("times", [1, 10**9])
+def test_a_store_is_not_called_none_because_the_system_does_not_tell(store, monkeypatch, times):
+    look, tries = os.lstat, []
+
+    def refuse(path, *arguments, **options):
+        if os.fspath(path) == str(store / "STORE.json") and len(tries) < times:
+            tries.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return look(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", refuse)
+        if times == 1:
+            open_run(store).die()
+        else:
+            with pytest.raises(StorageError, match=r"cannot read .*STORE\.json"):
+                open_run(store)
+    assert tries

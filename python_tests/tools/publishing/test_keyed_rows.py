@@ -1,0 +1,178 @@
+"""Keyed tables at consumers: each key has the row of the store, and evicted ones are gone."""
+
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import cpr_ext
+from cpr_ext.errors import DamageError, UsageError
+from cpr_ext.tools.publishing import (
+    KeyedRows,
+    Subscriber,
+    by_key,
+    changed_rows,
+    publish,
+    read_publication,
+)
+from cpr_ext.tools.publishing.keyed_rows import gone_keys
+from python_tests.keyed_job import DIM, SLOTS, TABLE, KeyedJob
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples/serving.py"
+
+
+class Dictionary:
+    """A consumer that keeps rows by key; it may be cut off at any batch."""
+
+    def __init__(self):
+        self.rows, self.held, self.position = {}, {TABLE: torch.full((SLOTS,), -1)}, None
+
+    def follow(self, store, *, cut_off_after=None):
+        changes = changed_rows(store, self.position, on_gap="copy")
+        for number, batch in enumerate(by_key(changes, self.held)):
+            if number == cut_off_after:
+                return
+            for at, key in enumerate(batch.keys.tolist()):
+                if batch.is_gone:
+                    self.rows.pop(key, None)
+                else:
+                    self.rows[key] = batch.arrays["weight"][at].tolist()
+        self.position = changes.until
+
+
+def recovered(store, copy, **options):
+    """Return what recover() gives of a store: weights by key."""
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(store, copy)
+    job = KeyedJob(copy, seed=9, **options)
+    job.ckpt.recover()
+    job.ckpt.close()
+    return {key: weight for key, (weight, _) in job.rows().items()}
+
+
+def of(keyed):
+    held = keyed.key[keyed.key >= 0]
+    return dict(zip(held.tolist(), keyed.rows(held).tolist(), strict=True))
+
+
+def test_an_evicted_id_is_gone_at_the_consumer_with_the_next_update(tmp_path):
+    job = KeyedJob(tmp_path / "store", rebase_after=None)
+    keyed = KeyedRows(SLOTS, DIM)
+    subscriber = Subscriber(tmp_path / "rows", {TABLE: keyed})
+    before, num_gone = set(), 0
+    for _ in range(6):
+        job.train(10)
+        job.ckpt.wait()
+        publish(tmp_path / "store", tmp_path / "rows")
+        applied = subscriber.poll()
+        now = recovered(tmp_path / "store", tmp_path / "copy")
+        assert of(keyed) == now
+        assert set(applied.gone[TABLE].tolist()) == before - now.keys()
+        assert subscriber.poll() is None
+        gone = applied.gone[TABLE]
+        assert (keyed.slots_of(gone) == -1).all()
+        assert not keyed.rows(gone).any()
+        before, num_gone = now.keys(), num_gone + len(gone)
+    assert num_gone > 30
+    job.end()
+
+
+def test_a_consumer_that_missed_updates_or_was_restarted_has_the_same_rows(tmp_path):
+    job = KeyedJob(tmp_path / "store")
+    late = KeyedRows(SLOTS, DIM)
+    subscriber = Subscriber(tmp_path / "rows", {TABLE: late})
+    for number in range(6):
+        job.train(10)
+        job.ckpt.wait()
+        publish(tmp_path / "store", tmp_path / "rows")
+        if number in (0, 3, 5):
+            subscriber.poll()
+    fresh = KeyedRows(SLOTS, DIM)
+    Subscriber(tmp_path / "rows", {TABLE: fresh}).poll()
+    assert of(late) == of(fresh) == recovered(tmp_path / "store", tmp_path / "copy")
+    job.end()
+
+
+@pytest.mark.parametrize("cut_off_after", [0, 1, 2])
+def test_an_iteration_by_key_that_was_cut_off_can_be_begun_again(tmp_path, cut_off_after):
+    job = KeyedJob(tmp_path / "store", num_shards=2)
+    consumer = Dictionary()
+    for number in range(6):
+        job.train(10)
+        job.ckpt.wait()
+        if number != 2:  # it was late
+            consumer.follow(tmp_path / "store", cut_off_after=cut_off_after)
+            consumer.follow(tmp_path / "store")
+            consumer.follow(tmp_path / "store")
+        if number == 5:
+            expected = recovered(tmp_path / "store", tmp_path / "copy", num_shards=2)
+            assert consumer.rows == expected
+    job.end()
+
+
+def test_a_damaged_update_changes_no_row_and_no_key(tmp_path):
+    job = KeyedJob(tmp_path / "store")
+    keyed = KeyedRows(SLOTS, DIM)
+    subscriber = Subscriber(tmp_path / "rows", {TABLE: keyed})
+    job.train(10)
+    job.ckpt.wait()
+    publish(tmp_path / "store", tmp_path / "rows")
+    subscriber.poll()
+    before, weight = keyed.key.clone(), keyed.weight.clone()
+    job.train(10)
+    job.ckpt.wait()
+    publish(tmp_path / "store", tmp_path / "rows")
+    newest = read_publication(tmp_path / "rows").updates[-1].files[0].file
+    path = tmp_path / "rows" / newest
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(DamageError):
+        subscriber.poll()
+    assert torch.equal(keyed.key, before)
+    assert torch.equal(keyed.weight, weight)
+    job.end()
+
+
+def test_keys_that_repeat_are_damage():
+    with pytest.raises(DamageError, match=r"slots \[0, 2\] have the same keys"):
+        gone_keys("t", torch.tensor([-1, -1, -1]), torch.tensor([5, -1, 5]))
+
+
+def test_a_keyed_table_needs_keyed_rows_and_another_one_does_not(tmp_path):
+    job = KeyedJob(tmp_path / "store")
+    job.train(6)
+    job.end()
+    publish(tmp_path / "store", tmp_path / "rows")
+    with pytest.raises(UsageError, match=r"'items' is keyed in .* give Subscriber KeyedRows"):
+        Subscriber(tmp_path / "rows", {TABLE: torch.zeros(SLOTS, DIM)}).poll()
+    with pytest.raises(UsageError, match="held has no tensor of 60 keys for table 'items'"):
+        list(by_key(changed_rows(tmp_path / "store"), {}))
+    plain = KeyedJob(tmp_path / "plain", keyed=False)
+    plain.ckpt.step()
+    plain.end()
+    publish(tmp_path / "plain", tmp_path / "plain-rows")
+    with pytest.raises(UsageError, match="'items' is not keyed in"):
+        Subscriber(tmp_path / "plain-rows", {TABLE: KeyedRows(SLOTS, DIM)}).poll()
+
+
+def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
+    job = KeyedJob(tmp_path / "store")
+    job.train(20)
+    job.end()
+    publish(tmp_path / "store", tmp_path / "rows")
+    main = runpy.run_path(str(EXAMPLE))["main"]
+    tables = main([str(tmp_path / "rows"), "--states", "1"])
+    assert of(tables[TABLE]) == recovered(tmp_path / "store", tmp_path / "copy")
+    assert "items: 60 ids have a row, 0 have none any more" in capsys.readouterr().out
+
+
+def test_parquet_has_the_keys_too(tmp_path):
+    pytest.importorskip("pyarrow")
+    job = KeyedJob(tmp_path / "store", precision=cpr_ext.Precision(partial="bfloat16"))
+    job.train(20)
+    job.end()
+    publish(tmp_path / "store", tmp_path / "rows", file_format="parquet")
+    keyed = KeyedRows(SLOTS, DIM)
+    Subscriber(tmp_path / "rows", {TABLE: keyed}).poll()
+    assert of(keyed).keys() == job.keys_at[16]
