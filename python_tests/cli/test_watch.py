@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 
 import pytest
 import torch
@@ -101,13 +102,22 @@ def test_each_change_is_one_line_of_json_until_ctrl_c(job, tmp_path):
     job.save("base", steps=3)
     watched = start(tmp_path / "store", "--json", "--every", 0.1, stdout=subprocess.PIPE, text=True)
     with watched:
-        seen = [json.loads(watched.stdout.readline())["stores"][0]["snapshot"]]
+        seen = [watched.stdout.readline()]
         job.save(steps=2)
-        seen.append(json.loads(watched.stdout.readline())["stores"][0]["snapshot"])
+        newest = job.ckpt.store.dense.segments[-1].snapshot
+        while _snapshot(seen[-1]) != newest:  # a line also for each manifest on the way
+            seen.append(watched.stdout.readline())
         watched.send_signal(signal.SIGINT)
-        assert watched.stdout.read() == ""
+        seen += watched.stdout.readlines()
         assert watched.wait(60) == 0
-    assert seen[0] < seen[1] == job.ckpt.store.dense.segments[-1].snapshot
+    assert all(one != other for one, other in pairwise(seen))
+    snapshots = list(map(_snapshot, seen))
+    assert snapshots[0] < newest
+    assert snapshots == sorted(snapshots)
+
+
+def _snapshot(line):
+    return json.loads(line)["stores"][0]["snapshot"]
 
 
 def test_a_terminal_is_drawn_over(job, tmp_path):

@@ -287,9 +287,7 @@ def test_a_worker_that_is_stopped_for_ever_ends_the_job_after_join_seconds(tmp_p
     (tmp_path / "worker.py").write_text(WORKER)
     said = []
     command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path), "3"]
-    began = time.monotonic()
     assert Launcher(command, 2, report=said.append).run() == 1
-    assert time.monotonic() - began < 60
     (text,) = said  # nobody was started again
     assert "worker 0 waited 3 s at 127.0.0.1:" in text
     assert "for workers 1, which did not come; ending all workers" in text
