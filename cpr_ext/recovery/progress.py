@@ -1,4 +1,4 @@
-"""How far a recovery is: a line in the log now and then, if it takes long."""
+"""How far a recovery is: a line in the log every ten seconds."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ Report report_of(const RestoreResult& result) {
 
 using OnProgress = py::typing::Optional<py::typing::Callable<void(int64_t)>>;
 
-// Lets Ctrl-C through and says how many bytes are read, now and then.
+// Lets Ctrl-C through and says how many bytes are read, every 200 ms.
 class SignalPoll {
  public:
   explicit SignalPoll(const OnProgress& on_progress) : on_progress_(&on_progress) {}
