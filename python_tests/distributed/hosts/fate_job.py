@@ -86,7 +86,7 @@ class FateJob:
 
     def make_checkpointer(self, model, optimizers, directory):
         options = {"schedule": cpr_ext.EverySteps(10)}
-        options["retention"] = cpr_ext.Retention(full_recovery_points=2)
+        options["retention"] = cpr_ext.Retention(full_recovery_points=3)
         if self.settings.recovery == "full":
             options |= {"priority": cpr_ext.AllRows(), "consistency": "step", "when_busy": "wait"}
         return self.checkpointer(model, optimizers, directory, **options)
