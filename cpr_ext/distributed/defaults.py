@@ -23,6 +23,9 @@ from cpr_ext.storage.retention import Retention
 
 logger = logger_of("jobs")
 
+#: The full-recovery points that each store of a job keeps, so that all have one in common.
+POINTS_OF_A_JOB = 3
+
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
 Recoveries = Literal["partial", "full", "exact", "auto"]
 MakeCheckpointer = Callable[[nn.Module, Any, Path], Checkpointer]
@@ -40,6 +43,21 @@ def require_recovery(recovery: str, parity: Parity | None) -> None:
     if recovery not in ("exact", "partial") and parity is not None:
         raise UsageError(
             f'parity= is of no use with recovery="{recovery}"; it goes with "exact" and "partial"'
+        )
+
+
+def require_common_points(recovery: str, retention: Retention) -> None:
+    """Raise UsageError if the stores of a job may have no full-recovery point in common.
+
+    With ``when_busy="wait"`` a worker that has begun a point has committed the one but last. So has
+    each of its peers, of which the fastest has committed two more.
+    """
+    kept = retention.full_recovery_points
+    if recovery in ("full", "auto") and kept < POINTS_OF_A_JOB:
+        raise UsageError(
+            f'recovery="{recovery}" needs Retention(full_recovery_points={POINTS_OF_A_JOB}) or '
+            f"more, not {kept}: a worker may be two commits ahead of another that is lost, and "
+            "all return to a point that the store of each has"
         )
 
 
@@ -75,7 +93,7 @@ def _planning(schedule: Schedule) -> list[TargetPLS]:
 
 
 def make_default_checkpointer(model: nn.Module, optimizers: Any, directory: Path) -> Checkpointer:
-    """Saves tables that DistributedDataParallel replicates with the dense part, and two points."""
+    """Saves tables that DistributedDataParallel replicates with the dense part, keeps 3 points."""
     tables = find_tables(model, listed(optimizers))
     replicated = data_parallel.replicated_tables(model, tables)
     if replicated:
@@ -85,7 +103,7 @@ def make_default_checkpointer(model: nn.Module, optimizers: Any, directory: Path
         optimizers,
         directory,
         tables=[table for table in tables if table not in replicated] if replicated else None,
-        retention=Retention(full_recovery_points=2),
+        retention=Retention(full_recovery_points=POINTS_OF_A_JOB),
     )
 
 

@@ -63,6 +63,9 @@ class Recovery:
 
     def log(self, rank: int, *, is_first: bool) -> None:
         """Write a line of it, as a warning unless it is the first of this worker's."""
+        if is_first and self.step == 0 and not any((*self.bytes_read, *self.rows_restored)):
+            logger.info("worker %d begins at step 0", rank)
+            return
         logger.log(
             logging.INFO if is_first else logging.WARNING,
             "worker %d resumes after step %d (%s recovery, lost workers: %s, %d samples lost%s)%s",

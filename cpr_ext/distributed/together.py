@@ -137,7 +137,7 @@ def _common_point(
         raise StoreError(
             f"no full-recovery point is in all stores; their steps by rank: {points}. Make them at "
             'the same steps everywhere (AllRows(), consistency="step", EverySteps, '
-            'when_busy="wait", Retention(full_recovery_points=2)), or recover partially'
+            'when_busy="wait", Retention(full_recovery_points=3)), or recover partially'
         )
     return int(max(common))
 

@@ -47,6 +47,7 @@ from cpr_ext.distributed.defaults import (
     choose_recovery,
     listed,
     make_default_checkpointer,
+    require_common_points,
     require_planned_parity,
     require_recovery,
 )
@@ -442,6 +443,7 @@ class Worker:
         job = Job(model, optimizers, group, make(model, optimizers, directory))
         try:
             data_parallel.refuse_replicated_tables(model, job.checkpointer.tables)
+            require_common_points(self._recovery, job.checkpointer.store.retention)
             require_planned_parity(job.checkpointer.schedule, self._parity_options)
             job.checkpointer.rewinding.keep_unsaved_buffers()
             self._parity.attach(job.checkpointer)

@@ -77,25 +77,31 @@ Report report_of(const RestoreResult& result) {
   return report;
 }
 
-// Lets Ctrl-C through, now and then.
+using OnProgress = py::typing::Optional<py::typing::Callable<void(int64_t)>>;
+
+// Lets Ctrl-C through and says how many bytes are read, every 200 ms.
 class SignalPoll {
  public:
-  void operator()() {
+  explicit SignalPoll(const OnProgress& on_progress) : on_progress_(&on_progress) {}
+
+  void operator()(int64_t bytes_read) {
     const auto now = std::chrono::steady_clock::now();
     if (now - last_ < std::chrono::milliseconds(200)) return;
     last_ = now;
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!on_progress_->is_none()) (*on_progress_)(bytes_read);
   }
 
  private:
+  const OnProgress* on_progress_;  // lives longer: copies of this need no GIL
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
 py::typing::List<Report> restore_all(const std::vector<BoundSource*>& bound, SlotPool& slots,
                                      ThreadPool* pool, bool direct_io,
                                      const std::vector<double>& pauses_seconds,
-                                     bool unreadable_is_damage) {
+                                     bool unreadable_is_damage, const OnProgress& on_progress) {
   std::vector<RestoreSource> sources;
   for (const BoundSource* each : bound) {
     if (each == nullptr) throw UsageError("a source is None");
@@ -107,7 +113,7 @@ py::typing::List<Report> restore_all(const std::vector<BoundSource*>& bound, Slo
   std::vector<RestoreResult> results;
   {
     py::gil_scoped_release release;
-    results = restore_segments(sources, direct_io, slots, pool, SignalPoll(),
+    results = restore_segments(sources, direct_io, slots, pool, SignalPoll(on_progress),
                                {pauses_seconds, unreadable_is_damage});
   }
   py::typing::List<Report> reports;
@@ -121,7 +127,8 @@ Report restore_one(const std::filesystem::path& path, const std::vector<TableSpe
                    bool direct_io, const std::vector<double>& pauses_seconds,
                    bool unreadable_is_damage) {
   BoundSource source = make_source(path, tables, wanted, chunks);
-  return restore_all({&source}, slots, pool, direct_io, pauses_seconds, unreadable_is_damage)[0];
+  return restore_all({&source}, slots, pool, direct_io, pauses_seconds, unreadable_is_damage,
+                     py::none())[0];
 }
 
 }  // namespace
@@ -136,10 +143,11 @@ void register_restore(py::module_& module) {
   module.def("restore_segments", &restore_all, py::arg("sources"), py::kw_only(), py::arg("slots"),
              py::arg("pool") = nullptr, py::arg("direct_io") = true,
              py::arg("pauses_seconds") = std::vector<double>{},
-             py::arg("unreadable_is_damage") = false,
+             py::arg("unreadable_is_damage") = false, py::arg("on_progress") = py::none(),
              "Read, verify and scatter chunks, of a row the last.\n\n"
              "Returns per source rows_restored, damaged, chunks_unreadable and bytes_read. Raises\n"
-             "StorageError for chunks that could not be read, after the pauses.");
+             "StorageError for chunks that could not be read, after the pauses. on_progress gets\n"
+             "the bytes read so far, at most five times a second.");
   module.def("restore_segment", &restore_one, py::kw_only(), py::arg("path"), py::arg("tables"),
              py::arg("wanted"), py::arg("chunks"), py::arg("slots"), py::arg("pool") = nullptr,
              py::arg("direct_io") = true, py::arg("pauses_seconds") = std::vector<double>{},

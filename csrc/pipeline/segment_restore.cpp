@@ -284,7 +284,7 @@ std::vector<RowArray> restore_packed(SegmentTable table, const Chunk& chunk, con
 
 std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,
                                             bool direct_io, SlotPool& slots, ThreadPool* threads,
-                                            const std::function<void()>& poll,
+                                            const std::function<void(int64_t)>& poll,
                                             const ReadErrors& errors) {
   std::vector<RestoreResult> results(sources.size());
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -295,12 +295,14 @@ std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& so
   if (!stagers.empty()) pin_if_possible(slots, *stagers.begin(), &pinned);
   SlotsInUse in_use(slots);
   ReadAhead read_ahead(sources, direct_io, slots, errors);
+  int64_t bytes_read = 0;
   while (std::optional<ReadChunk> read = read_ahead.next()) {
     const RestoreSource& source = *read->source;
+    bytes_read += read->bytes;
     Arrivals arrivals = take_in(source.tables[read->chunk->table], *read, threads,
                                 &results[&source - sources.data()]);
     in_use.add(std::move(read->slot), std::move(arrivals));
-    if (poll) poll();
+    if (poll) poll(bytes_read);
   }
   for (DeviceStager* stager : stagers) stager->finish();  // throws what has not arrived
   return results;

@@ -54,11 +54,12 @@ struct RestoreSource {
 // the last one's state stays. A chunk is written only if each of its pieces is undamaged, so a row
 // is whole; damaged ones, also of a file that is missing, are reported. One result per source.
 // Throws StorageError for what could not be read, see ReadErrors; rows may have been written then.
-// `poll` (may be empty) is called between chunks; what it throws ends the restoration and is
-// thrown. REQUIRES: every chunk fits a slot; pieces are aligned; `threads` may be null.
+// `poll` (may be empty) gets the bytes read so far, between chunks; what it throws ends the
+// restoration and is thrown. REQUIRES: every chunk fits a slot; pieces are aligned; `threads` may
+// be null.
 std::vector<RestoreResult> restore_segments(const std::vector<RestoreSource>& sources,
                                             bool direct_io, SlotPool& slots, ThreadPool* threads,
-                                            const std::function<void()>& poll = {},
+                                            const std::function<void(int64_t)>& poll = {},
                                             const ReadErrors& errors = {});
 
 // Rows [begin, end) of a chunk, by position, in host memory as a restore writes them. `slot`: all

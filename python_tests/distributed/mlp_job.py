@@ -23,7 +23,7 @@ SEVERAL_BUCKETS = (DIM, 700, 700, 700, 1)
 # Every snapshot holds all rows as they were after one step.
 WHOLE_STEPS = {
     "priority": cpr_ext.AllRows(), "consistency": "step", "when_busy": "wait",
-    "retention": Retention(full_recovery_points=2),
+    "retention": Retention(full_recovery_points=3),
 }  # fmt: skip
 
 

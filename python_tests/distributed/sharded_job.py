@@ -27,6 +27,7 @@ from cpr_ext.lab.dlrm.movietweetings import MovieTweetings
 from cpr_ext.lab.dlrm.optimizers import build_optimizers
 from cpr_ext.lab.dlrm.presets import find_preset
 from cpr_ext.lab.dlrm.synthetic import Synthetic
+from cpr_ext.saving.snapshot import Snapshot
 from cpr_ext.state.table import shard_row_range
 from cpr_ext.storage.retention import Retention
 
@@ -54,7 +55,7 @@ class Settings:
     consistency: str = "row"
     time_outs: dict = field(default_factory=dict)
     # rank -> what it does to itself in which life: ["training" | "saving" | "joining" |
-    # "recovering" | "rolling back", step]
+    # "recovering" | "rolling back" | "lagging", step]
     suicides: dict = field(default_factory=dict)
     # what else the class below takes
     options: dict = field(default_factory=dict)
@@ -123,7 +124,31 @@ class RollsBackAndDies(cpr_ext.Checkpointer):
         return report
 
 
-KINDS = {"recovering": RecoversAndDies, "rolling back": RollsBackAndDies}
+class Lags(cpr_ext.Checkpointer):
+    """Dies in the commit of a point that is not before a step, once a peer has the next one, too.
+
+    Class attributes: ``stores``, where the peer's is; ``dies_at``, the step.
+    """
+
+    stores, dies_at = Path(), 0
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        commit = Snapshot.commit
+
+        def commit_late(snapshot):
+            while snapshot.last_step >= self.dies_at:
+                [dense] = self.stores.glob("worker-00000-of-*/dense/MANIFEST.json")
+                manifest = json.loads(dense.read_text())["content"]
+                if manifest["segments"][-1]["last_step"] > snapshot.last_step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.01)
+            commit(snapshot)
+
+        Snapshot.commit = commit_late
+
+
+KINDS = {"lagging": Lags, "recovering": RecoversAndDies, "rolling back": RollsBackAndDies}
 
 
 def leave_a_child(until):
@@ -159,6 +184,8 @@ class ShardedJob:
         settings = self.settings
         kind = KINDS.get(self.suicide[0], RecoversSlowly) if self.suicide else RecoversSlowly
         RecoversSlowly.seconds = settings.load_seconds
+        Lags.stores = Path(settings.directory) / settings.stores
+        Lags.dies_at = self.suicide[1] if self.suicide else 0
         return self.watched(kind, model, optimizers, directory)
 
     def watched(self, make, model, optimizers, directory):
@@ -171,7 +198,7 @@ class ShardedJob:
             schedule=cpr_ext.EverySteps(settings.every_steps),
             consistency=settings.consistency,
             when_busy="wait",
-            retention=Retention(full_recovery_points=2),
+            retention=Retention(full_recovery_points=3),
             extra_state=lambda: {"step": self.next_step},
         )
         self.job_tables = checkpointer.tables

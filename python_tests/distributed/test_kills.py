@@ -175,6 +175,20 @@ def test_full_recovery_ends_in_the_very_state_of_a_job_without_failures(make_clu
     assert cluster.events(0, "peer_lost")[0]["step"] > last["step"]
 
 
+def test_workers_of_which_one_is_two_commits_ahead_have_a_point_in_common(make_cluster):
+    cluster = make_cluster(
+        num_steps=40, world_size=2, recovery="full", priority="AllRows", consistency="step",
+        suicides={"1": {"1": ["lagging", 18]}},
+    )  # fmt: skip
+    cluster.start()
+    cluster.wait_for_death(1)
+    cluster.start(1)
+    cluster.finish()
+    last = cluster.recoveries(0)[-1]["recovery"]
+    assert (last["recovery"], last["lost"], last["samples_lost"]) == ("full", [1], [0, 0])
+    assert 0 < last["step"] < 18
+
+
 def test_a_worker_lost_while_all_roll_back_changes_nothing_of_where_they_end(make_cluster):
     exact = {
         "num_steps": 40, "recovery": "full", "priority": "AllRows", "consistency": "step",

@@ -223,7 +223,7 @@ CASES = {
     "lfu": ("lfu", {"priority": cpr_ext.SubSampledUsed()}),
     "distance": ("distance", {"priority": cpr_ext.AllRows(0.25), "num_shards": 2}),
 }
-EXACT = {"priority": cpr_ext.AllRows(), "retention": cpr_ext.Retention(full_recovery_points=2)}
+EXACT = {"priority": cpr_ext.AllRows(), "retention": cpr_ext.Retention(full_recovery_points=3)}
 
 
 def main(folder: str, rank: int, world_size: int) -> None:

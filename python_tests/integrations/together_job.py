@@ -24,7 +24,7 @@ STEPS = 9
 # Full-recovery points at the same steps everywhere.
 EXACT = {
     "schedule": cpr_ext.EverySteps(2), "priority": cpr_ext.AllRows(), "consistency": "step",
-    "when_busy": "wait", "retention": Retention(full_recovery_points=2),
+    "when_busy": "wait", "retention": Retention(full_recovery_points=3),
 }  # fmt: skip
 
 

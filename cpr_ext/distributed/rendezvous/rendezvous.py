@@ -43,6 +43,7 @@ _MISSED_HEARTBEATS = 5
 _HEARTBEATS_PER_SECOND = 100  # of all workers that wait; with more of them each one is rarer
 _REPORT_SECONDS = 10.0  # between two lines about a long wait
 _RETRY_SECONDS = 0.2
+_NO_ANSWER = ", which does not answer"
 _BYE_SECONDS = 1.0
 # A host that is started again may have another in its place for moments.
 _UNTRUSTED_SECONDS = 10.0
@@ -182,7 +183,7 @@ class Rendezvous:
 
     def _wait_for_all(self, deadline: float) -> str:
         token = uuid.uuid4().hex
-        missing = "unknown, as the rendezvous does not answer"
+        missing = _NO_ANSWER
         reported, untrusted_since = time.monotonic(), None
         held_since: float | None = None
         obstacle = ""
@@ -202,11 +203,11 @@ class Rendezvous:
                 if answer["obstacle"] not in ("", obstacle):
                     logger.warning("%s", answer["obstacle"])
                 obstacle = answer["obstacle"]
-                missing, untrusted_since = _some(answer["missing"], answer["num_missing"]), None
+                missing, untrusted_since = _missing(answer["missing"], answer["num_missing"]), None
                 held_since = self._look_at_holder(answer["held_by"], held_since)
             except HostError as caught:
                 error = caught
-                missing = "unknown, as the rendezvous does not answer"
+                missing = _NO_ANSWER
                 logger.info("%s; trying again", error)
                 untrusted_since = untrusted_since or time.monotonic()
                 if not isinstance(error, UntrustedHostError):
@@ -220,7 +221,7 @@ class Rendezvous:
             if time.monotonic() >= deadline:
                 raise self._join_failed(missing, obstacle, error) from error
             if time.monotonic() > reported + _REPORT_SECONDS:
-                logger.info("waiting at %s for workers: %s", place_of(self._identity), missing)
+                logger.info("waiting at %s%s", place_of(self._identity), missing)
                 reported = time.monotonic()
 
     def _meet(self, token: str, deadline: float) -> dict[str, Any]:
@@ -274,10 +275,10 @@ class Rendezvous:
         return since
 
     def _join_failed(self, missing: str, obstacle: str, error: Exception | None) -> RendezvousError:
+        absent = "" if missing == _NO_ANSWER else ", which did not come"
         return self._end(
             f"worker {self._identity.rank} waited {self._time_outs.join_seconds:g} s at "
-            f"{place_of(self._identity)} for workers {missing or 'that have just left'}, which did "
-            f"not come{'' if error is None else f' ({error})'}"
+            f"{place_of(self._identity)}{missing}{absent}{'' if error is None else f' ({error})'}"
             f"{obstacle and f': {obstacle}'}",
             ". Start them again, or restart the job: it resumes from the stores",
         )
@@ -287,6 +288,7 @@ class Rendezvous:
         return RendezvousError(reason + remedy)
 
 
-def _some(ranks: list[int], number: int) -> str:
+def _missing(ranks: list[int], number: int) -> str:
     more = number - len(ranks)
-    return ", ".join(map(str, ranks)) + (f" and {more} more" if more else "")
+    named = ", ".join(map(str, ranks)) + (f" and {more} more" if more else "")
+    return f" for workers {named or 'that have just left'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -10,14 +10,20 @@ import torch
 from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
+from torchrec.distributed.embedding_tower_sharding import ShardedEmbeddingTower
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.model_parallel import get_unwrapped_module
+from torchrec.distributed.types import ShardedModule
+from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
 from cpr_ext import Table
 from cpr_ext.integrations.torchrec.sharded_tables import Kernel
 from cpr_ext.integrations.torchrec.wrapped_optimizers import WrapperStates, dense_optimizers
 from cpr_ext.state.dense_schema import FUSED_STATE, is_extra_state
 from cpr_ext.state.table import WEIGHT
+
+# What they hold is rows, or belongs to kernels of them.
+_OF_TABLES = (ShardedModule, ManagedCollisionCollection, ManagedCollisionModule)
 
 
 def _is_sharded(value: Any) -> bool:
@@ -91,6 +97,29 @@ class DenseModule(nn.Module):
             for name, module in self._model.named_modules()
             if isinstance(module, ShardedEmbeddingModule)
         )
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules around the tables, with their names in the model; so buffers, too."""
+        hidden: tuple[str, ...] = ()
+        for name, module in self._model.named_modules(memo, prefix, remove_duplicate):
+            if isinstance(module, _OF_TABLES) and not isinstance(module, ShardedEmbeddingTower):
+                hidden += (f"{name}.",)
+            elif not name.startswith(hidden):
+                yield name, module
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield dense parameters, and replicated tables, with their names in the model."""
+        for name, value in self.state_dict(keep_vars=True).items():
+            if isinstance(value, nn.Parameter):
+                yield f"{prefix}.{name}" if prefix else name, value
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """Return a module of the model."""
+        return self._model.get_submodule(target)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Give modules, and the fused optimizers, their extra state; of ``state_dict`` no more."""

@@ -198,9 +198,9 @@ def test_chunks_start_aligned_and_fit_the_slot_or_the_table_is_refused_by_name(
         assert all(count * width % ALIGNMENT == 0 for width in widths)
 
 
-def test_a_dense_tensor_is_rows_of_one_byte(tmp_path):
-    dense = np.random.default_rng(0).standard_normal((123, 45)).astype(np.float32)
-    path, offset = tmp_path / "s", len(segments.HEADER)
+def one_dense_tensor(path, dense):
+    """Write a segment of it; return what is needed to restore it, and where it is restored to."""
+    offset, back = len(segments.HEADER), np.zeros_like(dense)
 
     def spec(array):
         table = native.SegmentTable(name="dense", num_rows=array.nbytes)
@@ -216,15 +216,46 @@ def test_a_dense_tensor_is_rows_of_one_byte(tmp_path):
     segments.capture_all(job)
     job.wait("written")
     job.finish(segments.HEADER)
-    back = np.zeros_like(dense)
-    native.restore_segment(
-        path=str(path),
-        tables=[spec(back)],
-        wanted=[(0, dense.nbytes)],
-        chunks=job.chunks(),
-        slots=native.SlotPool(num_slots=2, slot_bytes=32 * ALIGNMENT),
-    )
+    wanted = [(0, dense.nbytes)]
+    return {
+        "path": str(path),
+        "tables": [spec(back)],
+        "wanted": wanted,
+        "chunks": job.chunks(),
+    }, back
+
+
+def test_a_dense_tensor_is_rows_of_one_byte(tmp_path):
+    dense = np.random.default_rng(0).standard_normal((123, 45)).astype(np.float32)
+    source, back = one_dense_tensor(tmp_path / "s", dense)
+    slots = native.SlotPool(num_slots=2, slot_bytes=32 * ALIGNMENT)
+    native.restore_segment(**source, slots=slots)
     np.testing.assert_array_equal(back, dense)
+
+
+def test_a_restoration_that_takes_long_says_how_far_it_is(tmp_path):
+    source, _ = one_dense_tensor(tmp_path / "s", np.ones((123, 45), np.float32))
+    source["chunks"] *= 20_000
+    done = []
+
+    class EnoughError(Exception):
+        pass
+
+    def note(bytes_read):
+        done.append(bytes_read)
+        if len(done) == 2:
+            raise EnoughError
+
+    def restore_ever_more():
+        slots = native.SlotPool(num_slots=2, slot_bytes=32 * ALIGNMENT)
+        while True:
+            done.clear()
+            native.restore_segments([native.RestoreSource(**source)], slots=slots, on_progress=note)
+            source["chunks"] *= 2
+
+    with pytest.raises(EnoughError):
+        restore_ever_more()
+    assert 0 < done[0] < done[1]
 
 
 @pytest.mark.parametrize("num_slots", [0, 1])

@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cpr_ext
 from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.recovery_decision import Status, agree, require_wanted_start
-from cpr_ext.distributed.defaults import choose_recovery, require_planned_parity
+from cpr_ext.distributed.defaults import (
+    choose_recovery,
+    require_common_points,
+    require_planned_parity,
+)
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.protocol import Log, Report
 from cpr_ext.errors import StoreError, UsageError
@@ -193,3 +198,12 @@ def test_the_choice_of_the_source_counts():
     lost = Status(False, 0, (2, 4), "partial", LossAccount.empty(3))
     assert agree([behind, lost, ahead]).recovery == "full"
     assert agree([behind, lost, ahead]).step == 4
+
+
+@pytest.mark.parametrize("recovery", ["full", "auto"])
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_stores_that_keep_too_few_points_for_a_common_one_are_refused(recovery, kept):
+    with pytest.raises(UsageError, match=rf"full_recovery_points=3\) or more, not {kept}"):
+        require_common_points(recovery, cpr_ext.Retention(full_recovery_points=kept))
+    require_common_points(recovery, cpr_ext.Retention(full_recovery_points=3))
+    require_common_points("exact", cpr_ext.Retention(full_recovery_points=kept))

@@ -1,6 +1,6 @@
 """A job whose rows say which steps they had: the fate of every sample, on every worker.
 
-``Settings.options``: ``mode`` (see ``MODES``), ``model`` (``plain`` or ``stateful``), ``loop``
+``Settings.options``: ``mode`` (see ``MODES``), ``model`` (see ``JOBS``), ``loop``
 (``run`` or ``own``, by ``steps()`` and ``attempt()``), and ``hands``:
 [[rank, step, "silent" | "recorded"], ...], when a row is written by hand.
 """
@@ -28,6 +28,13 @@ MODES = {
     "partial with parity": ("partial", {}),
 }
 POINTS = ("begin", "forward", "reduced", "end")
+_HERE = "python_tests.distributed.hosts."
+# model -> the job that trains it
+JOBS = {
+    "plain": (_HERE + "fate_job", "FateJob"),
+    "stateful": (_HERE + "fate_job", "FateJob"),
+    "torchrec": (_HERE + "torchrec_job", "TorchRecJob"),  # stateful, too
+}
 
 
 class Head(nn.Module):
@@ -75,12 +82,14 @@ class FateJob:
         ]
         return self.model, self.optimizers
 
+    checkpointer = cpr_ext.Checkpointer
+
     def make_checkpointer(self, model, optimizers, directory):
         options = {"schedule": cpr_ext.EverySteps(10)}
-        options["retention"] = cpr_ext.Retention(full_recovery_points=2)
+        options["retention"] = cpr_ext.Retention(full_recovery_points=3)
         if self.settings.recovery == "full":
             options |= {"priority": cpr_ext.AllRows(), "consistency": "step", "when_busy": "wait"}
-        return cpr_ext.Checkpointer(model, optimizers, directory, **options)
+        return self.checkpointer(model, optimizers, directory, **options)
 
     def train_step(self, job, step):
         time.sleep(self.settings.step_seconds)
@@ -94,11 +103,7 @@ class FateJob:
                 self.journal.write("hand", step=step, was_protected=was_protected)
                 if kind == "recorded":
                     job.checkpointer.record_changes()
-        generator = torch.Generator().manual_seed(1000 * step + self.rank)
-        ids = torch.randint(ROWS, (BATCH, 3), generator=generator)
-        scores = job.model["head"](job.model["rows"](ids))
-        loss = nn.functional.softplus(scores).mean()
-        loss = loss - job.model["fates"](torch.tensor([[step]])).sum()
+        loss = self.loss(job, step)
         for optimizer in job.optimizers:
             optimizer.zero_grad()
         self.obey("forward")
@@ -108,6 +113,15 @@ class FateJob:
             optimizer.step()
         self.obey("end")
         return BATCH * job.world_size
+
+    def ids(self, step):
+        generator = torch.Generator().manual_seed(1000 * step + self.rank)
+        return torch.randint(ROWS, (BATCH, 3), generator=generator)
+
+    def loss(self, job, step):
+        scores = job.model["head"](job.model["rows"](self.ids(step)))
+        loss = nn.functional.softplus(scores).mean()
+        return loss - job.model["fates"](torch.tensor([[step]])).sum()
 
     def obey(self, point):
         """Do what the test says, once, at the point that it says."""
@@ -168,9 +182,18 @@ class FateJob:
                     job.num_samples = self.train_step(job, step)
         if (job := self.worker.job) is not None:
             new = Path(settings.directory) / f"final-{self.rank}.new"
-            torch.save(final_state(job), new)
+            torch.save(self.final_state(job), new)
             new.replace(new.with_suffix(".pt"))
         self.journal.write("ended", step=job.step if job else None)
+
+    def final_state(self, job):
+        """All that must end in the same bits."""
+        return {
+            "model": dict(job.model.state_dict()),
+            "buffers": dict(job.model.named_buffers()),
+            "optimizers": [optimizer.state_dict()["state"] for optimizer in job.optimizers],
+            "generator": torch.get_rng_state(),
+        }
 
 
 def worker_options(settings):
@@ -180,13 +203,3 @@ def worker_options(settings):
     return {
         "recovery": recovery, "parity": parity, "time_outs": TimeOuts(**settings.time_outs),
     }  # fmt: skip
-
-
-def final_state(job):
-    """All that must end in the same bits."""
-    return {
-        "model": {name: value.clone() for name, value in job.model.state_dict().items()},
-        "buffers": {name: value.clone() for name, value in job.model.named_buffers()},
-        "optimizers": [optimizer.state_dict()["state"] for optimizer in job.optimizers],
-        "generator": torch.get_rng_state(),
-    }

@@ -17,9 +17,15 @@ def around():
 
 
 def test_a_job_that_is_hurt_ends_in_the_bits_of_one_that_is_not(around, tmp_path):
-    trial = Trial(around, tmp_path / "hurt", 7, mode="exact", hands=True)
-    trial.settings["options"]["model"] = "stateful"
+    trial = Trial(around, tmp_path / "hurt", 7, mode="exact", model="stateful", hands=True)
     trial.run(["KILL at a point", "short cut", "long hang"])
+    assert trial.wrong(Finals(around, tmp_path).of(trial)) == []
+
+
+def test_a_job_of_torchrec_that_is_hurt_ends_in_the_bits_of_one_that_is_not(around, tmp_path):
+    pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
+    trial = Trial(around, tmp_path / "hurt", 7, mode="exact", model="torchrec")
+    trial.run(["KILL at a point"])
     assert trial.wrong(Finals(around, tmp_path).of(trial)) == []
 
 
@@ -35,8 +41,7 @@ MISTAKES = [
 @pytest.mark.long
 @pytest.mark.parametrize(("job", "serve", "mode", "hands", "faults"), MISTAKES)
 def test_a_planted_mistake_is_found(around, tmp_path, job, serve, mode, hands, faults):
-    trial = Trial(around, tmp_path / "hurt", 3, mode=mode, hands=hands)
-    trial.settings["options"]["model"] = "stateful"
+    trial = Trial(around, tmp_path / "hurt", 3, mode=mode, model="stateful", hands=hands)
     right = Finals(around, tmp_path).of(trial) if mode != "partial" else None
     if right is None:
         trial.settings["num_steps"] = 400

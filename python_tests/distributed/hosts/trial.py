@@ -5,17 +5,18 @@ import random
 import shutil
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from cpr_ext.runtime.termination import EXIT_CODE
 from python_tests.distributed.cluster import Cluster
-from python_tests.distributed.hosts.fate_job import MODES
+from python_tests.distributed.hosts.fate_job import JOBS, MODES
 from python_tests.distributed.hosts.faults import FAULTS
 from python_tests.distributed.hosts.oracle import violations
 
-JOB = ("python_tests.distributed.hosts.fate_job", "FateJob")
+MODELS = ["plain", "stateful", *(["torchrec"] if find_spec("torchrec") else [])]
 TIME_OUTS = {
     "collective_seconds": 3.0, "join_seconds": 150.0, "heartbeat_seconds": 0.5,
     "identity_seconds": 10.0,
@@ -46,18 +47,18 @@ class HostsCluster(Cluster):
 class Trial:
     """Args:
     around: a network and a nursery on each of its hosts, as ``namespaces.hosts`` gives them.
-    mode, hands: by chance if they are None.
+    mode, model, hands: by chance if they are None.
     """
 
-    def __init__(self, around, folder, seed, *, mode=None, hands=None, world_size=None):
+    def __init__(self, around, folder, seed, *, mode=None, model=None, hands=None, world_size=None):
         self.network, self.nurseries = around
         self.folder, self.chance = Path(folder), random.Random(seed)
         self.world_size = world_size or len(self.nurseries) - 1
         self.faults = FAULTS
         self.mode = mode or self.chance.choice(list(MODES))
-        model = self.chance.choice(["plain", "stateful"])
+        model = model or self.chance.choice(MODELS)
         if hands is None:
-            hands = self.chance.random() < 0.4
+            hands = self.chance.random() < 0.4 and model != "torchrec"
         self.hands = [[1, 30, "silent"], [0, 70, "recorded"]] if hands else []
         self.host_of = {rank: rank for rank in range(self.world_size)}
         self.serve = None  # what the rendezvous' host runs, if not the right one
@@ -71,7 +72,7 @@ class Trial:
         self.loop = self.chance.choice(["run", "own"])
         options = {"mode": self.mode, "model": model, "hands": self.hands, "loop": self.loop}
         self.settings = {
-            "job": JOB, "world_size": self.world_size, "num_steps": NUM_STEPS,
+            "job": JOBS[model], "world_size": self.world_size, "num_steps": NUM_STEPS,
             "step_seconds": STEP_SECONDS, "recovery": MODES[self.mode][0], "options": options,
             "host": self.network.address(len(self.nurseries) - 1), "time_outs": TIME_OUTS,
             "addresses": {str(r): self.network.address(r) for r in range(self.world_size)},
@@ -102,6 +103,10 @@ class Trial:
 
     def make_cluster(self):
         *nurseries, meeting = self.nurseries
+        if self.settings["options"]["model"] == "torchrec":
+            for nursery in nurseries:  # imported once, not in every worker
+                done = nursery.ask("call", JOBS["torchrec"][0], "imported")
+                assert nursery.ask("wait", done, 60) == 0
         return HostsCluster(nurseries, meeting, self.folder, serve=self.serve, **self.settings)
 
     def wrong(self, right):
@@ -231,8 +236,9 @@ class Finals:
             folder = self._folder / f"right-{len(self._known)}"
             size = trial.world_size
             right = Trial(
-                self._around, folder, 0, mode=trial.mode, hands=bool(trial.hands), world_size=size
-            )
+                self._around, folder, 0, mode=trial.mode, model=key[1], hands=bool(trial.hands),
+                world_size=size,
+            )  # fmt: skip
             right.settings["options"] = {**trial.settings["options"]}
             right.settings["step_seconds"] = 0.0
             self._known[key] = right.run().finals()
