@@ -1,4 +1,6 @@
 #include "core/cuda/device.h"
+#include "core/cuda/host_link.h"
+#include "core/cuda/memory_pool.h"
 #include "core/error.h"
 #include "tracking/cuda/fault.h"
 #include "tracking/cuda/row_list.h"
@@ -11,6 +13,9 @@ namespace cpr_ext {
 DeviceTracker::DeviceTracker(std::string name, int64_t num_rows, int device)
     : RowTracker(std::move(name), num_rows), device_(checked_device(device)) {
   const DeviceGuard guard(device);
+  // Now, not in a step: the first use makes them, which waits for the device and ends a capture.
+  MemoryPool::of(device);
+  HostLink::of(device);
   fault_ = std::make_unique<DeviceFault>(stream_of(device));
 }
 

@@ -123,6 +123,17 @@ def make_tracker(backend, kind):
     return getattr(backend, kind)("t", NUM_ROWS, **TRACKERS[kind])
 
 
+def test_what_a_device_needs_once_is_made_with_its_first_tracker(emulated):
+    """In a step it would wait for the device, in a capture end it."""
+    emulator = emulated.native.emulator
+    emulator.set_num_devices(8)
+    counter = replace(emulated, device=6).access_counter("t", NUM_ROWS)  # others use lower ones
+    emulator.calls()
+    save_some_rows(counter)
+    once = {"cudaHostAlloc", "cudaMemPoolCreate", "cudaStreamCreateWithFlags"}
+    assert not once & set(emulator.calls())
+
+
 @pytest.mark.parametrize("kind", [*TRACKERS, "change_meter"])
 def test_kernels_that_a_graph_may_hold_are_loaded_with_the_tracker(emulated, kind):
     emulator = emulated.native.emulator
