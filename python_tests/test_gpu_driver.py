@@ -259,6 +259,15 @@ def test_the_build_comes_first_and_a_failed_part_is_the_exit_status(
     assert "no part is called c; there are build, a, b" in capsys.readouterr().err
 
 
+def test_the_time_in_which_torch_is_loaded_is_part_of_a_calls(tmp_path: Path, monkeypatch) -> None:
+    """A machine that is lent ends a command after ten minutes, and with it what was not kept."""
+    given = []
+    monkeypatch.setattr(gpu, "examine", lambda *_: time.sleep(0.6) or a_machine())
+    monkeypatch.setattr(gpu, "run_all", lambda *arguments: given.append(arguments[-1]) or [])
+    main(monkeypatch, "--out", str(tmp_path), "--minutes", "1", "smoke")
+    assert given[0] <= 1 - 0.6 / 60
+
+
 # --- the first run on a machine that is lent ---
 
 
@@ -321,12 +330,17 @@ def test_a_layer_that_fails_or_does_not_say_what_is_expected_is_named() -> None:
 
 
 def test_a_part_runs_from_a_copy_of_the_tree_alone(tmp_path: Path) -> None:
-    """As on a machine that was sent the tree: no git, no data beside it, nothing installed."""
+    """As on a machine that was sent the tree: no git, no data beside it, nothing installed.
+
+    But for what `gpu_first_run.sh prepare` has put into it.
+    """
     tree, out = tmp_path / "tree", tmp_path / "out"
     ignored = shutil.ignore_patterns(".*", "build", "demo_out", "*.so", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, tree, ignore=ignored)
     for module in (_native.native, _emulated):
         shutil.copy(module.__file__, tree / "cpr_ext")
+    (tree / "cpr_ext.egg-info").mkdir()
+    (tree / "cpr_ext.egg-info" / "commit.txt").write_text("abc123\n")
     command = [sys.executable, "tools/gpu.py", "--emulated", "--no-build", "racecheck"]
     environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     done = subprocess.run(
@@ -336,4 +350,4 @@ def test_a_part_runs_from_a_copy_of_the_tree_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + (log.read_text() if log.exists() else done.stderr)
     assert " passed" in log.read_text()
     kept = json.loads((out / "summary.json").read_text())
-    assert (kept["commit"], len(kept["parts"])) == ("unknown", 1)
+    assert (kept["commit"], len(kept["parts"])) == ("abc123", 1)

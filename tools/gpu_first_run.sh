@@ -18,6 +18,8 @@ driver=${GPU_DRIVER:-$python tools/gpu.py}
 prepare() {
   CPR_EXT_BUILD_DIR=build/gpu TORCH_CUDA_ARCH_LIST=9.0 CPR_EXT_CUDA=ON \
     "$python" setup.py -q egg_info build_ext --inplace
+  { git describe --always --dirty --abbrev=40 --exclude '*' || echo unknown; } \
+    >cpr_ext.egg-info/commit.txt # what the results are of
   echo "take along: $(ls cpr_ext/_C.*.so) cpr_ext.egg-info"
 }
 
