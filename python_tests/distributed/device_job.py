@@ -3,7 +3,7 @@
 import importlib
 
 import cpr_ext
-from cpr_ext.distributed import Parity
+from python_tests.distributed.parity.parity_job import ParityJob
 from python_tests.distributed.sharded_job import ShardedJob
 from python_tests.emulated_gpu import emulate
 
@@ -16,10 +16,6 @@ class DeviceJob(ShardedJob):
         self.emulator = importlib.import_module("cpr_ext._emulated").emulator
         super().__init__(settings, rank, life)
 
-    def worker_options(self):
-        size = self.settings.options.get("group_size")
-        return {} if size is None else {"parity": Parity(group_size=size)}
-
     def train_step(self, job, step):
         num_samples = super().train_step(job, step)
         trackers = job.checkpointer._trackers.values()
@@ -27,6 +23,12 @@ class DeviceJob(ShardedJob):
         launched = self.emulator.calls().get("cudaLaunchKernelEx", 0)
         self.journal.write("kernels", step=step, launched=launched)
         return num_samples
+
+
+class DeviceParityJob(ParityJob):
+    def __init__(self, settings, rank, life):
+        emulate()
+        super().__init__(settings, rank, life)
 
 
 assert cpr_ext.Checkpointer  # imported before the fork, with the core for CPUs

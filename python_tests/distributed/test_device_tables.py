@@ -1,12 +1,5 @@
 """Workers with tables on GPUs (emulated), their group on gloo: they outlive kills as on the CPU."""
 
-from types import SimpleNamespace
-
-import pytest
-import torch
-
-from cpr_ext.distributed.parity.refusals import refuse_devices
-from cpr_ext.errors import UsageError
 from python_tests.distributed.test_kills import EXACT, survive
 
 JOB = {"job": ("python_tests.distributed.device_job", "DeviceJob"), "world_size": 2}
@@ -34,21 +27,3 @@ def test_all_are_killed_and_the_job_goes_on_from_the_stores(make_cluster):
     [recovery] = [e["recovery"] for e in cluster.recoveries(0) if e["pid"] == cluster.pids[0]]
     assert recovery["lost"] == [0, 1]
     assert recovery["step"] >= 5
-
-
-def test_parity_of_tables_on_a_device_is_refused_by_name_before_training(make_cluster):
-    cluster = make_cluster(num_steps=3, recovery="exact", options={"group_size": 2}, **JOB)
-    cluster.start()
-    assert set(cluster.exit_codes(60).values()) == {1}
-    assert "cannot be protected by parity: GPUs [0] have them; keep them in CPU" in cluster.logs()
-    assert cluster.events(0, "step") == cluster.events(1, "step") == []
-
-
-def test_the_tables_on_gpus_are_named():
-    users, items = (
-        SimpleNamespace(name=name, weight=SimpleNamespace(device=torch.device(device)))
-        for name, device in (("users", "cuda:1"), ("items", "cpu"))
-    )
-    refuse_devices([items], [])
-    with pytest.raises(UsageError, match=r"tables \['users'\] cannot .*: GPUs \[1\] have them"):
-        refuse_devices([users, items], [1])

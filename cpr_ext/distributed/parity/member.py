@@ -38,7 +38,6 @@ from cpr_ext.distributed.parity.rebuild_plan import (
 )
 from cpr_ext.distributed.parity.rebuild_progress import RebuildProgress
 from cpr_ext.distributed.parity.refusals import (
-    refuse_devices,
     refuse_unprotected,
     require_memory,
 )
@@ -85,7 +84,6 @@ class ParityMember(NoParity):
         Raises:
             UsageError: a table cannot be protected, or memory does not suffice.
         """
-        refuse_devices(checkpointer.tables, checkpointer.rewinding.devices)
         refuse_unprotected(checkpointer.tables, self._parity)
         require_memory(checkpointer.tables, self._parity)
         self._held.forget()

@@ -15,6 +15,7 @@ from cpr_ext._native import native
 from cpr_ext.checkpointer.checkpointer import Checkpointer
 from cpr_ext.distributed.collective.collectives import flatten, unflatten
 from cpr_ext.distributed.parity import protocol
+from cpr_ext.distributed.parity.device_copies import DeviceCopies
 from cpr_ext.distributed.parity.held_parity import KeptPart
 from cpr_ext.distributed.parity.key_copies import KeyCopies
 from cpr_ext.distributed.parity.missing_rows import Fetch, MissingRows
@@ -74,8 +75,8 @@ class OwnRows:
         self._stride = stride
         self._arrays = _arrays_of(self.tables)
         self._keys = KeyCopies(self.tables)
-        records = [list(arrays.values()) for arrays in self._arrays]
-        self.layout = native.ShardLayout([*records, *self._keys.arrays])
+        self._on_devices = DeviceCopies([list(arrays.values()) for arrays in self._arrays])
+        self.layout = native.ShardLayout([*self._on_devices.arrays, *self._keys.arrays])
         self.bounds = cut(self.layout.records, parts)
         self.missing = MissingRows(self.layout, self.tables, fetch or _refuse)
         if fetch is not None:
@@ -106,6 +107,7 @@ class OwnRows:
             extra_state: of the caller, who has not seen it yet.
         """
         self._keys.take()
+        self._on_devices.take_all()
         self._checksums.begin(state)
         self._begin(state, extra_state)
 
@@ -130,6 +132,7 @@ class OwnRows:
         self._wait()
         if not table.updates_only_looked_up_rows():
             row_ids = torch.arange(table.num_embeddings)
+        row_ids = row_ids.cpu()
         number = self._index[id(table)]
         if self.missing.find(number, row_ids).numel():
             self.missing.note_bypassed()
@@ -139,6 +142,7 @@ class OwnRows:
             )
         with self._lock:
             self._changing.note(number, row_ids)
+        self._on_devices.note(number, row_ids)
         if self._completed > self.log.newest:
             self._torn.note(number, row_ids)
 
@@ -166,6 +170,8 @@ class OwnRows:
         self._checkpointer.rewinding.check_changes()
         self._require_known_arrays()
         self._keys.take(self._before_keys_change)
+        with self._lock:
+            self._on_devices.take()
         if self._completed > self.log.newest:  # no delta leads back to a step in between
             del self._copies[self._completed]
         self._torn.clear()
@@ -195,6 +201,8 @@ class OwnRows:
         if not can_accept or time.monotonic() < self._accepts_from:
             self._is_told = True
             return ""
+        with self._lock:
+            self._on_devices.take_all()
         changed = self._checksums.find_wrong_rows()
         if changed:
             self._forget_deltas(before=step)  # peers get that of this step still
@@ -259,7 +267,12 @@ class OwnRows:
         if self.log is None:
             return False
         torn = self._torn if self._completed > self.log.newest else self._changing
-        self.extra_state = self._rewind(self._copies[self._completed], torn.undo)
+
+        def restore_rows() -> None:
+            torn.undo()
+            self._on_devices.give_back()
+
+        self.extra_state = self._rewind(self._copies[self._completed], restore_rows)
         return True
 
     def go_back(self, state: int) -> None:
@@ -276,6 +289,7 @@ class OwnRows:
         The step in progress must be abandoned before, and :meth:`begin` called after.
         """
         assert self.log is not None
+        self._on_devices.take_all()
         deltas = [self._deltas[step] for step in protocol.undo_order(self.log, state)]
         if self._completed > self.log.newest:
             if not self._changing.is_finished:
@@ -308,7 +322,8 @@ class OwnRows:
         for begin, end in there:
             self.find_wrongly_rebuilt(begin, end)
         if not self.obstacle:
-            self.extra_state = self._rewind(whole, lambda: None, unflatten(*own))
+            restore_rows = self._on_devices.give_back_all
+            self.extra_state = self._rewind(whole, restore_rows, unflatten(*own))
             self._begin(state, self.extra_state)
 
     def read(self, state: int, part: int, begin: int, words: torch.Tensor) -> None:
@@ -373,10 +388,12 @@ class OwnRows:
 
     def _restore_rows(self, state: int) -> None:
         assert self.log is not None
+        self._on_devices.take_all()
         self._torn.clear()
         self._changing.undo()
         for step in protocol.undo_order(self.log, state):
             self._undo_step(step)
+        self._on_devices.give_back_all()
 
     def _undo_step(self, step: int) -> None:
         assert self.log is not None

@@ -7,29 +7,12 @@ from pathlib import Path
 
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.errors import UsageError
+from cpr_ext.runtime.cuda import device_of
 from cpr_ext.state.table import ChangeSource, Table
 
 _MEMORY = Path("/proc/meminfo")
 # Deltas in memory at once, in steps: two kept and one being made here, two kept of peers.
 _DELTAS = 5
-
-
-def refuse_devices(tables: Sequence[Table], devices: Sequence[int]) -> None:
-    """Refuse tables in the memory of a GPU.
-
-    Args:
-        devices: GPUs that have tables.
-
-    Raises:
-        UsageError: names the tables and the remedy.
-    """
-    if devices:
-        names = [table.name for table in tables if table.weight.device.type != "cpu"]
-        raise UsageError(
-            f"tables {names or [table.name for table in tables]} cannot be protected by parity: "
-            f"GPUs {list(devices)} have them; keep them in CPU memory, or leave out parity= and "
-            'use recovery="partial"'
-        )
 
 
 def refuse_unprotected(tables: Sequence[Table], parity: Parity) -> None:
@@ -39,7 +22,7 @@ def refuse_unprotected(tables: Sequence[Table], parity: Parity) -> None:
         UsageError: names the table, why, and the remedy.
     """
     for table in tables:
-        if (reason := _why_refused(table, parity.delta_bytes)) is not None:
+        if (reason := _why_refused(table, parity)) is not None:
             raise UsageError(f"table '{table.name}' cannot be protected by parity: {reason}")
 
 
@@ -51,6 +34,11 @@ def require_memory(tables: Sequence[Table], parity: Parity) -> None:
     """
     rows = sum(row_bytes(table) * table.num_embeddings for table in tables)
     copies = sum(a.nbytes for table in tables for a in table.key_arrays().values())
+    copies += sum(
+        row_bytes(table) * table.num_embeddings
+        for table in tables
+        if device_of(table.weight) is not None
+    )
     needed = rows // (parity.group_size - 1) + _DELTAS * min(parity.delta_bytes, rows) + copies
     free = free_bytes()
     if free is not None and needed > free:
@@ -74,7 +62,15 @@ def row_bytes(table: Table) -> int:
     return sum(values[0].numel() * values.element_size() for values in table.arrays().values())
 
 
-def _why_refused(table: Table, delta_bytes: int) -> str | None:
+def _why_refused(table: Table, parity: Parity) -> str | None:
+    if device_of(table.weight) is not None:
+        if parity.rebuild_bytes_per_second is not None:
+            return "its rows are on a GPU, so leave out rebuild_bytes_per_second"
+        if table.lookups is not None or table.slots is not None:
+            return (
+                "its rows are on a GPU, and a fused kernel or a map of keys changes them, of which "
+                "nothing was tested; keep them in CPU memory"
+            )
     if table.lookups is not None and not isinstance(table.lookups, ChangeSource):
         return (
             f"a fused kernel changes it, and its {type(table.lookups).__name__} does not say when: "
@@ -88,7 +84,7 @@ def _why_refused(table: Table, delta_bytes: int) -> str | None:
             "optimizer; leave it out, or limit the norms of rows in the optimizer's step"
         )
     whole = row_bytes(table) * table.num_embeddings
-    if not table.updates_only_looked_up_rows() and whole > delta_bytes // 4:
+    if not table.updates_only_looked_up_rows() and whole > parity.delta_bytes // 4:
         kind = "its fused optimizer" if table.lookups else type(table.optimizer).__name__
         return (
             f"{kind}, as it is set, changes every row at each step, {whole} bytes. Use SGD without "

@@ -129,6 +129,20 @@ def test_a_worker_killed_in_a_step_costs_nothing(make_cluster, right_states, sha
     require_true_metrics(cluster)
 
 
+DEVICE_JOB = ("python_tests.distributed.device_job", "DeviceParityJob")
+
+
+@pytest.mark.parametrize(
+    ("parity_every", "point"),
+    [(1, "between two holders"), (1, "optimizer"), (3, "optimizer"), *(long(3, p) for p in POINTS)],
+)
+def test_rows_on_a_gpu_are_rebuilt_as_on_the_cpu(make_cluster, right_states, parity_every, point):
+    """The GPU is emulated."""
+    given = settings_of("three", parity_every=parity_every, job=DEVICE_JOB)
+    cluster = make_cluster(suicides={"1": {"1": [point, 5]}}, **given)
+    require_nothing_lost(cluster, right_states("three"), [1])
+
+
 def require_true_metrics(cluster):
     """Protected while all train, and not while a worker is missing or rebuilt."""
     for rank in cluster.ranks:

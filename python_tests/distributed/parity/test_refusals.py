@@ -57,6 +57,29 @@ def test_tables_that_something_else_updates_are_refused():
         refuse_unprotected([fused], Parity())
 
 
+@pytest.mark.parametrize(
+    ("has_lookups", "rate", "says"),
+    [(False, None, None), (False, 1, "leave out rebuild_bytes"), (True, None, "keep them in CPU")],
+)
+def test_what_was_not_tested_of_tables_on_a_gpu_is_refused(monkeypatch, has_lookups, rate, says):
+    monkeypatch.setattr(refusals, "device_of", lambda tensor: 0)
+    table = table_of("SGD")
+    table.lookups = object() if has_lookups else None
+    parity = Parity(rebuild_bytes_per_second=rate)
+    if says is None:
+        return refuse_unprotected([table], parity)
+    with pytest.raises(UsageError, match=rf"table 'items'.*on a GPU.*{says}"):
+        refuse_unprotected([table], parity)
+
+
+def test_copies_of_rows_on_a_gpu_take_memory(monkeypatch):
+    needed = 1000 * 32 + 5 * 1000 + 1000 * 32  # parity of a mirror, deltas, copies
+    monkeypatch.setattr(refusals, "device_of", lambda tensor: 0)
+    monkeypatch.setattr(refusals, "free_bytes", lambda: needed - 1)
+    with pytest.raises(UsageError, match=f"needs up to {needed} bytes"):
+        require_memory([table_of("SGD")], Parity(group_size=2, delta_bytes=1000))
+
+
 def test_a_machine_without_the_memory_is_refused(monkeypatch):
     table = table_of("Adagrad", 10_000)
     rows = 2 * table.weight.nbytes
