@@ -1,5 +1,7 @@
 """A TorchRec model on one rank: what is found, counted, saved, brought back and refused."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,7 +29,7 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import cpr_ext
 from cpr_ext.errors import RowIndexError, StoreError, UsageError
-from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer
+from cpr_ext.integrations.torchrec import find_sharded_tables, lookups, make_checkpointer
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.trackers import native_trackers
@@ -214,6 +216,38 @@ def test_indices_of_an_operator_are_told_apart_by_table(data):
             if table == number
         ]
         assert noted[f"t{number}"] == expected
+
+
+class Offsets(torch.Tensor):
+    """Says when the host waits for its values, and when it has begun to copy them."""
+
+    told = None
+
+    def tolist(self):
+        self.told.append("wait for all")
+        return self.as_subclass(torch.Tensor).tolist()
+
+    def to(self, device, *, non_blocking):
+        self.told.append(f"copy, {device}, {non_blocking}")
+        return self.as_subclass(torch.Tensor)
+
+
+def test_a_lookup_on_a_gpu_waits_for_nothing_and_its_update_for_the_offsets_alone(monkeypatch):
+    told = Offsets.told = []
+    mark = SimpleNamespace(wait=lambda: told.append("wait for the mark"))
+    monkeypatch.setattr(lookups, "device_of", lambda tensor: 0)
+    monkeypatch.setattr(lookups, "use_training_streams", lambda devices: None)
+    fake = SimpleNamespace(StreamMark=lambda device: told.append("mark") or mark)
+    monkeypatch.setattr(lookups, "native", fake)
+    operator = SimpleNamespace(feature_table_map=[0, 1])
+    source = KernelLookups(operator)
+    source.tables[1] = Table("t", torch.nn.Parameter(torch.zeros(10, 4)))
+    offsets = torch.tensor([0, 2, 3, 3, 5]).as_subclass(Offsets)
+    found = source._lookups_of((torch.arange(5), offsets), {})
+    assert told == ["copy, cpu, True", "mark"]
+    [(table, indices)] = found()
+    assert told[2:] == ["wait for the mark"]
+    assert (table.name, indices.tolist()) == ("t", [3, 4])
 
 
 def test_a_lost_row_range_of_a_live_rank_is_recovered_alone(tmp_path):

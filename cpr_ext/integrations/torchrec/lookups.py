@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from cpr_ext import Table
+from cpr_ext._native import native
+from cpr_ext.runtime.cuda import device_of, use_training_streams
 
 
 class KernelLookups:
@@ -32,7 +34,7 @@ class KernelLookups:
 
         def note_lookups(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if torch.is_grad_enabled():
-                for table, indices in self._lookups_of(args, kwargs):
+                for table, indices in self._lookups_of(args, kwargs)():
                     note(table, indices)
 
         return [self._operator.register_forward_pre_hook(note_lookups, with_kwargs=True)]
@@ -45,10 +47,10 @@ class KernelLookups:
         ) -> None:
             if not output.requires_grad:
                 return
-            lookups = list(self._lookups_of(args, kwargs))
+            lookups = self._lookups_of(args, kwargs)
 
             def report(gradient: torch.Tensor) -> None:
-                for table, indices in lookups:
+                for table, indices in lookups():
                     before(table, indices.long())
 
             # Runs once the gradient is there, before the operator's backward, which is the update.
@@ -58,7 +60,7 @@ class KernelLookups:
 
     def _lookups_of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[tuple[Table, torch.Tensor]]:
+    ) -> Callable[[], Iterator[tuple[Table, torch.Tensor]]]:
         given = dict(zip(("indices", "offsets"), args, strict=False)) | kwargs
         batch_sizes = given.get("batch_size_per_feature_per_rank")
         return self._split(given["indices"], given["offsets"], batch_sizes)
@@ -68,8 +70,10 @@ class KernelLookups:
         indices: torch.Tensor,
         offsets: torch.Tensor,
         batch_sizes: Sequence[Sequence[int]] | None,
-    ) -> Iterator[tuple[Table, torch.Tensor]]:
-        """Yield indices (n,) of all features, one after the other, by table.
+    ) -> Callable[[], Iterator[tuple[Table, torch.Tensor]]]:
+        """Return what yields indices (n,) of all features, one after the other, by table.
+
+        Of offsets on a GPU the host gets a copy; what is returned waits for that, and not more.
 
         Args:
             offsets: (bags + 1,), where the bags of all features begin.
@@ -78,12 +82,34 @@ class KernelLookups:
         features = self._operator.feature_table_map
         if batch_sizes is None:
             num_bags = (offsets.numel() - 1) // len(features)
-            bounds = offsets[:: max(1, num_bags)].tolist()
+            read_bounds = _copied(offsets[:: max(1, num_bags)])
         else:
             firsts = accumulate((sum(sizes) for sizes in batch_sizes), initial=0)
-            bounds = offsets[list(firsts)].tolist()
-        for feature, position in enumerate(features):
-            begin, end = bounds[feature], bounds[feature + 1]
-            table = self.tables.get(position)
-            if table is not None and begin < end:
-                yield table, indices[begin:end]
+            read_bounds = _copied(offsets[list(firsts)])
+
+        def split() -> Iterator[tuple[Table, torch.Tensor]]:
+            bounds = read_bounds()
+            for feature, position in enumerate(features):
+                begin, end = bounds[feature], bounds[feature + 1]
+                table = self.tables.get(position)
+                if table is not None and begin < end:
+                    yield table, indices[begin:end]
+
+        return split
+
+
+def _copied(values: torch.Tensor) -> Callable[[], list[int]]:
+    """Begin to copy values (n,) to the host; the call that is returned waits for them alone."""
+    device = device_of(values)
+    if device is None:
+        now = values.tolist()
+        return lambda: now
+    there = values.to("cpu", non_blocking=True)  # in pinned memory
+    use_training_streams([device])
+    mark = native.StreamMark(device=device)
+
+    def read() -> list[int]:
+        mark.wait()
+        return there.tolist()
+
+    return read
