@@ -193,9 +193,9 @@ class Run:
             rebase_after=None,
         )
         self._asked = Asked()
-        for kind, name in (("StreamMark", "is_passed"), ("PendingRows", "is_ready")):
-            if hasattr(_emulated, kind):
-                self._asked.replace(getattr(_emulated, kind), name)
+        self._asked.replace(_emulated.StreamMark, "is_passed")
+        self._asked.replace(_emulated.PendingRows, "is_ready")
+        self._asked.replace(_emulated.PendingComparison, "is_ready")
         self._emulator.set_lazy(True)
 
     def step(self) -> tuple[Counter[str], Counter[str]]:
