@@ -43,6 +43,8 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "gpu": SAVING,
     "gpu_host_cost": SAVING,
     "gpu_host_cost_before": SAVING,
+    "gpu_host_cost_loop": SAVING,
+    "gpu_host_cost_native": SAVING,
     "key_costs": JOBS,
     "operations": RECOVERY,
     "parity_overhead": JOBS,
