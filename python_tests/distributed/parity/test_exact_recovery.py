@@ -134,7 +134,7 @@ DEVICE_JOB = ("python_tests.distributed.device_job", "DeviceParityJob")
 
 @pytest.mark.parametrize(
     ("parity_every", "point"),
-    [(1, "between two holders"), (1, "optimizer"), (3, "optimizer"), *(long(3, p) for p in POINTS)],
+    [(1, "between two holders"), (3, "optimizer"), *(long(1, p) for p in POINTS)],
 )
 def test_rows_on_a_gpu_are_rebuilt_as_on_the_cpu(make_cluster, right_states, parity_every, point):
     """The GPU is emulated."""
