@@ -1,6 +1,6 @@
 """The benchmarks run, at tiny sizes, so that they cannot rot; what is made of results is right."""
 
-import importlib
+import importlib.metadata
 import json
 import math
 import sys
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from cpr_ext.lab.dlrm.rowwise_adagrad import RowWiseAdagrad
 from cpr_ext.lab.emulation.machine import _digest_of as digest_of
-from cpr_ext.lab.emulation.machine import code_digests
+from cpr_ext.lab.emulation.machine import code_digests, describe_machine
 from python_tests import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -554,6 +554,11 @@ def test_every_result_names_folders_that_there_are() -> None:
     folders = code_digests()
     for name, measures in figures.MEASURES.items():
         assert set(measures) <= folders.keys(), name
+
+
+def test_a_copy_of_the_tree_that_is_not_installed_is_measured(monkeypatch: Any) -> None:
+    monkeypatch.setattr(importlib.metadata.Distribution, "discover", lambda **_: iter(()))
+    assert describe_machine()["cpr_ext"] == "not installed"
 
 
 def test_the_digest_of_code_is_of_contents_and_names(tmp_path: Path) -> None:

@@ -271,11 +271,12 @@ def test_the_time_in_which_torch_is_loaded_is_part_of_a_calls(tmp_path: Path, mo
 # --- the first run on a machine that is lent ---
 
 
-def first_run(*arguments: str, driver: str = "echo") -> list[str]:
+def first_run(*arguments: str, python: str = "true") -> list[str]:
+    """What the driver is called with; python: succeeds if the core that came along loads."""
     done = subprocess.run(
         ["tools/gpu_first_run.sh", *arguments],
         cwd=ROOT,
-        env={**os.environ, "GPU_DRIVER": driver, "GPU_PYTHON": sys.executable},
+        env={**os.environ, "GPU_DRIVER": "echo", "GPU_PYTHON": python},
         capture_output=True,
         text=True,
         check=True,
@@ -295,6 +296,10 @@ def test_three_commands_of_ten_minutes_run_all_parts(tmp_path: Path) -> None:
         run += names
     assert run[0] == "smoke"
     assert sorted(run) == sorted(set(limits) - {"build"})
+
+
+def test_a_core_that_does_not_fit_the_machine_is_built_there(tmp_path: Path) -> None:
+    assert "--no-build" not in first_run("1", str(tmp_path), python="false")
 
 
 def test_a_run_leaves_at_most_eight_files(tmp_path: Path) -> None:

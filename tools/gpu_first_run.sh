@@ -24,8 +24,11 @@ prepare() {
 }
 
 run() {
+  local core='from cpr_ext import _C; assert _C.num_devices() > 0' build=
+  case "${GPU_OPTIONS:-}" in *--emulated*) core='from cpr_ext import _emulated' ;; esac
+  PYTHONPATH=. "$python" -c "$core" && build=--no-build # else what came along does not fit
   # shellcheck disable=SC2086
-  $driver --out "$out" --no-build --minutes 9.3 ${GPU_OPTIONS:-} "$@"
+  $driver --out "$out" $build --minutes 9.3 ${GPU_OPTIONS:-} "$@"
 }
 
 command=${1:?prepare, 1, 2 or 3}

@@ -23,7 +23,7 @@ def describe_machine() -> dict[str, Any]:
     """Return machine, versions and, in a git checkout, the commit; JSON values."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "cpr_ext": importlib.metadata.version("cpr_ext"),
+        "cpr_ext": _version(),
         "commit": _git("rev-parse", "--short", "HEAD") or None,
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", *_MEASURED)),
         "code": " ".join(f"{folder}:{digest}" for folder, digest in code_digests().items()),
@@ -36,6 +36,14 @@ def describe_machine() -> dict[str, Any]:
         "numpy": numpy.__version__,
         "load_average_1min": round(os.getloadavg()[0], 2),
     }
+
+
+def _version() -> str:
+    """Return that of the package; of a copy of the tree, which is not installed, none is known."""
+    try:
+        return importlib.metadata.version("cpr_ext")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def code_digests() -> dict[str, str]:
