@@ -25,7 +25,7 @@ prepare() {
 
 run() {
   local core='from cpr_ext import _C; assert _C.num_devices() > 0' build=
-  case "${GPU_OPTIONS:-}" in *--emulated*) core='from cpr_ext import _emulated' ;; esac
+  case "${GPU_OPTIONS:-}" in *--emulated*) core='from cpr_ext import _C, _emulated' ;; esac
   PYTHONPATH=. "$python" -c "$core" && build=--no-build # else what came along does not fit
   # shellcheck disable=SC2086
   $driver --out "$out" $build --minutes 9.3 ${GPU_OPTIONS:-} "$@"
