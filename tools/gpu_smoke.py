@@ -99,6 +99,18 @@ def select(gpu: Any) -> None:
 
 
 @layer
+def select_large(gpu: Any) -> None:
+    """On a GPU of so many rows that each block has more than its fewest."""
+    num_rows = 200_000 if hasattr(gpu.native, "emulator") else 20_000_000
+    scores = np.random.default_rng(1).poisson(0.5, num_rows)
+    counter = gpu.access_counter("t", num_rows)
+    counter.observe(np.repeat(np.arange(num_rows), scores))
+    for share in (0.125, 0.125, 0.02):
+        k = int(share * num_rows)
+        assert np.array_equal(counter.select(0, num_rows, k), top_rows(scores, k)), share
+
+
+@layer
 def gather(gpu: Any) -> None:
     random = np.random.default_rng(0)
     stager = gpu.native.DeviceStager(device=0, slot_bytes=1 << 20, num_slots=3)
