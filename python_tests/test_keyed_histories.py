@@ -1,8 +1,7 @@
 """Random histories of a keyed table against a dictionary.
 
-Admissions, evictions, snapshots, compaction, retention, crashes, publication, late and repeated
-updates: after each event the store and the consumers have the ids of the newest snapshot, each with
-a row of its own.
+Admissions, evictions, snapshots, compaction, retention, crashes, ways back, publication, late and
+repeated updates: after each event peers' parity, the store and the consumers equal it by key.
 """
 
 import random
@@ -12,17 +11,30 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import cpr_ext
-from cpr_ext.tools.publishing import KeyedRows, Subscriber, publish
+from cpr_ext.distributed.parity.key_copies import KeyCopies
+from cpr_ext.distributed.parity.own_rows import OwnRows
+from cpr_ext.tools.publishing import KeyedRows, Subscriber, keyed_rows, publish, subscriber
+from cpr_ext.tools.publishing.keyed_rows import _Progress
+from cpr_ext.tracking.key_watch import KeyWatch
+from python_tests.distributed.parity.members import holding
+from python_tests.distributed.parity.test_key_copies import KeyedTrainer
 from python_tests.keyed_job import DIM, SLOTS, TABLE, KeyedJob
 from python_tests.tools.publishing.test_keyed_rows import Dictionary, of, recovered
 
 ROOT = Path(__file__).resolve().parents[1]
-EVENTS = 40
+EVENTS = 30
 
 
 class History:
+    """A job with parity, a peer that holds it, and consumers that are prompt or late.
+
+    Attributes:
+        known: the dictionary, (weight, state) by key, at each step of the past as it is now.
+    """
+
     def __init__(self, directory, seed):
         self.draw = random.Random(seed)
         self.directory = directory
@@ -30,19 +42,36 @@ class History:
             "num_shards": self.draw.choice([1, 2]),
             "rebase_after": self.draw.choice([None, 1.0]),
             "scores": self.draw.random() < 0.5,
-            "priority": self.draw.choice(
-                [cpr_ext.MostFrequentlyUsed(), cpr_ext.AllRows(0.3), cpr_ext.LargestChange(0.2)]
-            ),
+            "priority": self.draw.choice([
+                cpr_ext.MostFrequentlyUsed(),
+                cpr_ext.AllRows(0.3),
+                cpr_ext.LargestChange(0.2),
+                cpr_ext.AllRows(),
+            ]),
+            "retention": cpr_ext.Retention(full_recovery_points=self.draw.choice([0, 2])),
             "schedule": cpr_ext.EverySteps(10**6),
-        }
+        }  # fmt: skip
         if self.draw.random() < 0.5:
             self.options["compaction"] = cpr_ext.CompactionOptions(after=3)
         self.store = directory / "store"
-        self.job = KeyedJob(self.store, **self.options)
-        self.keyed = KeyedRows(SLOTS, DIM)
-        self.subscriber = Subscriber(directory / "rows", {TABLE: self.keyed})
-        self.consumer = Dictionary()
-        self.counts = dict.fromkeys(("evicted", "crashed", "checked"), 0)
+        self.known = {0: {}}
+        self.counts = dict.fromkeys(
+            ("evicted", "crash", "lose", "go_back", "saved", "late", "checked"), 0
+        )
+        self.job = KeyedTrainer(self.store, **self.options)
+        self.protect(0)
+        self.prompt, self.late = Consumers(self, "prompt"), Consumers(self, "late")
+
+    def protect(self, step):
+        """Encode parity: the only other member's part is a copy."""
+        self.job.own.begin(step)
+        self.peer = holding(self.job.own.layout.num_words, 0)
+        self.peer.begin(step, [0])
+        self.peer.words.copy_(self.job.words())
+
+    @property
+    def step(self):
+        return self.job.ckpt.step_count
 
     @property
     def saved_step(self):
@@ -52,63 +81,169 @@ class History:
 
     def train(self):
         evicted = self.job.map.num_evicted
-        self.job.train(self.draw.randint(1, 4), new_ids=self.draw.choice([0, 1, 5]))
+        for _ in range(self.draw.randint(1, 4)):
+            self.job.train(1, new_ids=self.draw.choice([0, 1, 5]))
+            self.peer.receive(0, self.step, self.job.own.message(self.step, 0))
+            self.known[self.step] = self.job.rows()
         self.counts["evicted"] += self.job.map.num_evicted - evicted
 
     def save(self):
-        if self.job.ckpt.step_count:
+        if self.step:
             self.job.ckpt.save(self.draw.choice(["partial", "partial", "partial", "base"]))
             self.job.ckpt.wait()
+            self.counts["saved"] += 1
 
     def crash(self):
-        saved_step, old = self.saved_step, self.job.end()
-        self.job = KeyedJob(self.store, seed=self.draw.randint(1, 99), **self.options)
-        self.job.history, self.job.keys_at = old.history, old.keys_at
+        """All is lost but the store."""
+        saved_step = self.saved_step
+        self.job.end()
+        self.job = KeyedTrainer(self.store, seed=self.draw.randint(1, 99), **self.options)
         report = self.job.ckpt.recover()
         assert (report.step, report.rows_of_other_ids) == (saved_step, 0)
-        self.job.remember(report.step) if report.step else None
-        self.counts["crashed"] += 1
+        self.require_of_store(self.job.rows(), saved_step)
+        self.return_to(saved_step)
+        self.known[saved_step] = self.job.rows()
+        self.protect(saved_step)
+        self.counts["crash"] += 1
+
+    def rebuild(self, store):
+        """A new worker with what the peer and the dense copies have."""
+        step, own = self.step, self.job.own
+        kept = own.whole_copy(step), own.to_keep(step)
+        self.job.ckpt.wait()
+        if store == self.store:
+            self.job.end()
+        made = KeyedTrainer(store, seed=self.draw.randint(1, 99), **self.options)
+        made.own.write(0, 0, self.peer.words)
+        made.own.restore(step, *kept, [(0, self.peer.words.numel())])
+        assert made.own.obstacle == ""
+        return made
+
+    def lose(self):
+        """The worker is lost, and replaced from its peer's parity."""
+        if self.step:
+            self.job = self.rebuild(self.store)
+            self.counts["lose"] += 1
+
+    def go_back(self):
+        """Another member has not completed the step, perhaps in the middle of the next one."""
+        if self.draw.random() < 0.5:
+            _, new = self.job.map([1, 2, 10**15 + self.draw.randint(0, 9)])
+            with self.job.ckpt.assigning(TABLE, new), torch.no_grad():
+                self.job.weight[new] = 7.0
+        log = self.job.own.log
+        state = self.draw.randint(log.oldest, log.newest)
+        self.job.own.go_back(state)
+        self.peer.go_back(state)
+        self.return_to(state)
+        self.counts["go_back"] += 1
+
+    def return_to(self, step):
+        self.known = {at: rows for at, rows in self.known.items() if at <= step}
 
     def publish(self):
         if self.saved_step:
             publish(self.store, self.directory / "rows")
-            if self.draw.random() < 0.7:
-                self.subscriber.poll()
 
     def follow(self):
         if self.saved_step:
-            cut = self.draw.choice([None, None, 0, 1])
-            self.consumer.follow(self.store, cut_off_after=cut)
-            if cut is not None and self.draw.random() < 0.8:
-                self.consumer.follow(self.store)
+            self.late.follow(cut_off=True)
+            self.counts["late"] += 1
+
+    def require_of_store(self, rows, step):
+        assert rows.keys() == self.known[step].keys()
+        if self.options["priority"] == cpr_ext.AllRows():
+            assert rows == self.known[step]
+        seen = [known for at, known in self.known.items() if at <= step]
+        for key, row in rows.items():
+            assert any(known.get(key) == row for known in seen), key
 
     def check(self):
-        if not self.saved_step:
-            return
-        rows = recovered(self.store, self.directory / "copy", **self.options)
-        assert rows.keys() == self.job.keys_at[self.saved_step]
-        weights = {k: [weight for weight, _ in seen] for k, seen in self.job.history.items()}
-        assert [key for key, row in rows.items() if row not in weights[key]] == []
-        publish(self.store, self.directory / "rows")
+        assert self.job.rows() == self.known[self.step]
+        if self.step:
+            peer = self.rebuild(self.directory / "peer")
+            peer.end()
+            shutil.rmtree(self.directory / "peer")
+            assert peer.rows() == self.known[self.step]
+            assert torch.equal(peer.map.key, self.job.map.key)
+        if step := self.saved_step:
+            rows = recovered(self.store, self.directory / "copy", states=True, **self.options)
+            self.require_of_store(rows, step)
+            self.publish()
+            self.prompt.follow()
+            self.prompt.require({key: weight for key, (weight, _) in rows.items()})
+            self.counts["checked"] += 1
+
+    def run(self):
+        events = [self.train] * 5 + [self.save] * 4
+        events += [self.crash, self.lose, self.go_back, self.publish, self.follow]
+        for _ in range(EVENTS):
+            self.draw.choice(events)()
+            self.check()
+        self.train()
+        self.save()
+        self.check()
+        self.late.follow()
+        self.late.require(of(self.prompt.keyed))
+        self.job.end()
+
+
+class Consumers:
+    """One that subscribes to the publication, and one that reads the store by key."""
+
+    def __init__(self, history, name):
+        self.history = history
+        self.keyed = KeyedRows(SLOTS, DIM)
+        self.subscriber = Subscriber(history.directory / "rows", {TABLE: self.keyed})
+        self.dictionary = Dictionary()
+
+    def follow(self, *, cut_off=False):
+        draw, store = self.history.draw, self.history.store
         self.subscriber.poll()
-        self.consumer.follow(self.store)
-        assert of(self.keyed) == rows
-        assert self.consumer.rows == rows
-        self.counts["checked"] += 1
+        cut = draw.choice([None, 0, 1]) if cut_off else None
+        for _ in range(draw.randint(1, 2)):
+            self.dictionary.follow(store, cut_off_after=cut)
+
+    def require(self, weights):
+        assert of(self.keyed) == weights
+        assert self.dictionary.rows == weights
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_store_and_consumers_equal_a_dictionary_by_key(tmp_path, seed):
+@pytest.mark.parametrize("seed", range(6))
+def test_parity_store_and_consumers_equal_a_dictionary_by_key(tmp_path, seed):
     history = History(tmp_path, seed)
-    events = [history.train] * 4 + [history.save] * 3
-    events += [history.crash, history.publish, history.follow, history.check]
-    for _ in range(EVENTS):
-        history.draw.choice(events)()
-    history.train()
-    history.save()
-    history.check()
-    history.job.end()
-    assert history.counts["checked"] >= 1
+    history.run()
+    assert history.counts["checked"] >= 10
+
+
+def nothing(*_, **__):
+    return None
+
+
+MISTAKES = {
+    "changed keys are not saved first": (KeyWatch, "must_save", lambda *_: torch.empty(0).numpy()),
+    "ids of a cut-off update stay": (keyed_rows, "_progress_of", lambda *_: _Progress()),
+    "parity takes no keys": (KeyCopies, "take", nothing),
+    "keys stay on the way back": (KeyCopies, "give_back", nothing),
+    "maps are not built again": (cpr_ext.SlotKeys, "rebuild", nothing),
+    "rows of new ids are in no delta": (OwnRows, "before_assignment", nothing),
+    "keys change before they are kept": (OwnRows, "_before_keys_change", nothing),
+    "evicted ids stay": (keyed_rows, "gone_keys", lambda _, before, now: before[:0]),
+    "a subscriber keeps its keys": (KeyedRows, "set_keys", nothing),
+    "rows of old keys are applied": (subscriber, "put_rows", nothing),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(tmp_path, monkeypatch, mistake):
+    monkeypatch.setattr(*MISTAKES[mistake])
+    with pytest.raises((AssertionError, cpr_ext.CprError)):
+        run_all(tmp_path)
+
+
+def run_all(directory):
+    for seed in range(12):
+        History(directory / str(seed), seed).run()
 
 
 def test_a_job_that_is_killed_at_random_has_each_row_under_its_id(tmp_path):

@@ -46,6 +46,7 @@ class _Shard:
     number: int
     segments: tuple[Segment, ...]
     is_copy: bool
+    chains: frozenset[str]  # the states that it has been in, as far as it shows
 
 
 class ChangedRows:
@@ -77,6 +78,12 @@ class ChangedRows:
         self._shards = shards
         self._states = states
         self._skip = skip
+
+    def replace(self, begun: StorePosition) -> bool:
+        """Return whether they replace all that changes up to ``begun`` may have written."""
+        return self.until.model == begun.model and all(
+            shard.is_copy or begun.shards[shard.number] in shard.chains for shard in self._shards
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -281,7 +288,8 @@ def _plan(
         if first is None and since is not None and not _begins_after(since, records, segments):
             gaps.append(number)
         is_copy = bool(segments) and (first is None or first == 0)
-        shards.append(_Shard(number, tuple(segments[first or 0 :]), is_copy))
+        known = frozenset(chain for of_segment in chains for chain in of_segment)
+        shards.append(_Shard(number, tuple(segments[first or 0 :]), is_copy, known))
     here = StorePosition(
         model, newest.snapshot, newest.last_step, newest.num_samples, tuple(reached)
     )

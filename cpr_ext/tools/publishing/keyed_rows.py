@@ -8,13 +8,15 @@ evictions, which compaction or a missed update could cut short.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.state.slot_keys import EMPTY, KEY, repeated
 from cpr_ext.tools.publishing.changed_rows import ChangedRows
+from cpr_ext.tools.publishing.store_position import PositionError, StorePosition
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,24 @@ class KeyBatch:
     is_gone: bool = False
 
 
+@dataclass
+class _Progress:
+    """What this process did with the keys that a consumer holds.
+
+    Attributes:
+        at: the state that they are of; None: it is not known.
+        begun: the one of an iteration that was broken off.
+        yielded: keys that such iterations yielded.
+    """
+
+    at: StorePosition | None = None
+    begun: StorePosition | None = None
+    yielded: list[torch.Tensor] = field(default_factory=list)
+
+
+_progress: Mapping[torch.Tensor, _Progress] = WeakIdKeyDictionary()
+
+
 def by_key(changes: ChangedRows, held: Mapping[str, torch.Tensor]) -> Iterator[KeyBatch]:
     """Yield the changes of keyed tables by key: all rows, then the keys that are gone.
 
@@ -46,30 +66,62 @@ def by_key(changes: ChangedRows, held: Mapping[str, torch.Tensor]) -> Iterator[K
             an iteration that was broken off can be begun again: applied twice is the same as once.
 
     Raises:
-        UsageError: a keyed table is not in ``held``, or has another number of slots.
+        UsageError: ``held`` has no int64 tensor of a keyed table's slots.
+        PositionError: it is of another state than the changes begin at: one was missed, or came
+            late. Or an iteration was broken off, and the store has gone back since.
         DamageError: two slots have the same key.
     """
-    for name, table in changes.tables.items():
-        if table.keys and (name not in held or len(held[name]) != table.num_embeddings):
-            raise UsageError(
-                f"held has no tensor of {table.num_embeddings} keys for table '{name}'; begin with "
-                f"torch.full(({table.num_embeddings},), -1)"
-            )
-    now: dict[str, torch.Tensor] = {}
+    known = {
+        name: _progress_of(name, held, table.num_embeddings, changes)
+        for name, table in changes.tables.items()
+        if table.keys
+    }
+    now = {name: held[name].clone() for name in known}
     for batch in changes:
         if (keys := batch.arrays.get(KEY)) is None:
             continue
-        if batch.table not in now:
-            now[batch.table] = held[batch.table].clone()
         now[batch.table][batch.row_ids] = keys
         is_held = keys != EMPTY
         arrays = {name: v[is_held] for name, v in batch.arrays.items() if name != KEY}
+        known[batch.table].begun = changes.until
+        known[batch.table].yielded.append(keys[is_held])
         yield KeyBatch(batch.table, keys[is_held], arrays, batch.step)
     for name, column in now.items():
-        if len(gone := gone_keys(name, held[name], column)):
+        yielded = torch.cat([column[:0], *known[name].yielded])
+        gone = torch.cat([gone_keys(name, held[name], column), yielded]).unique()  # type: ignore[no-untyped-call]
+        if len(gone := gone[~torch.isin(gone, column)]):
             yield KeyBatch(name, gone, {}, changes.until.step, is_gone=True)
     for name, column in now.items():
         held[name].copy_(column)
+        _progress[held[name]] = _Progress(changes.until)  # type: ignore[index]
+
+
+def _progress_of(
+    name: str, held: Mapping[str, torch.Tensor], num_slots: int, changes: ChangedRows
+) -> _Progress:
+    column = held.get(name)
+    form = (getattr(column, "dtype", None), tuple(getattr(column, "shape", ())))
+    if column is None or form != (torch.int64, (num_slots,)):
+        raise UsageError(
+            f"held has no tensor of {num_slots} keys for table '{name}'; begin with "
+            f"torch.full(({num_slots},), -1)"
+        )
+    known: _Progress = _progress.setdefault(column, _Progress())  # type: ignore[attr-defined]
+    if changes.since is None:
+        return known
+    if known.at not in (None, changes.since, changes.until):
+        assert known.at is not None
+        raise PositionError(
+            f"held['{name}'] is of snapshot {known.at.snapshot}, and the changes are those since "
+            f"snapshot {changes.since.snapshot}: one was missed, or comes late. Ask for those "
+            "since the state of held, or for all rows with since=None"
+        )
+    if known.begun is not None and not changes.replace(known.begun):
+        raise PositionError(
+            f"the changes of table '{name}' up to snapshot {known.begun.snapshot} were applied in "
+            "part, and the store has gone back since: copy all rows with since=None"
+        )
+    return known
 
 
 def gone_keys(table: str, before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:

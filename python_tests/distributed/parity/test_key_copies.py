@@ -18,8 +18,8 @@ STEPS = 30  # after which ids have been evicted
 class KeyedTrainer(KeyedJob):
     """A job with scores, and its parity's listener."""
 
-    def __init__(self, directory, *, parts=1, stride=1, seed=0):
-        super().__init__(directory, seed=seed, scores=True)
+    def __init__(self, directory, *, parts=1, stride=1, seed=0, **options):
+        super().__init__(directory, seed=seed, **{"scores": True, **options})
         self.own = OwnRows(
             self.ckpt, parts=parts, delta_bytes=1 << 20, wait=lambda: None, stride=stride
         )

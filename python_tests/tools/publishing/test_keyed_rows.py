@@ -11,6 +11,7 @@ import cpr_ext
 from cpr_ext.errors import DamageError, UsageError
 from cpr_ext.tools.publishing import (
     KeyedRows,
+    PositionError,
     Subscriber,
     by_key,
     changed_rows,
@@ -30,7 +31,12 @@ class Dictionary:
         self.rows, self.held, self.position = {}, {TABLE: torch.full((SLOTS,), -1)}, None
 
     def follow(self, store, *, cut_off_after=None):
-        changes = changed_rows(store, self.position, on_gap="copy")
+        try:
+            self.apply(changed_rows(store, self.position, on_gap="copy"), cut_off_after)
+        except PositionError:
+            self.apply(changed_rows(store), cut_off_after)
+
+    def apply(self, changes, cut_off_after=None):
         for number, batch in enumerate(by_key(changes, self.held)):
             if number == cut_off_after:
                 return
@@ -42,14 +48,14 @@ class Dictionary:
         self.position = changes.until
 
 
-def recovered(store, copy, **options):
-    """Return what recover() gives of a store: weights by key."""
+def recovered(store, copy, *, states=False, **options):
+    """Return what recover() gives of a store: weights by key, or weights and states."""
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(store, copy)
     job = KeyedJob(copy, seed=9, **options)
     job.ckpt.recover()
     job.ckpt.close()
-    return {key: weight for key, (weight, _) in job.rows().items()}
+    return {key: row if states else row[0] for key, row in job.rows().items()}
 
 
 def of(keyed):
@@ -109,6 +115,66 @@ def test_an_iteration_by_key_that_was_cut_off_can_be_begun_again(tmp_path, cut_o
         if number == 5:
             expected = recovered(tmp_path / "store", tmp_path / "copy", num_shards=2)
             assert consumer.rows == expected
+    job.end()
+
+
+def test_ids_of_an_update_that_was_cut_off_are_gone_if_it_is_replaced(tmp_path):
+    job = KeyedJob(tmp_path / "store", num_shards=2, rebase_after=None)
+    consumer, kept = Dictionary(), Dictionary()
+    for cut_off_after in (None, 1, 2, None):
+        job.train(10, new_ids=12)
+        job.ckpt.wait()
+        consumer.follow(tmp_path / "store", cut_off_after=cut_off_after)
+        kept.follow(tmp_path / "store")
+        assert cut_off_after is None or consumer.rows != kept.rows
+    assert consumer.rows == kept.rows
+    job.end()
+
+
+def test_after_a_way_back_all_rows_replace_an_update_that_was_cut_off(tmp_path):
+    job = KeyedJob(tmp_path / "store", num_shards=2, rebase_after=None)
+    job.train(7)
+    job.ckpt.wait()
+    shutil.copytree(tmp_path / "store", tmp_path / "before")
+    consumer = Dictionary()
+    consumer.follow(tmp_path / "store")
+    job.train(5)
+    job.end()
+    consumer.follow(tmp_path / "store", cut_off_after=1)
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "before").rename(tmp_path / "store")
+    with pytest.raises(
+        PositionError, match="were applied in part, and the store has gone back since"
+    ):
+        consumer.apply(changed_rows(tmp_path / "store", consumer.position))
+    consumer.follow(tmp_path / "store")
+    assert consumer.rows == recovered(tmp_path / "store", tmp_path / "copy", num_shards=2)
+
+
+def test_changes_that_do_not_begin_at_the_held_keys_are_refused(tmp_path):
+    job = KeyedJob(tmp_path / "store")
+    consumer, changes, position = Dictionary(), [], None
+    for _ in range(3):
+        job.train(10)
+        job.ckpt.wait()
+        changes.append(changed_rows(tmp_path / "store", position))
+        position = changes[-1].until
+    consumer.apply(changes[0])
+    before = dict(consumer.rows)
+    with pytest.raises(
+        PositionError, match=r"'items'\] is of snapshot 2, .* since snapshot 4: one"
+    ):
+        consumer.apply(changes[2])
+    assert consumer.rows == before
+    consumer.apply(changes[1])
+    consumer.apply(changes[1])
+    consumer.apply(changes[2])
+    with pytest.raises(PositionError, match="one was missed, or comes late"):
+        consumer.apply(changes[1])
+    assert consumer.rows == recovered(tmp_path / "store", tmp_path / "copy")
+    for wrong in (torch.full((SLOTS,), -1.0), torch.full((SLOTS,), -1, dtype=torch.int32), [-1]):
+        with pytest.raises(UsageError, match="held has no tensor of 60 keys"):
+            list(by_key(changes[0], {TABLE: wrong}))
     job.end()
 
 
