@@ -26,10 +26,12 @@ def as_slots(table: Table, slots: torch.Tensor) -> torch.Tensor:
             f"table {table.name!r}: slots are {getattr(slots, 'dtype', type(slots).__name__)}; "
             "needed: an int32 or int64 tensor"
         )
-    rows = slots.detach().reshape(-1).to(device=table.weight.device, dtype=torch.int64)
-    if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < table.num_embeddings:
+    rows = slots
+    if slots.dim() != 1 or slots.dtype != torch.int64 or slots.device != table.weight.device:
+        rows = slots.reshape(-1).to(device=table.weight.device, dtype=torch.int64)
+    low, high = (int(bound) for bound in rows.aminmax()) if rows.numel() else (0, 0)
+    if not 0 <= low <= high < table.num_embeddings:
         raise UsageError(
-            f"table {table.name!r} has {table.num_embeddings} slots; given: {int(rows.min())} to "
-            f"{int(rows.max())}"
+            f"table {table.name!r} has {table.num_embeddings} slots; given: {low} to {high}"
         )
     return rows

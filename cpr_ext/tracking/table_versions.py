@@ -66,6 +66,11 @@ class TableVersions:
                 self._trial_steps -= 1
                 self._are_replaced |= any(map(_are_others, before, after))
 
+    def accept_assigned(self, index: int) -> None:
+        """Take a table as it is now; a tensor of its state that was replaced is found later."""
+        if self._has_other_states() or not self._versions.accept([index]):
+            self.accept_tables([index])
+
     def are_same(self) -> bool:
         """Return whether nothing seems to have changed.
 
@@ -76,10 +81,15 @@ class TableVersions:
             return not self.differences()
         return not self._has_other_states() and bool(self._versions.are_same())
 
-    def differences(self) -> dict[int, str]:
-        """Return changes since last accepted, for messages, by the table's position."""
+    def differences(self, indexes: Collection[int] | None = None) -> dict[int, str]:
+        """Return changes since last accepted, for messages, by the table's position.
+
+        Args:
+            indexes: the positions of the tables to compare; None: all.
+        """
         found: dict[int, str] = {}
-        for index, table in enumerate(self._tables):
+        for index in range(len(self._tables)) if indexes is None else indexes:
+            table = self._tables[index]
             then, versions = self._tensors[index], self._versions.values(index)
             now = [table.weight, *_state_tensors(table)]
             if table.weight._version != versions[0]:

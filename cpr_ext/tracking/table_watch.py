@@ -195,7 +195,9 @@ class TableWatch:
         """Expect that the block writes these rows (n,), and no others of the table."""
         if self.before_change is not None:
             self.before_change()
-        self.check_all()
+        index = self._by_weight[id(table.weight)]
+        if not self._running:
+            self.changes.note(self.changes.versions.differences([index]))
         if self.rows_change is not None:
             self.rows_change(table, row_ids)
         if self.changes.listener is not None:
@@ -203,7 +205,7 @@ class TableWatch:
         try:
             yield
         finally:
-            self.changes.versions.accept_tables([self._by_weight[id(table.weight)]])
+            self.changes.versions.accept_assigned(index)
             self.count_rows(table, row_ids)
 
     def _rows_change(self, table: Table, row_ids: torch.Tensor) -> None:
