@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from cpr_ext.errors import StoreError
 from cpr_ext.recovery.damage_accounting import account
 from cpr_ext.recovery.findings import Findings
@@ -94,7 +96,7 @@ def stored_arrays(store: StoreAt) -> dict[str, dict[str, ArraySpec]]:
     """Return the weight and per-row states of a store's readable segments, by table and name."""
     found: dict[str, dict[str, ArraySpec]] = {}
     for number in range(store.reader.num_shards):
-        for usable in _open(store, number, Findings(), False).usable:
+        for usable in open_at(store, number, Findings(), direct_io=False).usable:
             for spec in usable.rows.segment.layout.tables:
                 arrays = found.setdefault(spec.name, {})
                 arrays.update({array.name: array for array in spec.arrays})
@@ -125,7 +127,7 @@ def import_rows(
                 wanted[name] = begin, end
         if not wanted:
             continue
-        shard = _open(store, number, findings, direct_io)
+        shard = open_at(store, number, findings, direct_io=direct_io)
         segments = [usable.rows for usable in shard.usable]
         tally = RoundedTally()
         for name, (begin, end) in wanted.items():
@@ -137,7 +139,8 @@ def import_rows(
         findings.bytes_read += sum(segment.bytes_read for segment in segments)
 
 
-def _open(store: StoreAt, number: int, findings: Findings, direct_io: bool) -> ShardSegments:
+def open_at(store: StoreAt, number: int, findings: Findings, *, direct_io: bool) -> ShardSegments:
+    """Open a shard's segments up to the store's snapshot; damage is noted in the findings."""
     reader = store.reader
     ranges = {name: reader.row_range(name, number) for name in reader.tables}
     manifest = reader.shards[number]
@@ -160,10 +163,10 @@ def _copy(
     for at in range(begin, end, block_rows):
         block = rows.range(at, min(at + block_rows, end))
         is_held = block.not_after >= 0
-        findings.rows_restored += int(is_held.sum())
-        tally.add(block.marks[is_held])
-        for copy, names in taken:
-            first, last = copy.stored_rows
-            mine = is_held & (block.row_ids >= first) & (block.row_ids < last)
+        wanted = [is_held & copy.takes(block.row_ids) for copy, _ in taken]
+        is_taken = torch.stack(wanted).any(0)
+        findings.rows_restored += int(is_taken.sum())
+        tally.add(block.marks[is_taken])
+        for (copy, names), mine in zip(taken, wanted, strict=True):
             for name in names:
                 copy.put(name, block.row_ids[mine], block.arrays[name][mine])

@@ -40,6 +40,11 @@ class PartCopy:
         begin, end = self.common.rows
         return begin - self.held.rows[0], end - self.held.rows[0]
 
+    def takes(self, row_ids: torch.Tensor) -> torch.Tensor:
+        """Return (n,) bool: which rows to take, as the store numbers them."""
+        first, last = self.stored_rows
+        return (row_ids >= first) & (row_ids < last)
+
     @property
     def has_same_columns(self) -> bool:
         """Rows can be taken as they are: the columns are cut alike."""

@@ -10,7 +10,8 @@ import torch
 from cpr_ext.recovery.findings import Findings
 from cpr_ext.recovery.import_store import StoreAt, import_rows, stored_arrays
 from cpr_ext.recovery.part_copy import PartCopy, part_of
-from cpr_ext.state.slot_keys import is_key_array
+from cpr_ext.recovery.rekeying import KeyedCopy, give_slots
+from cpr_ext.state.slot_keys import EMPTY, KEY, is_key_array
 from cpr_ext.state.table import WEIGHT, Table
 from cpr_ext.state.table_part import TablePart
 from cpr_ext.state.wrapper_names import match_names
@@ -19,7 +20,8 @@ from cpr_ext.storage.store_reader import StoredTable, StoreReader
 
 OTHER_SLOTS = (
     "'{held}' has keys, and '{wanted}' of the model other slots: which process holds a key depends "
-    "on how many there are. Recover with the plan and the processes that the stores were made with"
+    "on how many there are, in a way that is not known. Recover with the plan and the processes "
+    "that the stores were made with"
 )
 _Live = Sequence[tuple[Table, TablePart]]
 
@@ -37,6 +39,8 @@ class CopyPlan:
 
     Attributes:
         differences: where the stores do not hold what the tables need, one sentence each.
+        is_rekeyed: a table takes rows by their keys, as the stores are of another number of
+            processes.
     """
 
     def __init__(
@@ -54,7 +58,21 @@ class CopyPlan:
         stored_names = {part_of(table, as_whole=by_name).table for table in stored}
         names = match_names(stored_names, {part.table for _, part in live})
         found: dict[str, None] = {}  # a set that keeps its order
-        self._copies = [_copies_from(s.reader, live, names, by_name, found) for s in stores]
+        cuts = {part_of(t, as_whole=by_name).rows for t in stored if t.keys}
+        rekeyed = [
+            table
+            for table, part in live
+            if not by_name
+            and table.slots is not None
+            and table.slots.share is not None
+            and (table.slots.share.count != len(stores) or part.rows not in cuts)
+        ]
+        self._copies = [
+            _copies_from(s.reader, live, names, by_name, rekeyed, found) for s in stores
+        ]
+        self._rekeyed = [table for table in rekeyed if self._copies_to(table, of_dense=False)]
+        self.is_rekeyed = bool(self._rekeyed)
+        found.update(dict.fromkeys(give_slots(stores, self._copies)))
         joined: dict[tuple[str, str], torch.Tensor] = {}
         for store, copies in zip(stores, self._copies, strict=True):
             for name, all_arrays in stored_arrays(store).items():
@@ -78,7 +96,9 @@ class CopyPlan:
             found.update({f"table '{name}' is not in the {where}": None for name, where in absent})
         else:
             for table, part in live:
-                found.update(dict.fromkeys(_gaps(part, self._copies_to(table))))
+                is_whole = any(table is other for other in self._rekeyed)
+                needed = replace(part, rows=(0, part.num_embeddings)) if is_whole else part
+                found.update(dict.fromkeys(_gaps(needed, self._copies_to(table))))
         self.differences = list(found)
 
     @property
@@ -90,15 +110,18 @@ class CopyPlan:
         """Copy the rows; counts are added to the findings, a row of two parts is counted twice."""
         for state in self._joined:
             state.zero_()
+        for table in self._rekeyed:
+            for name, array in table.key_arrays().items():
+                array.fill_(EMPTY if name == KEY else 0)
         for store, copies in zip(self._stores, self._copies, strict=True):
             import_rows(store, copies, findings, direct_io=direct_io)
         for copy, arrays in self._of_dense:
             findings.rows_restored += copy.put_all(arrays)
 
-    def _copies_to(self, table: Table) -> list[PartCopy]:
+    def _copies_to(self, table: Table, *, of_dense: bool = True) -> list[PartCopy]:
         of_stores = (copies for of_store in self._copies for copies in of_store.values())
         copies = [copy for copies in of_stores for copy in copies]
-        copies += [copy for copy, _ in self._of_dense]
+        copies += [copy for copy, _ in self._of_dense] if of_dense else []
         return [copy for copy in copies if copy.table is table]
 
 
@@ -107,6 +130,7 @@ def _copies_from(
     live: _Live,
     names: Mapping[str, str],
     by_name: bool,
+    rekeyed: Sequence[Table],
     found: dict[str, None],
 ) -> dict[str, list[PartCopy]]:
     """Return what live tables take from each stored table; add differences to ``found``."""
@@ -114,7 +138,7 @@ def _copies_from(
     for stored in reader.tables.values():
         part = part_of(stored, as_whole=by_name)
         held = replace(part, table=names.get(part.table, part.table))
-        if overlaps := list(_overlaps(stored, held, live, found)):
+        if overlaps := list(_overlaps(stored, held, live, found, rekeyed)):
             copies[stored.name] = overlaps
     return copies
 
@@ -134,11 +158,17 @@ def _copies_of_dense(
 
 
 def _overlaps(
-    stored: StoredTable, held: TablePart, live: _Live, found: dict[str, None]
+    stored: StoredTable,
+    held: TablePart,
+    live: _Live,
+    found: dict[str, None],
+    rekeyed: Sequence[Table] = (),
 ) -> Iterator[PartCopy]:
     """Return the same of one stored table; a live one that has grown takes its old rows."""
     for table, wanted in live:
-        if (common := held.overlap(wanted)) is None:
+        by_key = bool(stored.keys) and any(table is other for other in rekeyed)
+        common = held if by_key and held.table == wanted.table else held.overlap(wanted)
+        if common is None:
             continue
         pairs = {
             "num_embeddings": (held.num_embeddings, wanted.num_embeddings),
@@ -151,6 +181,11 @@ def _overlaps(
             old, new = pairs[what]
             found[f"table '{held.table}' has {what} {old}, the model {new}"] = None
         is_cut_alike = (held.rows, held.columns) == (wanted.rows, wanted.columns)
+        if by_key:
+            if not differing:
+                slots = torch.full((held.shape[0],), EMPTY)
+                yield KeyedCopy(table, held, wanted, common, slots=slots)
+            continue
         if stored.keys and "num_embeddings" not in differing and not is_cut_alike:
             found[OTHER_SLOTS.format(held=held.name, wanted=wanted.name)] = None
             continue

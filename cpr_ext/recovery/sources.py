@@ -177,7 +177,8 @@ class OtherStores:
     @property
     def is_of_job(self) -> bool:
         """See :class:`ModelSource`."""
-        return not self.by_name and len(self.readers) > 1
+        is_rekeyed = self._plan is not None and self._plan.is_rekeyed
+        return not self.by_name and (len(self.readers) > 1 or is_rekeyed)
 
     def refuse_damage(self) -> None:
         """See :class:`RowsSource`."""
@@ -207,6 +208,8 @@ class OtherStores:
             in_dense=in_dense,
             weights_only=self.weights_only,
         )
+        if plan.is_rekeyed:
+            self.refuse_damage()  # rows would fall back to older states, of other ids perhaps
         differences = [
             *plan.differences,
             *regrouped.differences,

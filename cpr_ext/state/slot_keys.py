@@ -8,6 +8,7 @@ slots is built again from the keys that are restored. So rows and map cannot be 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -21,6 +22,25 @@ _SCORE = "key."
 _MIX = -7046029254386353131
 
 
+@dataclass(frozen=True)
+class KeyShare:
+    """Which ids belong to this process of a job: equal ranges of them, whatever their slots.
+
+    Attributes:
+        index, count: this process is one of so many, from 0.
+        num_ids: ids are in [0, num_ids); others go by their remainder.
+    """
+
+    index: int
+    count: int
+    num_ids: int
+
+    def owns(self, keys: torch.Tensor) -> torch.Tensor:
+        """Return (n,) bool: which of the keys (n,) int64 belong to this process."""
+        at = keys // -(-self.num_ids // self.count)
+        return torch.where(at < self.count, at, keys % self.count) == self.index
+
+
 class SlotKeys:
     """The keys of a table's slots, and scores of the policy that evicts ids.
 
@@ -30,6 +50,11 @@ class SlotKeys:
         scores: counters or times of each slot by name, (num_embeddings, ...), saved with its row.
         on_restored: called after a recovery has changed the keys; builds the user's map again.
     """
+
+    #: The ids of this process, if their number and its place say so; None: only its slots do.
+    share: KeyShare | None = None
+    #: Slots at the end of the table that no id gets.
+    num_reserved = 0
 
     def __init__(
         self,
@@ -95,6 +120,21 @@ def as_slot_keys(given: object, table: str, weight: torch.Tensor) -> SlotKeys | 
     slots = SlotKeys(given) if isinstance(given, torch.Tensor) else given
     slots.require_fit(table, weight)
     return slots
+
+
+def require_same_form(
+    table: str, arrays: Mapping[str, torch.Tensor], copies: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise UsageError unless keys and scores have the form of earlier copies of them."""
+    now, then = (
+        {name: (tuple(array.shape), array.dtype) for name, array in some.items()}
+        for some in (arrays, copies)
+    )
+    if now != then:
+        raise UsageError(
+            f"table '{table}' has keys and scores {now}, at the start {then}; those of the start "
+            "are saved and protected. Give SlotKeys all of them before training"
+        )
 
 
 def is_key_array(name: str) -> bool:

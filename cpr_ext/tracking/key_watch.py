@@ -14,7 +14,14 @@ import numpy.typing as npt
 import torch
 
 from cpr_ext.errors import UsageError
-from cpr_ext.state.slot_keys import EMPTY, KEY, SlotKeys, repeated, slots_with_keys_of
+from cpr_ext.state.slot_keys import (
+    EMPTY,
+    KEY,
+    SlotKeys,
+    repeated,
+    require_same_form,
+    slots_with_keys_of,
+)
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.trackers import Tracker
 
@@ -49,6 +56,7 @@ class _Saved:
         self.look = None
         self.slots.refresh()
         arrays, saved = self.slots.arrays(), self._saved
+        require_same_form(self.table.name, arrays, saved)
         key = arrays[KEY]
         changed = torch.nonzero(key != saved[KEY]).flatten()
         self._refuse_wrong(key, changed)

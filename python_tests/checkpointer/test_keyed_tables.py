@@ -131,6 +131,30 @@ def test_keys_that_are_wrong_fail_the_snapshot_by_name(tmp_path):
     job.end()
 
 
+def test_keys_and_scores_that_were_replaced_by_others_fail_the_snapshot_by_name(tmp_path):
+    job = KeyedJob(tmp_path, scores=True, priority=cpr_ext.AllRows())
+    job.train(6)
+    slots = job.ckpt.tables[0].slots
+    key, used = slots.key, slots.scores["used"]
+    slots.scores["used"] = torch.zeros(60, 2, dtype=torch.int64)
+    job.ckpt.save()
+    with pytest.warns(SnapshotFailedWarning, match=r"'items' has keys and scores .* at the start"):
+        job.ckpt.step()
+    slots.key = torch.full((61,), -1)
+    with pytest.raises(UsageError, match=r"key has shape \(61,\); needed: contiguous, with one"):
+        job.ckpt.save()
+    slots.key, slots.scores["used"] = key.clone(), used  # another tensor of the same form
+    slots.key[int(job.map.slots.popitem()[1])] = 10**13
+    job.ckpt.save()
+    job.ckpt.wait()
+    job.ckpt.step()
+    job.end()
+    again = KeyedJob(tmp_path, seed=1, scores=True)
+    again.ckpt.recover()
+    assert torch.equal(again.map.key, slots.key)
+    again.end()
+
+
 def test_what_is_no_key_column_is_refused():
     weight = nn.Parameter(torch.zeros(4, 2))
     for keys, message in (

@@ -181,10 +181,8 @@ class ManagedJob:
         self, store, *, seed=0, policy="lru", fused=RowWiseAdagrad, pooled=True, **options
     ):
         self.model, self.optimizer = sharded(policy, fused, seed, pooled=pooled)
-        options = {"save_at_close": False, "schedule": cpr_ext.EverySteps(5), **options}
-        self.ckpt = make_checkpointer(
-            self.model, self.optimizer, store, when_busy="wait", **options
-        )
+        given = {"save_at_close": False, "schedule": cpr_ext.EverySteps(5), "when_busy": "wait"}
+        self.ckpt = make_checkpointer(self.model, self.optimizer, store, **given | options)
         self.history, self.keys_at, self.num_reused = {}, {}, 0
 
     def modules(self):
@@ -207,11 +205,14 @@ class ManagedJob:
             self.optimizer.zero_grad()
             self.model(make_batch(self.ckpt.step_count, dist.get_rank())).backward()
             self.optimizer.step()
-            rows = self.rows()
-            self.keys_at[self.ckpt.step_count + 1] = set(rows)
-            for key, row in rows.items():
-                self.history.setdefault(key, []).append(row)
+            self.note(self.ckpt.step_count + 1, self.rows())
             self.ckpt.step(SAMPLES)
+
+    def note(self, step, rows):
+        """Remember the rows of a step, before it can be saved."""
+        self.keys_at[step] = set(rows)
+        for key, row in rows.items():
+            self.history.setdefault(key, []).append(row)
 
     def end(self):
         self.ckpt.wait()

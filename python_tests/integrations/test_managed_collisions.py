@@ -1,5 +1,6 @@
 """TorchRec's managed collisions on 1 to 4 ranks: no row returns under another id."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_modules import LRU_EvictionPolicy
 
 import cpr_ext
-from cpr_ext.errors import SnapshotFailedWarning, StoreError, UsageError
+from cpr_ext.errors import DamageError, SnapshotFailedWarning, UsageError
 from cpr_ext.integrations.torchrec import make_checkpointer
 from python_tests.integrations.managed_job import (
     CASES,
@@ -59,11 +60,20 @@ def test_a_full_recovery_continues_bit_for_bit(results):
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("results", [2], indirect=True)
-def test_another_number_of_ranks_is_refused_and_changes_nothing(results, tmp_path):
-    stores = [Path(results[0]["directory"]) / f"partial-{rank}" for rank in range(2)]
-    job = ManagedJob(tmp_path, seed=3)
+def test_damaged_stores_of_another_number_of_ranks_change_nothing(results, tmp_path):
+    stores = []
+    for rank in range(2):
+        stores.append(tmp_path / f"old-{rank}")
+        shutil.copytree(Path(results[0]["directory"]) / f"partial-{rank}", stores[-1])
+    segment = max(
+        stores[1].glob("shard-*/*-base.safetensors"), key=lambda path: path.stat().st_size
+    )
+    content = bytearray(segment.read_bytes())
+    content[-100] ^= 1
+    segment.write_bytes(content)
+    job = ManagedJob(tmp_path / "new", seed=3)
     before = buffers_of(job.model)
-    with pytest.raises(StoreError, match="which process holds a key depends on how many there are"):
+    with pytest.raises(DamageError, match=segment.name):
         job.ckpt.recover(from_store=stores)
     assert all(torch.equal(value, before[name]) for name, value in buffers_of(job.model).items())
     assert job.rows() == {}

@@ -196,3 +196,24 @@ def test_a_part_of_another_shape_than_its_weight_is_refused():
     part = TablePart("t", (0, 2), (0, DIM), ROWS, DIM)
     with pytest.raises(UsageError, match="has shape"):
         Table("t", torch.zeros(3, DIM), part=part)
+
+
+def test_maps_that_do_not_say_which_process_has_an_id_are_not_cut_otherwise(tmp_path):
+    def job(store, rows, part=None):
+        bag = torch.nn.EmbeddingBag(rows, 2, mode="sum", sparse=True)
+        optimizer = torch.optim.SGD(bag.parameters(), lr=0.1)
+        keys = torch.arange(rows)
+        table = cpr_ext.Table("t", bag.weight, optimizer, [bag], part=part, keys=keys)
+        return cpr_ext.Checkpointer(bag, optimizer, store, tables=[table])
+
+    stores = [tmp_path / "0", tmp_path / "1"]
+    for rank, store in enumerate(stores):
+        ckpt = job(store, 4, TablePart("t", (4 * rank, 4 * rank + 4), (0, 2), 8, 2))
+        ckpt.step()
+        ckpt.close()
+    whole = job(tmp_path / "whole", 8)
+    before = whole.tables[0].weight.clone()
+    with pytest.raises(StoreError, match="how many there are, in a way that is not known"):
+        whole.recover(from_store=stores)
+    assert torch.equal(whole.tables[0].weight, before)
+    whole.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cpr_ext.errors import UsageError
+from cpr_ext.state.slot_keys import require_same_form
 from cpr_ext.state.table import Table
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -57,7 +57,7 @@ class KeyCopies:
                 continue
             table.slots.refresh()
             arrays = table.key_arrays()
-            _require_same_form(table.name, arrays, copies)
+            require_same_form(table.name, arrays, copies)
             slots = _differing(arrays, copies)
             if len(slots):
                 note(number, slots)
@@ -73,20 +73,6 @@ class KeyCopies:
                 array.detach().copy_(copies[name])
             table.slots.rebuild()
             self._versions[number] = table.slots.version()
-
-
-def _require_same_form(
-    table: str, arrays: dict[str, torch.Tensor], copies: dict[str, torch.Tensor]
-) -> None:
-    now, then = (
-        {name: (tuple(array.shape), array.dtype) for name, array in some.items()}
-        for some in (arrays, copies)
-    )
-    if now != then:
-        raise UsageError(
-            f"table '{table}' has keys and scores {now}, at the start {then}; parity protects "
-            "those of the start. Give SlotKeys all of them before training"
-        )
 
 
 def _differing(arrays: dict[str, torch.Tensor], copies: dict[str, torch.Tensor]) -> torch.Tensor:

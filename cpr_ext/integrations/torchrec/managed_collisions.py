@@ -30,7 +30,7 @@ from torchrec.modules.mc_modules import (
 from cpr_ext import SlotKeys, Table
 from cpr_ext.errors import UsageError
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
-from cpr_ext.state.slot_keys import EMPTY
+from cpr_ext.state.slot_keys import EMPTY, KeyShare
 from cpr_ext.state.table import Assigning
 
 _POLICIES = (LFU_EvictionPolicy, LRU_EvictionPolicy, DistanceLFU_EvictionPolicy)
@@ -39,6 +39,8 @@ _NO_ID = torch.iinfo(torch.int64).max  # what a module has in the place of an id
 
 class ManagedKeys(SlotKeys):
     """The keys of a module's slots, and its policy's counts of them, in the order of the slots."""
+
+    num_reserved = 1  # the last slot is that of all ids without one
 
     def __init__(self, name: str, module: MCHManagedCollisionModule) -> None:
         self._name = name
@@ -49,6 +51,10 @@ class ManagedKeys(SlotKeys):
             for counted in module._mch_metadata
         }
         super().__init__(torch.full((size,), EMPTY, device=device), scores)
+        self._segments = module._output_segments_tensor.clone()
+        offset, count = module._output_global_offset, module.buckets()
+        index = int((self._segments[:count] == offset).nonzero()[0])
+        self.share = KeyShare(index, count, module.input_size())
 
     def refresh(self) -> None:
         """Copy the module's map into the order of the slots.
@@ -83,6 +89,7 @@ class ManagedKeys(SlotKeys):
     def rebuild(self) -> None:
         """Sort the module's map again, by the ids of the slots."""
         module = self._module
+        module._output_segments_tensor.copy_(self._segments)  # restored state has the old plan's
         ids = torch.where(self.key == EMPTY, _NO_ID, self.key)
         order = torch.argsort(ids, stable=True)
         module._mch_sorted_raw_ids.copy_(ids[order])
