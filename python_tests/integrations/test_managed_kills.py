@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torchrec.md")
 
 JOB = "python_tests.integrations.managed_kill_job"
-WAIT_SECONDS = 200
+WAIT_SECONDS = 100
 
 
 @pytest.mark.parametrize("options", ["default", "points"])

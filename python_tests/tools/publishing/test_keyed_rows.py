@@ -2,6 +2,8 @@
 
 import runpy
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -223,14 +225,30 @@ def test_a_keyed_table_needs_keyed_rows_and_another_one_does_not(tmp_path):
 
 
 def test_the_serving_example_runs_with_evictions(tmp_path, capsys):
-    job = KeyedJob(tmp_path / "store")
-    job.train(20)
-    job.end()
-    publish(tmp_path / "store", tmp_path / "rows")
+    job = KeyedJob(tmp_path / "store", rebase_after=None)
     main = runpy.run_path(str(EXAMPLE))["main"]
-    tables = main([str(tmp_path / "rows"), "--states", "1"])
-    assert of(tables[TABLE]) == recovered(tmp_path / "store", tmp_path / "copy")
-    assert "items: 60 ids have a row, 0 have none any more" in capsys.readouterr().out
+    arguments = [str(tmp_path / "rows"), "--states", "3", "--pause", "0.01"]
+    shown = expected = ""
+    before = set()
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(main, arguments)
+        for number in range(1, 4):
+            job.train(20)
+            job.ckpt.wait()
+            publish(tmp_path / "store", tmp_path / "rows")
+            now = recovered(tmp_path / "store", tmp_path / "copy")
+            gone = len(before - now.keys())
+            expected += f"items: {len(now)} ids have a row, {gone} have none any more\n"
+            while shown.count("none any more") < number:
+                assert not served.done() or number == 3
+                time.sleep(0.01)
+                shown += capsys.readouterr().out
+            before = set(now)
+        tables = served.result()
+    assert gone > 20
+    assert "".join(line for line in shown.splitlines(True) if line[:5] == "items") == expected
+    assert of(tables[TABLE]) == now
+    job.end()
 
 
 def test_parquet_has_the_keys_too(tmp_path):
