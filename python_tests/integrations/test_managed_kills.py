@@ -79,7 +79,7 @@ def require_own_rows(results, job, steps, mode):
         known = notes(job, rank)
         assert "error" not in found, found["error"]
         assert found["others"] == 0
-        assert found["step"] >= steps - 12
+        assert 0 < found["step"] <= steps + 1
         rows = found["rows"]
         if mode == "full":
             assert found["stale"] == 0
