@@ -81,10 +81,7 @@ class OutsideChanges:
         """Look for changes in these tables; None: in all, and for replaced tensors, too."""
         if indexes is not None and self.versions.are_same():
             return
-        found = self.versions.differences()
-        if indexes is not None:
-            found = {index: found[index] for index in found if index in indexes}
-        self.note(found)
+        self.note(self.versions.differences(indexes))
 
     def note(self, differences: Mapping[int, str], message: str = CHANGED_OUTSIDE) -> None:
         """Note that tables changed; a difference says what did, by position."""
