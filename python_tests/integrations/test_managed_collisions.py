@@ -10,13 +10,16 @@ pytest.importorskip("torchrec", reason="TorchRec is not installed: see docs/torc
 
 from torchrec import JaggedTensor
 from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
-from torchrec.modules.mc_modules import LRU_EvictionPolicy
+from torchrec.modules.mc_modules import LRU_EvictionPolicy, MCHManagedCollisionModule
 
 import cpr_ext
 from cpr_ext.errors import DamageError, SnapshotFailedWarning, UsageError
 from cpr_ext.integrations.torchrec import make_checkpointer
+from cpr_ext.integrations.torchrec.managed_collisions import ManagedKeys
+from cpr_ext.state.slot_keys import KeyShare
 from python_tests.integrations.managed_job import (
     CASES,
+    IDS,
     SAMPLES,
     SLOTS,
     ManagedJob,
@@ -147,6 +150,38 @@ def test_an_unsharded_module_recovers_its_map_with_the_rows(tmp_path):
         for slot, (number, row) in enumerate(zip(ids.tolist(), weight, strict=True)):
             states = [then[name] for then in history if then[name][0][slot] == number]
             assert any(torch.equal(row, rows[slot]) for _, rows in states)
+
+
+def test_a_module_with_all_slots_has_all_ids_whatever_its_buckets():
+    for segments, buckets in ((None, 1), ([0, 16, 24, 40], 3)):
+        module = MCHManagedCollisionModule(
+            zch_size=40,
+            device=torch.device("cpu"),
+            eviction_policy=LRU_EvictionPolicy(),
+            eviction_interval=3,
+            input_hash_size=1000,
+            output_segments=segments,
+            buckets=buckets,
+        )
+        assert ManagedKeys("a", module).share.owns(torch.arange(0, 2000, 7)).all()
+        part = module.rebuild_with_output_id_range((24, 40), [0, 12, 24, 40])
+        share = ManagedKeys("a", part).share
+        assert (share.index, share.count) == (2, 3)
+        ids = torch.tensor([0, 333, 667, 668, 999, 1002, 1003, 1004])
+        assert share.owns(ids).tolist() == [i in (668, 999, 1004) for i in ids.tolist()]
+
+
+@pytest.mark.parametrize(("count", "num_ids"), [(3, 1000), (4, IDS), (2, 2**63 - 1), (1, 5)])
+def test_an_id_belongs_to_the_rank_that_torchrec_asks_for_it(count, num_ids):
+    draw = torch.Generator().manual_seed(count)
+    ids = torch.randint(0, min(2**63 - 1, 2 * num_ids), (500,), generator=draw)
+    block = torch.tensor([-(-num_ids // count)])
+    for number in ids:
+        lengths, *_ = torch.ops.fbgemm.block_bucketize_sparse_features(
+            torch.tensor([1]), number[None], False, False, block, count
+        )
+        owns = [bool(KeyShare(at, count, num_ids).owns(number[None])) for at in range(count)]
+        assert owns == lengths.bool().tolist()
 
 
 def test_a_plain_checkpointer_names_the_one_that_saves_the_ids(tmp_path):

@@ -52,8 +52,12 @@ class ManagedKeys(SlotKeys):
         }
         super().__init__(torch.full((size,), EMPTY, device=device), scores)
         self._segments = module._output_segments_tensor.clone()
-        offset, count = module._output_global_offset, module.buckets()
-        index = int((self._segments[:count] == offset).nonzero()[0])
+        count, index = module.buckets(), 0
+        if size == int(self._segments[count]):
+            count = 1  # it has all slots, and buckets of its own perhaps
+        else:
+            starts = self._segments[:count]
+            index = int((starts == module._output_global_offset).nonzero()[0])
         self.share = KeyShare(index, count, module.input_size())
 
     def refresh(self) -> None:
