@@ -82,7 +82,7 @@ class History:
     def train(self):
         evicted = self.job.map.num_evicted
         for _ in range(self.draw.randint(1, 4)):
-            self.job.train(1, new_ids=self.draw.choice([0, 1, 5]))
+            self.job.train(1, new_ids=self.draw.choice([0, 4, 12]))
             self.peer.receive(0, self.step, self.job.own.message(self.step, 0))
             self.known[self.step] = self.job.rows()
         self.counts["evicted"] += self.job.map.num_evicted - evicted
