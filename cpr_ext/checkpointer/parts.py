@@ -123,9 +123,7 @@ class _Tracking:
         self.watch = TableWatch(tables, trained.optimizers, self.trackers, threads)
         self.keys = KeyWatch(tables, self.trackers, self.watch.count_rows)
         self.inventory = Inventory(
-            *(trained.model, trained.optimizers, tables, trained.declared.stateful),
-            is_declared=trained.declared.extra_state is not None,
-            ignore=trained.declared.ignore,
+            *(trained.model, trained.optimizers, tables, trained.declared, self.watch.gradients)
         )
         self.watch.stranger_stepped = self.inventory.note_stranger
         self.scrub = Scrub(

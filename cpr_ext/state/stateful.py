@@ -61,7 +61,7 @@ class OwnGenerator:
             generator.set_state(value)
 
 
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 def as_list(given: Any) -> list[Any]:
@@ -81,7 +81,7 @@ def as_stateful(given: Any) -> list[Stateful]:
     items = as_list(given)
     if (twice := _twice(items)) is not None:
         raise UsageError(f"stateful[{twice}] (a {type(items[twice]).__name__}) is given twice")
-    objects = [OwnGenerator(item) if isinstance(item, _GENERATORS) else item for item in items]
+    objects = [OwnGenerator(item) if isinstance(item, GENERATORS) else item for item in items]
     for index, item in enumerate(objects):
         name = f"stateful[{index}]"
         if not all(callable(getattr(item, m, None)) for m in ("state_dict", "load_state_dict")):

@@ -1,24 +1,32 @@
 """What training carries from step to step, and whether all of it is saved.
 
 Everything is row state (of a table), dense (in the model's ``state_dict()``, or an optimizer's
-state of it), declared (``stateful=``, ``extra_state=``), or *unaccounted*. With anything
-unaccounted, no snapshot is complete. It is looked up again at each snapshot, as parameter groups,
-modules and optimizers may change while a job runs.
+state of it), declared (its bits are in ``stateful=`` or ``extra_state=``), or *unaccounted*. With
+anything unaccounted, no snapshot is complete. It is looked up again at each snapshot, as parameter
+groups, modules and optimizers may change while a job runs.
 """
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from cpr_ext.errors import UntrackedChangeWarning, UsageError
-from cpr_ext.state.stateful import Stateful
+from cpr_ext.state.stateful import Declared, capture_stateful
 from cpr_ext.state.table import Table, optimizers_by_parameter
+from cpr_ext.tracking.carried import (
+    PendingGradients,
+    attributes_of,
+    is_same_mark,
+    is_within,
+    leaves,
+    mark_of,
+)
 from cpr_ext.tracking.table_watch import TableWatch
 
 _NOT_SAVED = (
@@ -37,19 +45,21 @@ class _Unaccounted(NamedTuple):
     Attributes:
         name: by which ``ignore=`` names it.
         what, remedy: for a warning.
+        values: it is accounted for where what is declared has these; empty: nowhere.
     """
 
     name: str
     what: str
     remedy: str
+    values: Sequence[Any] = ()
 
 
 class Inventory:
     """Looks up what a snapshot must hold; on the training thread.
 
     Args:
-        is_declared: the user's ``extra_state`` may hold state that is found nowhere else.
-        ignore: names of state that need not be saved.
+        declared: what the user names.
+        gradients: those that no optimizer has applied yet.
 
     Attributes:
         unaccounted: what no snapshot holds, one phrase each.
@@ -61,22 +71,22 @@ class Inventory:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         tables: Sequence[Table],
-        stateful: Sequence[Stateful],
-        *,
-        is_declared: bool,
-        ignore: Collection[str] = (),
+        declared: Declared,
+        gradients: PendingGradients,
     ) -> None:
         self._model = model
         self._optimizers = optimizers
         self._tables = tables
-        self._stateful = stateful
-        self._is_declared = is_declared
+        self._declared = declared
+        self._stateful = declared.stateful
+        self._gradients = gradients
         self._modules = {id(module) for module in model.modules()}
         self._strangers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._reported: set[str] = set()
         self.unaccounted: list[str] = []
         self.ignored: list[str] = []
-        self._ignore = ignore
+        self._ignore = declared.ignore
+        self._marks = {name: mark_of(value) for name, _, value in self._attributes()}
         self._passing = _passing_buffers(model)
         #: Snapshots hold them, too.
         self.saves_passing_buffers = False
@@ -122,8 +132,11 @@ class Inventory:
         """Look up what is unaccounted, and warn of what was not before."""
         self.unaccounted = []
         found = list(self._unaccounted())
+        if any(each.values for each in found):
+            saved = self._declared_leaves()
+            found = [e for e in found if not (e.values and is_within(e.values, saved))]
         self.ignored = sorted({each.name for each in found if each.name in self._ignore})
-        for name, what, remedy in found:
+        for name, what, remedy, _ in found:
             if name in self._ignore:
                 continue
             self.unaccounted.append(what)
@@ -136,13 +149,41 @@ class Inventory:
         saved = {id(value) for value in self._model.state_dict(keep_vars=True).values()}
         saved |= {id(table.weight) for table in self._tables}
         yield from self._of_strangers(saved)
-        if self._is_declared:
-            return
         yield from self._of_buffers()
+        yield from self._of_attributes()
         for optimizer in self._optimizers:
-            if any(optimizer is item for item in self._stateful):
-                continue
-            yield from _of_optimizer(optimizer, saved)
+            kind = type(optimizer).__name__
+            if self._gradients.has(optimizer):
+                yield _Unaccounted(
+                    f"gradients of {kind}",
+                    f"a gradient that waits for the step of a {kind}",
+                    "call ckpt.step() only after optimizer.step(), or zero_grad() before it",
+                )
+            if not any(optimizer is item for item in self._stateful):
+                yield from _of_optimizer(optimizer, saved)
+
+    def _declared_leaves(self) -> frozenset[Any]:
+        extra = self._declared.extra_state
+        return leaves([capture_stateful(self._stateful), None if extra is None else extra()])
+
+    def _attributes(self) -> Iterator[tuple[str, str, Any]]:
+        """Return names, kinds of owners, and values that no ``state_dict()`` shows."""
+        for path, module in self._model.named_modules():
+            for name, value in attributes_of(module):
+                yield f"{path}.{name}" if path else name, type(module).__name__, value
+        for index, optimizer in enumerate(self._optimizers):
+            for name, value in attributes_of(optimizer):
+                yield f"optimizers[{index}].{name}", type(optimizer).__name__, value
+
+    def _of_attributes(self) -> Iterator[_Unaccounted]:
+        for name, kind, value in self._attributes():
+            if not is_same_mark(self._marks.get(name), mark_of(value)):
+                yield _Unaccounted(
+                    f"attribute {name}",
+                    f"the attribute '{name}' of a {kind}, which changes,",
+                    "make it a buffer, or save it with stateful= or extra_state=",
+                    [value],
+                )
 
     def _of_buffers(self) -> Iterator[_Unaccounted]:
         now = _passing_buffers(self._model)
@@ -157,6 +198,7 @@ class Inventory:
                     f"buffer {name}",
                     f"the buffer '{name}', which has persistent=False and changes,",
                     "register it with persistent=True, or save it with extra_state=",
+                    [now[name][0]],
                 )
 
     def _of_strangers(self, saved: set[int]) -> Iterator[_Unaccounted]:
@@ -210,6 +252,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, saved: set[int]) -> Iterator
             f"state of {kind} under {names[0]!r}",
             f"the state that a {kind} keeps under {names[0]!r}, which is no parameter,",
             "save it with extra_state=, and set it from report.extra_state after recover()",
+            [optimizer.state[key] for key in names],
         )
     others = [p for p in parameters if id(p) not in saved and p.requires_grad]
     if others:
@@ -218,4 +261,5 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, saved: set[int]) -> Iterator
             f"a parameter of shape {tuple(others[0].shape)} that a {kind} updates and the model's "
             "state_dict() does not have",
             "give one module that holds all that is trained, such as a ModuleList of two models",
+            others,
         )

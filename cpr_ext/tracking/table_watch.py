@@ -26,6 +26,7 @@ from cpr_ext.runtime.cuda import (
 )
 from cpr_ext.state.table import AssignmentSource, Table
 from cpr_ext.tracking.abandoned_hooks import abandoned_hooks
+from cpr_ext.tracking.carried import PendingGradients
 from cpr_ext.tracking.gradient_rows import GradientRows, RowsChange
 from cpr_ext.tracking.outside_changes import OutsideChanges
 from cpr_ext.tracking.step_hooks import hook_of, identity_of, place_hook, with_closure
@@ -73,6 +74,7 @@ class TableWatch:
         changes: outside of optimizers' steps.
         rows: counted so far.
         held: how long the hooks blocked training.
+        gradients: those that no optimizer has applied yet.
         has_stepped: an optimizer has stepped since :meth:`begin_step`: the model is past the step
             that the Checkpointer knows.
         before_change: called on the training thread before rows change and before trackers are
@@ -101,6 +103,7 @@ class TableWatch:
         self.rows = GradientRows(tables, each, pool, self._unseen)
         self.changes = OutsideChanges(tables, self._by_weight, self.rows, self._unseen)
         self.held = HeldTime()
+        self.gradients = PendingGradients()
         self._optimizers = optimizers
         self._hooks: dict[int, tuple[Any, Any]] = {}  # before and after, by optimizer
         self._foreign_tables: set[int] = set()
@@ -307,6 +310,7 @@ class TableWatch:
         return run_and_note
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.gradients.note_step(optimizer)
         if not any(step.optimizer is optimizer for step in self._running):
             return
         started = time.perf_counter()

@@ -169,14 +169,28 @@ def with_passing_buffer(model):
 
 
 @pytest.mark.parametrize(
-    ("optimizer_of", "what"),
+    ("optimizer_of", "what", "value"),
     [
-        (lambda model: Global(model.parameters(), lr=0.1), "under 'global'"),
-        (with_second_model, r"a parameter of shape \(1, 3\) that a Adagrad updates"),
-        (with_passing_buffer, "the buffer 'lin.t', which has persistent=False"),
+        (
+            lambda model: Global(model.parameters(), lr=0.1),
+            "under 'global'",
+            lambda run: run.optimizer.state.get("global"),
+        ),
+        (
+            with_second_model,
+            r"a parameter of shape \(1, 3\) that a Adagrad updates",
+            lambda run: run.optimizer.param_groups[0]["params"][-1],
+        ),
+        (
+            with_passing_buffer,
+            "the buffer 'lin.t', which has persistent=False",
+            lambda run: run.model["lin"].t,
+        ),
     ],
 )
-def test_what_no_snapshot_holds_is_named_once_and_none_is_complete(tmp_path, optimizer_of, what):
+def test_what_no_snapshot_holds_is_named_once_and_none_is_complete(
+    tmp_path, optimizer_of, what, value
+):
     run = make(tmp_path / "store", optimizer_of)
     handle, texts = train(run)
     assert not handle.is_complete
@@ -185,7 +199,12 @@ def test_what_no_snapshot_holds_is_named_once_and_none_is_complete(tmp_path, opt
     (text,) = [text for text in texts if "is not saved, so no snapshot is complete" in text]
     assert re.search(what, text)
     run.ckpt.close()
-    run = make(tmp_path / "declared", optimizer_of, extra_state=lambda: {"it": "is here"})
+    run = make(tmp_path / "another", optimizer_of, extra_state=lambda: {"epoch": 77})
+    handle, texts = train(run)
+    assert not handle.is_complete
+    assert len(texts) == 1
+    run.ckpt.close()
+    run = make(tmp_path / "declared", optimizer_of, extra_state=lambda: [value(run)])
     handle, texts = train(run)
     assert handle.is_complete or type(run.optimizer) is Global  # which may move any row
     assert texts == []

@@ -164,13 +164,13 @@ def test_a_step_that_raises_half_way_leaves_nothing_unsaved(tmp_path):
 
     run = plain(tmp_path, Halting)
     (optimizer,) = run.optimizers
-    optimizer.fails = True
+    Halting.fails = True
     backward(run, 3)
     with pytest.raises(ArithmeticError):
         optimizer.step()
     assert run.ckpt._watch.is_inside_step
     assert run.ckpt.save().state == "requested"
-    optimizer.fails = False
+    Halting.fails = False
     optimizer.step()  # again
     run.ckpt.step()
     run.ckpt.wait()

@@ -1,0 +1,141 @@
+"""Values that objects carry from step to step without showing them in a ``state_dict()``."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cpr_ext.errors import UsageError
+from cpr_ext.state.flatten import pack
+from cpr_ext.state.stateful import GENERATORS, OwnGenerator
+
+_MOST_ITEMS = 256  # of a container; of a longer one its length counts
+#: Packages whose modules and optimizers show all of their state.
+_OF_KNOWN = frozenset(("torch", "torchrec", "fbgemm_gpu", "torchmetrics"))
+_OWN_WAYS = ("state_dict", "_save_to_state_dict", "get_extra_state")
+
+
+def attributes_of(thing: nn.Module | torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    """Return what a module or an optimizer of the user's has beside what torch gives it."""
+    if type(thing).__module__.partition(".")[0] in _OF_KNOWN:
+        return
+    own = isinstance(thing, nn.Module) and _OWN_WAYS
+    if own and any(getattr(type(thing), way) is not getattr(nn.Module, way) for way in own):
+        return  # it says by itself what it carries
+    for name in vars(thing).keys() - _names_of_torch():
+        yield name, vars(thing)[name]
+
+
+@cache
+def _names_of_torch() -> frozenset[str]:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    table = nn.EmbeddingBag(1, 1)
+    return frozenset(("step", "_step_count", "_opt_called", *vars(optimizer), *vars(table)))
+
+
+def mark_of(value: Any) -> Any:
+    """Return what tells a value from a later one: equal by :func:`is_same_mark` if it kept still.
+
+    None also for what carries no numbers, such as a function.
+    """
+    if isinstance(value, torch.Tensor):
+        return None if value.grad_fn is not None else (weakref.ref(value), value._version)
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, GENERATORS):
+        return leaves(OwnGenerator(value).state_dict())
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list | tuple | deque):
+        return (len(value), *map(mark_of, islice(value, _MOST_ITEMS)))
+    return None
+
+
+def is_same_mark(left: Any, right: Any) -> bool:
+    """Return whether two marks are of a value that kept still."""
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(is_same_mark, left, right))
+    if isinstance(left, weakref.ref):
+        return left is right
+    return type(left) is type(right) and bool(left == right)
+
+
+def leaves(tree: Any) -> frozenset[Any]:
+    """Return all numbers and tensors' bits of a tree; raise UsageError for what has none."""
+    skeleton, tensors = pack(tree)
+    found: set[Any] = {json.dumps(each) for each in _plain(skeleton)}
+    for tensor in tensors.values():
+        values = tensor.detach().to("cpu").contiguous()
+        found.add((values.dtype, values.reshape(-1).view(torch.uint8).numpy().tobytes()))
+    return frozenset(found)
+
+
+def _plain(skeleton: Any) -> Iterator[Any]:
+    if isinstance(skeleton, dict):
+        if not skeleton.keys() & {"$tensor", "$array"}:
+            for value in skeleton.values():
+                yield from _plain(value)
+    elif isinstance(skeleton, list):
+        for value in skeleton:
+            yield from _plain(value)
+    else:
+        yield skeleton
+
+
+def is_within(values: Sequence[Any], declared: frozenset[Any]) -> bool:
+    """Return whether all numbers and bits of ``values`` are among those of what is saved."""
+    try:
+        return leaves([_savable(value) for value in values]) <= declared
+    except UsageError:
+        return False
+
+
+def _savable(value: Any) -> Any:
+    if isinstance(value, GENERATORS):
+        return OwnGenerator(value).state_dict()
+    return [*value] if isinstance(value, deque) else value
+
+
+class PendingGradients:
+    """Whether gradients wait for their optimizer's step; on the training thread."""
+
+    def __init__(self) -> None:
+        self._applied: dict[int, tuple[weakref.ref[torch.Tensor], int] | None] = {}
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer has applied the gradients that are there."""
+        self._applied[id(optimizer)] = _first_gradient(optimizer)
+
+    def has(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether there are gradients, not all zero, since the optimizer's last step."""
+        now = _first_gradient(optimizer)
+        last = self._applied.get(id(optimizer))
+        if now is None or (last is not None and now[0] is last[0] and now[1] == last[1]):
+            return False
+        gradients = (p.grad for group in optimizer.param_groups for p in group["params"])
+        return any(
+            each._nnz() > 0 if each.layout == torch.sparse_coo else bool(each.any())
+            for each in gradients
+            if each is not None
+        )
+
+
+def _first_gradient(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[weakref.ref[torch.Tensor], int] | None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if (gradient := parameter.grad) is not None:
+                return weakref.ref(gradient), gradient._version
+    return None
