@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -264,9 +265,10 @@ def restore_dense(
             "cpr_ext.load_into(model, store) needs no optimizers"
         )
     restore_stateful(tree.get("stateful", []), stateful, keep)
-    same_optimizers = not _optimizer_differences(tree["optimizers"], optimizers)
+    same_optimizers = not _optimizer_differences(tree["optimizers"], optimizers, model)
     make_grown_buffers(model, tree["model"], tree.get("grown", ()))
     live = dense_values(model, tables)
+    names = _parameter_names(optimizers, model.state_dict(keep_vars=True))
     with torch.no_grad():
         _load_model(
             model,
@@ -277,8 +279,9 @@ def restore_dense(
                 and not _parameter_difference(name, tree["model"], live)
             },
         )
-        for optimizer, saved in zip(optimizers, tree["optimizers"], strict=False):
+        for optimizer, own, each in zip(optimizers, names, tree["optimizers"], strict=False):
             if same_optimizers:
+                saved = _in_order(each, own)
                 _restore_optimizer(
                     optimizer, saved if strict else _fitting(optimizer, saved), tables
                 )
@@ -341,7 +344,7 @@ def dense_differences(
     ]
     return [
         *(text for text in found if text),
-        *_optimizer_differences(tree["optimizers"], optimizers),
+        *_optimizer_differences(tree["optimizers"], optimizers, model),
         *stateful_differences(tree.get("stateful", []), stateful),
     ]
 
@@ -395,7 +398,6 @@ def _optimizer_tree(
     optimizer: torch.optim.Optimizer, tables: Sequence[Table], values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return an optimizer's state that is not per row; ``values``: the model's, by name."""
-    names = {id(value): name for name, value in values.items()}
     num_rows = {id(table.weight): table.num_embeddings for table in tables}
     states = {}
     for index, parameter in enumerate(_parameters(optimizer)):
@@ -413,21 +415,52 @@ def _optimizer_tree(
         "type": type(optimizer).__name__,
         "groups": groups,
         "states": states,
-        # Of a parameter that the state_dict() does not have: "".
-        "parameters": [
-            [names.get(id(parameter), "") for parameter in group["params"]]
-            for group in optimizer.param_groups
-        ],
+        "parameters": _parameter_names([optimizer], values)[0],
     }
 
 
+def _parameter_names(
+    optimizers: Sequence[torch.optim.Optimizer], values: Mapping[str, Any]
+) -> list[list[list[str]]]:
+    """Return the names of the parameters of each group of each optimizer.
+
+    Of a parameter that the state_dict() does not have: "".
+    """
+    names = {id(value): name for name, value in values.items()}
+    return [
+        [[names.get(id(each), "") for each in group["params"]] for group in optimizer.param_groups]
+        for optimizer in optimizers
+    ]
+
+
+def _in_order(saved: dict[str, Any], live: list[list[str]]) -> dict[str, Any]:
+    """Return a stored optimizer with the parameters of each group in the order of the live one."""
+    stored = saved.get("parameters", [])
+    if stored == live or not _are_named_alike(stored, live):
+        return saved
+    places = {name: index for index, name in enumerate(chain(*stored))}
+    states = [saved["states"][str(places[name])] for name in chain(*live)]
+    return {**saved, "states": {str(index): state for index, state in enumerate(states)}}
+
+
+def _are_named_alike(stored: list[list[str]], live: list[list[str]]) -> bool:
+    names = sorted(chain(*stored))
+    return names == sorted(chain(*live)) and all(names) and len({*names}) == len(names)
+
+
 def _optimizer_differences(
-    saved: list[Any], optimizers: Sequence[torch.optim.Optimizer]
+    saved: list[Any], optimizers: Sequence[torch.optim.Optimizer], model: nn.Module
 ) -> list[str]:
     live = [(type(o).__name__, len(o.param_groups), len(_parameters(o))) for o in optimizers]
     stored = [(s["type"], len(s["groups"]), len(s["states"])) for s in saved]
     if live == stored:
-        return []
+        names = _parameter_names(optimizers, model.state_dict(keep_vars=True))
+        return [
+            f"a {old['type']} has its parameters in groups {own}, in the store {old['parameters']}"
+            for old, own in zip(saved, names, strict=True)
+            if _are_named_alike(old.get("parameters", []), own)
+            and [*map(sorted, old["parameters"])] != [*map(sorted, own)]
+        ]
     return [f"the store holds optimizers (type, groups, parameters) {stored}, the run has {live}"]
 
 

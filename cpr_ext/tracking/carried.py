@@ -108,32 +108,38 @@ def _savable(value: Any) -> Any:
 
 
 class PendingGradients:
-    """Whether gradients wait for their optimizer's step; on the training thread."""
+    """Whether gradients waited for their optimizer's step when the last training step ended."""
 
     def __init__(self) -> None:
-        self._applied: dict[int, tuple[weakref.ref[torch.Tensor], int] | None] = {}
+        self._applied: dict[int, _Gradient | None] = {}
+        self._waiting: set[int] = set()
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has applied the gradients that are there."""
         self._applied[id(optimizer)] = _first_gradient(optimizer)
 
+    def end_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Note that a training step ends; later gradients are of the next one."""
+        self._waiting.clear()
+        for optimizer in optimizers:
+            now, last = _first_gradient(optimizer), self._applied.get(id(optimizer))
+            if now is not None and not (last and now[0] is last[0] and now[1] == last[1]):
+                self._waiting.add(id(optimizer))
+
     def has(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether there are gradients, not all zero, since the optimizer's last step."""
-        now = _first_gradient(optimizer)
-        last = self._applied.get(id(optimizer))
-        if now is None or (last is not None and now[0] is last[0] and now[1] == last[1]):
-            return False
-        gradients = (p.grad for group in optimizer.param_groups for p in group["params"])
-        return any(
+        """Return whether gradients that are not all zero waited for this optimizer."""
+        return id(optimizer) in self._waiting and any(
             each._nnz() > 0 if each.layout == torch.sparse_coo else bool(each.any())
-            for each in gradients
-            if each is not None
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if (each := parameter.grad) is not None
         )
 
 
-def _first_gradient(
-    optimizer: torch.optim.Optimizer,
-) -> tuple[weakref.ref[torch.Tensor], int] | None:
+_Gradient = tuple[weakref.ref[torch.Tensor], int]
+
+
+def _first_gradient(optimizer: torch.optim.Optimizer) -> _Gradient | None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if (gradient := parameter.grad) is not None:

@@ -166,6 +166,7 @@ class TableWatch:
         """Begin a step: all changes of the model so far belong to the last one."""
         self._running.clear()  # an optimizer's step may have ended by an exception
         self.changes.begin_step()
+        self.gradients.end_step(self._optimizers)
         self.has_stepped = False
 
     def check(self) -> None:

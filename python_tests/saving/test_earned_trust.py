@@ -18,16 +18,16 @@ class Own(torch.optim.Optimizer):
     """Like SGD; every ``period`` steps it moves rows without a gradient, too."""
 
     def __init__(self, parameters, lr=0.1, period=0):
-        super().__init__(parameters, {"lr": lr})
-        self.period, self.steps = period, 0
+        super().__init__(parameters, {"lr": lr, "steps": 0, "period": period})
 
     @torch.no_grad()
     def step(self, closure=None):
-        self.steps += 1
-        for parameter in self.param_groups[0]["params"]:
+        (group,) = self.param_groups
+        group["steps"] += 1
+        for parameter in group["params"]:
             rows = parameter.grad.coalesce()
             parameter[rows.indices()[0]] -= 0.1 * rows.values()
-            if self.period and self.steps % self.period == 0:
+            if group["period"] and group["steps"] % group["period"] == 0:
                 parameter.mul_(0.5)
 
 
@@ -106,12 +106,12 @@ def test_trust_that_was_wrong_is_found_revoked_and_never_given_again(tmp_path):
     assert table_of(run).is_trusted
     false = run.save()
     assert false.is_complete
-    run.optimizers[0].period = 1
+    run.optimizers[0].param_groups[0]["period"] = 1
     with pytest.warns(UntrackedChangeWarning, match="counts as unchanged since it was saved"):
         train(run, 3)
     assert table_of(run).is_trusted is None
     assert not run.newest().is_complete
-    run.optimizers[0].period = 0
+    run.optimizers[0].param_groups[0]["period"] = 0
     train(run, 40)
     assert table_of(run).is_trusted is None
     assert run.save().is_complete  # of all rows

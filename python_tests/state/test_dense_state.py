@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import cpr_ext
 from cpr_ext.errors import NanError, StoreError
 from cpr_ext.state.dense_state import (
     DensePart,
@@ -227,3 +228,46 @@ def test_nan_in_a_parameter_is_refused_and_elsewhere_it_is_not():
         tensor[2, 2] = float("nan")
         with pytest.raises(NanError, match="parameter 'w' holds NaN"):
             refuse_nan(DensePart(None, {"dense.model.w": tensor}))
+
+
+def make_twins(*groups):
+    """A table, two layers of one shape, and Adam over groups of them in an order of choice."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"emb": nn.Embedding(9, 4), "a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    settings = [
+        {"params": [p for name in group for p in model[name].parameters()], "lr": 0.1 / (1 + n)}
+        for n, group in enumerate(groups)
+    ]
+    return model, torch.optim.Adam(settings)
+
+
+def save_twins(directory):
+    model, optimizer = make_twins("ab", ["emb"])
+    ckpt = cpr_ext.Checkpointer(model, optimizer, directory)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model["b"](model["a"](model["emb"](torch.arange(3))).tanh()).square().sum().backward()
+        optimizer.step()
+        ckpt.step()
+    ckpt.close()
+    return model, optimizer
+
+
+def test_states_belong_to_parameters_and_not_to_places_in_an_optimizer(tmp_path):
+    saved = save_twins(tmp_path)
+    model, optimizer = make_twins("ba", ["emb"])
+    with cpr_ext.Checkpointer(model, optimizer, tmp_path) as ckpt:
+        ckpt.recover()
+    for own, other in zip(saved[0].parameters(), model.parameters(), strict=True):
+        for name, value in saved[1].state[own].items():
+            assert torch.equal(value, optimizer.state[other][name])
+
+
+@pytest.mark.parametrize("groups", [(["emb"], "ab"), ("a", ["b", "emb"])])
+def test_parameters_in_other_groups_of_an_optimizer_are_refused(tmp_path, groups):
+    save_twins(tmp_path)
+    with (
+        cpr_ext.Checkpointer(*make_twins(*groups), tmp_path, save_at_close=False) as ckpt,
+        pytest.raises(StoreError, match=r"a Adam has its parameters in groups \[\['"),
+    ):
+        ckpt.recover()

@@ -149,14 +149,14 @@ def skip(loop, write, *, before):
     loop.zero_grad()
     loop.backward(3)
     for optimizer in loop.optimizers:
-        optimizer.skips = True
+        type(optimizer).skips = True
     if before:
         write()
     loop.step()
     if not before:
         write()
     for optimizer in loop.optimizers:
-        optimizer.skips = False
+        type(optimizer).skips = False
     loop.ckpt.step()
 
 
@@ -201,6 +201,7 @@ def closure(loop, write, *, before):
         loop.write()
     for optimizer in loop.optimizers:
         optimizer.step(run)
+    loop.zero_grad()  # those of the closure's last call were not all applied
     loop.ckpt.step()
 
 
@@ -220,6 +221,7 @@ def closure_that_writes_what_it_has_a_gradient_of(loop):
 
     for optimizer in loop.optimizers:
         optimizer.step(run)
+    loop.zero_grad()  # those of the closure's last call were not all applied
     loop.ckpt.step()
 
 

@@ -42,8 +42,6 @@ class Watched:
         return self.ckpt.store.dense.segments[-1]
 
     def save(self, kind="partial"):
-        for optimizer in self.optimizers:  # a step may have been left out
-            optimizer.zero_grad()
         self.ckpt.save(kind)
         self.ckpt.wait()
         return self.newest()
