@@ -25,7 +25,7 @@ _OWN_WAYS = ("state_dict", "_save_to_state_dict", "get_extra_state")
 
 
 def attributes_of(thing: nn.Module | torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
-    """Return what a module or an optimizer of the user's has beside what torch gives it."""
+    """Return what a module or an optimizer of the user's has that torch did not give it."""
     if type(thing).__module__.partition(".")[0] in _OF_KNOWN:
         return
     own = isinstance(thing, nn.Module) and _OWN_WAYS
@@ -38,12 +38,11 @@ def attributes_of(thing: nn.Module | torch.optim.Optimizer) -> Iterator[tuple[st
 @cache
 def _names_of_torch() -> frozenset[str]:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-    table = nn.EmbeddingBag(1, 1)
-    return frozenset(("step", "_step_count", "_opt_called", *vars(optimizer), *vars(table)))
+    return frozenset(("step", "_step_count", "_opt_called", *vars(optimizer), *vars(nn.Module())))
 
 
 def mark_of(value: Any) -> Any:
-    """Return what tells a value from a later one: equal by :func:`is_same_mark` if it kept still.
+    """Return a mark of a value for :func:`is_same_mark`, which shows whether it kept still.
 
     None also for what carries no numbers, such as a function.
     """

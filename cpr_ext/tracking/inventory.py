@@ -1,9 +1,9 @@
 """What training carries from step to step, and whether all of it is saved.
 
 Everything is row state (of a table), dense (in the model's ``state_dict()``, or an optimizer's
-state of it), declared (its bits are in ``stateful=`` or ``extra_state=``), or *unaccounted*. With
-anything unaccounted, no snapshot is complete. It is looked up again at each snapshot, as parameter
-groups, modules and optimizers may change while a job runs.
+state of it), declared, or *unaccounted*. What is declared has its bits in ``stateful=`` or
+``extra_state=``. With anything unaccounted, no snapshot is complete. It is looked up again at each
+snapshot, as parameter groups, modules and optimizers may change while a job runs.
 """
 
 from __future__ import annotations
@@ -177,6 +177,8 @@ class Inventory:
 
     def _of_attributes(self) -> Iterator[_Unaccounted]:
         for name, kind, value in self._attributes():
+            if name not in self._marks and isinstance(value, bool):
+                continue  # a flag that a trainer adds, such as Accelerate
             if not is_same_mark(self._marks.get(name), mark_of(value)):
                 yield _Unaccounted(
                     f"attribute {name}",

@@ -19,7 +19,13 @@ _LARGE_BYTES = 64 << 20
 def require_own_optimizers(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Table]
 ) -> None:
-    """Raise UsageError for an optimizer that updates nothing of the model."""
+    """Raise UsageError for an optimizer that updates nothing of the model, or shows copies."""
+    for optimizer in optimizers:
+        if optimizer.state is not optimizer.state:
+            raise UsageError(
+                f"a {type(optimizer).__name__} shows a copy of the state of the optimizers inside "
+                "of it, into which nothing can be restored; give those"
+            )
     known = {id(parameter) for parameter in model.parameters()} | {id(t.weight) for t in tables}
     if len(known) == len(tables):
         return  # a model that shows no parameters but tables

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import cpr_ext
+from cpr_ext.tracking import carried
 from python_tests.checkpointer.test_inventory import OPTIONS, make, train
 
 
@@ -46,6 +47,14 @@ class OwnSteps(torch.optim.Adagrad):
     def step(self, closure=None):
         self.value += 1
         super().step(closure)
+
+
+def test_a_flag_that_a_trainer_adds_is_no_state(tmp_path):
+    run = make(tmp_path, of_module(1, lambda value: value))
+    run.model["lin"].is_prepared = run.optimizer.is_prepared = True
+    handle, texts = train(run)
+    assert (handle.is_complete, texts) == (True, [])
+    run.ckpt.close()
 
 
 def draw(generator):
@@ -135,6 +144,17 @@ def test_what_keeps_still_or_saves_itself_is_not_named(tmp_path):
     assert handle.is_complete
     assert not [text for text in texts if "attribute" in text]
     run.ckpt.close()
+
+
+def test_looking_draws_no_random_number(tmp_path):
+    carried._names_of_torch.cache_clear()
+    run = make(tmp_path, lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1))
+    before = torch.get_rng_state()
+    run.ckpt.step()
+    run.ckpt.close()
+    again = make(tmp_path, lambda model: OwnSteps(model.parameters()))
+    assert torch.equal(before, torch.get_rng_state())
+    again.ckpt.close()
 
 
 def gradients(run, step, *, optimizer_steps, zero=None):

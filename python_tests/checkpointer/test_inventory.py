@@ -150,6 +150,17 @@ def test_an_optimizer_inside_of_a_wrapper_is_named_at_once(tmp_path):
     run.ckpt.close()
 
 
+class Combined(Wrapper):
+    """As TorchRec's CombinedOptimizer: its state is put together at each look."""
+
+    state = property(lambda self: {**self.inner.state}, lambda self, value: None)
+
+
+def test_an_optimizer_that_shows_a_copy_of_its_state_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"a Combined shows a copy of the state.*give those"):
+        make(tmp_path, lambda model: Combined(model.parameters()))
+
+
 class Global(torch.optim.Adagrad):
     def step(self, closure=None):
         self.state["global"] = {"t": self.state.get("global", {}).get("t", 0) + 1}
