@@ -25,6 +25,7 @@ from cpr_ext.recovery.recoverer import OnDamage, RecoveryMode
 from cpr_ext.recovery.report import RecoveryReport
 from cpr_ext.runtime.cuda import release_kept
 from cpr_ext.runtime.forks import leave_to_parent_when_forked
+from cpr_ext.runtime.html_table import html_table
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.termination import EXIT_CODE, OnSigterm, Termination
 from cpr_ext.runtime.validation import (
@@ -519,6 +520,10 @@ class Checkpointer:
             f"<Checkpointer of '{self.store.directory}': step {self.step_count}, newest snapshot "
             f"of step {self.metrics.snapshot_step}, {len(self.tables)} tables of {tables:,} rows>"
         )
+
+    def _repr_html_(self) -> str:
+        values = {name: value for name, value in vars(self.metrics).items() if name != "parity"}
+        return html_table(repr(self)[1:-1], values)
 
     def __reduce__(self) -> str:
         raise TypeError("a Checkpointer has a store open, so it is neither pickled nor copied")

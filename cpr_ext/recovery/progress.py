@@ -11,7 +11,7 @@ logger = logger_of("recovery")
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class Progress:
+class RecoveryProgress:
     """Logs how much of the files is read, at most every ten seconds.
 
     Args:

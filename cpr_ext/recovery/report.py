@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cpr_ext.recovery.state_source import StateSource
+from cpr_ext.runtime.html_table import html_table
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,11 @@ class RecoveryReport:
     differences: list[str] = field(default_factory=list)
     is_proven: bool = False
     source: StateSource | None = field(default=None, repr=False)
+
+    def _repr_html_(self) -> str:
+        values = {**vars(self), "source": self.source or "none: the store was empty"}
+        del values["extra_state"]
+        return html_table(f"Recovered at step {self.step}", values)
 
     @property
     def rows_damaged(self) -> int:

@@ -17,7 +17,7 @@ from cpr_ext._native import native
 from cpr_ext.errors import DamageError, StorageError, StoreError
 from cpr_ext.recovery.damage_accounting import account
 from cpr_ext.recovery.findings import Findings
-from cpr_ext.recovery.progress import Progress
+from cpr_ext.recovery.progress import RecoveryProgress
 from cpr_ext.recovery.shard_segments import ShardSegments, open_shard
 from cpr_ext.state.dense_schema import read_position
 from cpr_ext.state.dense_state import DensePart
@@ -174,7 +174,7 @@ def _restore_segments(shards: Sequence[ShardSegments], live: LiveModel, findings
         slots=slots_for(segments),
         pool=live.threads,
         direct_io=live.direct_io,
-        on_progress=Progress(sum(usable.record.file_bytes for usable, _ in found)),
+        on_progress=RecoveryProgress(sum(usable.record.file_bytes for usable, _ in found)),
         **native_read_errors(*(segment.path for segment in segments)),
     )
     for (usable, _), segment, result in zip(found, segments, results, strict=True):

@@ -12,7 +12,7 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -61,6 +61,23 @@ def use_training_streams(devices: Sequence[int]) -> None:
         _held.release()
     for device in devices:
         native.use_stream(device, _current_stream(device))
+
+
+def copy_to_host(values: torch.Tensor) -> Callable[[], list[int]]:
+    """Begin to copy values (n,) to the host; the call that is returned waits for them alone."""
+    device = device_of(values)
+    if device is None:
+        now = values.tolist()
+        return lambda: now
+    there = values.to("cpu", non_blocking=True)  # in pinned memory
+    use_training_streams([device])
+    mark = native.StreamMark(device=device)
+
+    def read() -> list[int]:
+        mark.wait()
+        return there.tolist()
+
+    return read
 
 
 def is_capturing() -> bool:

@@ -29,8 +29,9 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import cpr_ext
 from cpr_ext.errors import RowIndexError, StoreError, UsageError
-from cpr_ext.integrations.torchrec import find_sharded_tables, lookups, make_checkpointer
+from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
+from cpr_ext.runtime import cuda
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.trackers import native_trackers
 from python_tests.helpers import run_python
@@ -235,10 +236,10 @@ class Offsets(torch.Tensor):
 def test_a_lookup_on_a_gpu_waits_for_nothing_and_its_update_for_the_offsets_alone(monkeypatch):
     told = Offsets.told = []
     mark = SimpleNamespace(wait=lambda: told.append("wait for the mark"))
-    monkeypatch.setattr(lookups, "device_of", lambda tensor: 0)
-    monkeypatch.setattr(lookups, "use_training_streams", lambda devices: None)
+    monkeypatch.setattr(cuda, "device_of", lambda tensor: 0)
+    monkeypatch.setattr(cuda, "use_training_streams", lambda devices: None)
     fake = SimpleNamespace(StreamMark=lambda device: told.append("mark") or mark)
-    monkeypatch.setattr(lookups, "native", fake)
+    monkeypatch.setattr(cuda, "native", fake)
     operator = SimpleNamespace(feature_table_map=[0, 1])
     source = KernelLookups(operator)
     source.tables[1] = Table("t", torch.nn.Parameter(torch.zeros(10, 4)))

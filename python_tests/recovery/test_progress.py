@@ -18,7 +18,7 @@ def clock(monkeypatch):
 
 def test_a_line_every_ten_seconds_says_how_much_is_read_and_how_long_it_takes(clock, caplog):
     caplog.set_level(logging.INFO, "cpr_ext.recovery")
-    note = progress.Progress(80_000_000_000)
+    note = progress.RecoveryProgress(80_000_000_000)
     for clock[0], bytes_read in [
         (109.9, 15_000_000_000),
         (110.0, 16_000_000_000),
@@ -34,7 +34,7 @@ def test_a_line_every_ten_seconds_says_how_much_is_read_and_how_long_it_takes(cl
 
 def test_what_is_read_twice_does_not_count_as_left(clock, caplog):
     caplog.set_level(logging.INFO, "cpr_ext.recovery")
-    note = progress.Progress(1_000_000_000)
+    note = progress.RecoveryProgress(1_000_000_000)
     clock[0] = 110.0
     note(1_500_000_000)
     assert caplog.messages[0].endswith("about 0 s to go")

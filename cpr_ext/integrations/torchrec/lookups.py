@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from cpr_ext import Table
-from cpr_ext._native import native
-from cpr_ext.runtime.cuda import device_of, use_training_streams
+from cpr_ext.runtime.cuda import copy_to_host
 
 
 class KernelLookups:
@@ -82,10 +81,10 @@ class KernelLookups:
         features = self._operator.feature_table_map
         if batch_sizes is None:
             num_bags = (offsets.numel() - 1) // len(features)
-            read_bounds = _copied(offsets[:: max(1, num_bags)])
+            read_bounds = copy_to_host(offsets[:: max(1, num_bags)])
         else:
             firsts = accumulate((sum(sizes) for sizes in batch_sizes), initial=0)
-            read_bounds = _copied(offsets[list(firsts)])
+            read_bounds = copy_to_host(offsets[list(firsts)])
 
         def split() -> Iterator[tuple[Table, torch.Tensor]]:
             bounds = read_bounds()
@@ -96,20 +95,3 @@ class KernelLookups:
                     yield table, indices[begin:end]
 
         return split
-
-
-def _copied(values: torch.Tensor) -> Callable[[], list[int]]:
-    """Begin to copy values (n,) to the host; the call that is returned waits for them alone."""
-    device = device_of(values)
-    if device is None:
-        now = values.tolist()
-        return lambda: now
-    there = values.to("cpu", non_blocking=True)  # in pinned memory
-    use_training_streams([device])
-    mark = native.StreamMark(device=device)
-
-    def read() -> list[int]:
-        mark.wait()
-        return there.tolist()
-
-    return read
