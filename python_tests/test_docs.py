@@ -79,7 +79,8 @@ def test_every_command_of_the_guide_to_intervals_prints_what_it_shows(tmp_path: 
         exact, dots, end = shown.partition("...\n")
         if not dots:
             assert compared(done.stdout.rstrip()) == compared(exact.rstrip())
-        assert compared(done.stdout).startswith(compared(exact))
+        printed = iter(compared(done.stdout).splitlines())  # other threads log in between
+        assert [line for line in compared(exact).splitlines() if line not in printed] == []
         # On a busy machine the planner may tell of a new plan behind it.
         assert without_numbers(end) in without_numbers(done.stdout)
 
