@@ -33,10 +33,6 @@ class Compactor:
         row_ranges: of each shard: rows [begin, end) by table.
         after: a merge is due once the segments that it adds to its oldest one exceed this many
             times the bytes of the shard's base.
-
-    Attributes:
-        merges_done: how many merged segments became live.
-        errors: why merges failed; the caller may empty it.
     """
 
     def __init__(
@@ -48,26 +44,29 @@ class Compactor:
         after: float,
         limits: MergeLimits,
     ) -> None:
-        self._store = store
-        self._committer = committer
-        self._row_ranges = row_ranges
-        self._after = after
-        self._limits = limits
-        self.merges_done = 0
-        self.errors: list[Exception] = []
+        self._merges = merges = _Merges(store, committer, row_ranges, after, limits)
+        self._is_idle, self._is_stopped = merges.is_idle, merges.is_stopped
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._is_idle = threading.Event()
-        self._is_idle.set()
-        self._is_stopped = threading.Event()
         self._thread = threading.Thread(
             target=_serve,
-            args=(self._requests, weakref.ref(self)),
+            args=(self._requests, weakref.ref(merges)),
             name="cpr_ext-compactor",
             daemon=True,
         )
-        weakref.finalize(self, self._requests.put, False).atexit = False
+        # Also a merge under way: it has the store open.
+        weakref.finalize(self, _end, self._is_stopped, self._requests).atexit = False
         close_at_exit(self)  # first: an interrupt may come between the two
         self._thread.start()
+
+    @property
+    def merges_done(self) -> int:
+        """How many merged segments became live."""
+        return self._merges.num_done
+
+    @property
+    def errors(self) -> list[Exception]:
+        """Why merges failed; the caller may empty it."""
+        return self._merges.errors
 
     def consider(self) -> None:
         """Merge what is due after a commit, unless a merge is under way."""
@@ -92,7 +91,30 @@ class Compactor:
         if self._thread.ident is not None:  # else it was never started
             self._thread.join(timeout_seconds)
 
-    def _compact_all(self) -> None:
+
+class _Merges:
+    """What the thread has of a compactor, so that a merge does not keep that alive."""
+
+    def __init__(
+        self,
+        store: Store,
+        committer: CommitThread,
+        row_ranges: list[dict[str, tuple[int, int]]],
+        after: float,
+        limits: MergeLimits,
+    ) -> None:
+        self.num_done = 0
+        self.errors: list[Exception] = []
+        self.is_idle = threading.Event()
+        self.is_idle.set()
+        self.is_stopped = threading.Event()
+        self._store = store
+        self._committer = committer
+        self._row_ranges = row_ranges
+        self._after = after
+        self._limits = limits
+
+    def run(self) -> None:
         try:
             for shard in range(self._store.num_shards):
                 self._compact(shard)
@@ -102,7 +124,7 @@ class Compactor:
             logger.error("compaction failed: %s", error)
             self.errors.append(error)
         finally:
-            self._is_idle.set()
+            self.is_idle.set()
 
     def _compact(self, shard: int) -> None:
         manifest = self._store.shards[shard]
@@ -113,7 +135,7 @@ class Compactor:
             if not self._is_due(merge, segments):
                 continue
             try:
-                pace = Pace(self._limits.bytes_per_second, self._is_stopped.is_set)
+                pace = Pace(self._limits.bytes_per_second, self.is_stopped.is_set)
                 ranges = self._row_ranges[shard]
                 merged = write_merged(manifest, shard, ranges, merge, self._limits, pace)
             except SnapshotError:
@@ -123,7 +145,7 @@ class Compactor:
                     raise
                 continue  # a newer base took their place meanwhile
             swapped = self._committer.call(partial(commit_merged, manifest, merged))
-            self.merges_done += swapped.result()
+            self.num_done += swapped.result()
 
     def _is_due(self, merge: Merge, segments: tuple[SegmentRecord, ...]) -> bool:
         base_bytes = max((r.file_bytes for r in segments if r.kind == "base"), default=0)
@@ -131,14 +153,19 @@ class Compactor:
         return added_bytes > self._after * base_bytes
 
 
-def _serve(requests: queue.SimpleQueue[bool], owner: weakref.ref[Compactor]) -> None:
+def _end(is_stopped: threading.Event, requests: queue.SimpleQueue[bool]) -> None:
+    is_stopped.set()
+    requests.put(False)
+
+
+def _serve(requests: queue.SimpleQueue[bool], of_compactor: weakref.ref[_Merges]) -> None:
     """Run the compactor's thread, which ends once the compactor is garbage."""
     while requests.get():
-        compactor = owner()
-        if compactor is None:
+        merges = of_compactor()
+        if merges is None:
             return
-        compactor._compact_all()
-        del compactor
+        merges.run()
+        del merges
 
 
 def make_compactor(

@@ -23,6 +23,7 @@ from cpr_ext.storage.filesystem import open_regular, storage_error
 # Between two looks at a lock whose holder has not written its number yet, or may give it back.
 _PAUSE_SECONDS = 0.03
 _LOOKS = 10
+_OWN_SECONDS = 2.0  # a disk may take as long to end the last write of a merge
 # A lock file that is removed and made again while it is being locked is tried so often.
 _TRIES = 10
 
@@ -138,7 +139,8 @@ def _lock(path: Path, descriptor: int) -> None:
     holder = _read_holder(descriptor)
     if holder == os.getpid():
         gc.collect()  # an object that nobody can reach any more may have it,
-        for _ in range(_LOOKS):  # or a thread that ends what such an object has begun
+        deadline = time.monotonic() + _OWN_SECONDS
+        while time.monotonic() < deadline:  # or a thread that ends what such an object has begun
             if _try_lock(descriptor):
                 return
             time.sleep(_PAUSE_SECONDS)

@@ -1,5 +1,6 @@
 """Ctrl-C at a chosen line of the library, in a call of the training loop."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -22,11 +23,13 @@ class InterruptedCall:
         self.where = None
 
     def __call__(self, call, *arguments):
+        gc.disable()  # what ends garbage of others is not interrupted
         sys.settrace(self._enter)
         try:
             return call(*arguments)
         finally:
             sys.settrace(None)
+            gc.enable()
 
     def _enter(self, frame, event, argument):
         return self._line if frame.f_code.co_filename.startswith(_ROOT) else None

@@ -238,8 +238,9 @@ def test_locks_are_given_back_though_closing_them_fails(tmp_path, monkeypatch):
     Store(tmp_path, tables=[Table("a", torch.zeros(3, 2))], num_shards=2).close()
 
 
-def test_a_deleted_checkpointer_gives_its_lock_back(tmp_path):
-    """As in a notebook, whose cell is run again."""
+@pytest.mark.parametrize("pace", ["None", "1"])
+def test_a_deleted_checkpointer_gives_its_lock_back(tmp_path, pace):
+    """As in a notebook, whose cell is run again; also if a merge would take for ever."""
     told = run_python(
         """
 import gc, sys, torch, cpr_ext
@@ -248,7 +249,7 @@ model = torch.nn.EmbeddingBag(100, 4, sparse=True)
 optimizer = torch.optim.Adagrad(model.parameters())
 for cell in range(3):
     ckpt = cpr_ext.Checkpointer(model, optimizer, sys.argv[1], schedule=cpr_ext.EverySteps(1),
-                                compaction=cpr_ext.CompactionOptions(0.01))
+                                compaction=cpr_ext.CompactionOptions(0.01, PACE))
     print(ckpt.recover().step)
     for _ in range(2):
         model(torch.arange(8).reshape(2, 4)).sum().backward()
@@ -256,7 +257,7 @@ for cell in range(3):
         ckpt.step()
         ckpt.wait()
     del ckpt
-""",
+""".replace("PACE", pace),
         tmp_path,
     )
     assert told.split() == ["0", "2", "4"]

@@ -14,6 +14,7 @@ from torchrec.distributed.embedding_tower_sharding import ShardedEmbeddingTower
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.model_parallel import get_unwrapped_module
 from torchrec.distributed.types import ShardedModule
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
 from cpr_ext import Table
@@ -23,7 +24,12 @@ from cpr_ext.state.dense_schema import FUSED_STATE, is_extra_state
 from cpr_ext.state.table import WEIGHT
 
 # What they hold is rows, or belongs to kernels of them.
-_OF_TABLES = (ShardedModule, ManagedCollisionCollection, ManagedCollisionModule)
+_OF_TABLES = (
+    ShardedModule,
+    BaseManagedCollisionEmbeddingCollection,
+    ManagedCollisionCollection,
+    ManagedCollisionModule,
+)
 
 
 def _is_sharded(value: Any) -> bool:
