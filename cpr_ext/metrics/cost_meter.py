@@ -142,7 +142,7 @@ class CostMeter:
             _stored_bytes(array, of_weights if name == WEIGHT else of_state)
             for table in self._tables
             if table.name in names
-            for name, array in table.arrays().items()
+            for name, array in table.clean_arrays().items()
         )
         return stored / (self._measure(names) or 1) or 1.0
 
@@ -151,7 +151,7 @@ class CostMeter:
             array.nbytes
             for table in self._tables
             if table.name in names
-            for array in table.arrays().values()
+            for array in table.clean_arrays().values()
         )
 
 

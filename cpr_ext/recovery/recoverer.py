@@ -99,6 +99,7 @@ class Recoverer:
         source: RowsSource = OwnStore(self._store, self._live, shards)
         if on_damage == "raise":
             source.refuse_damage()
+        self._begin_restore()
         findings = Findings(step, num_samples, tuple(shards))
         for tracker, table, begin, end in self._tracked(shards):
             if table.updates_only_looked_up_rows() and counts_are_exact(table, begin, end):
@@ -172,6 +173,7 @@ class Recoverer:
         """Recover a whole model: the path of every source."""
         if on_damage == "raise":
             source.refuse_damage()
+        self._begin_restore()
         live, findings = self._live, Findings(shards=tuple(range(self._store.num_shards)))
         part, position = source.newest(findings), Position(0, 0, None)
         if part is not None:
@@ -206,6 +208,10 @@ class Recoverer:
         unreadable = {d.path for d in findings.damaged_segments if d.is_unreadable}
         self._store.roll_back(source.snapshot, keep=unreadable)
         return findings
+
+    def _begin_restore(self) -> None:
+        for table in self.tables:
+            table.begin_restore()
 
     def _warn_of_state(self, part: DensePart, source: ModelSource) -> list[str]:
         """Warn of declared state that is not restored, and return the differences."""

@@ -104,6 +104,7 @@ class Selector:
     def record_weights(self) -> None:
         """Record in PyTorch that the current streams read the weights, to choose rows."""
         for table in self._tables:
+            table.arrays()  # the newest values are in it then
             record_on_stream(table.weight)
 
     def partial(

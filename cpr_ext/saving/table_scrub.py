@@ -132,7 +132,7 @@ class TableScrub:
 
     def arrays(self) -> list[torch.Tensor]:
         """Return all of a row but its key; hashes of other arrays are forgotten."""
-        arrays = self.table.arrays()
+        arrays = self.table.clean_arrays()
         form = tuple((name, a.dtype, tuple(a.shape[1:])) for name, a in arrays.items())
         if form != self.form:
             if self.form:

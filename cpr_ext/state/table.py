@@ -172,6 +172,13 @@ class Table:
             )
         return {WEIGHT: self.weight.detach(), **self.row_states(), **self.key_arrays()}
 
+    def clean_arrays(self) -> dict[str, torch.Tensor]:
+        """Return :meth:`arrays` for one who reads only rows that no tracker calls dirty."""
+        return self.arrays()
+
+    def begin_restore(self) -> None:
+        """Note that rows are to be overwritten, some or all, before the next step."""
+
     def key_arrays(self) -> dict[str, torch.Tensor]:
         """Return the keys and scores of its rows; none unless it is keyed.
 

@@ -31,6 +31,7 @@ import cpr_ext
 from cpr_ext.errors import RowIndexError, StoreError, UsageError
 from cpr_ext.integrations.torchrec import find_sharded_tables, make_checkpointer
 from cpr_ext.integrations.torchrec.lookups import KernelLookups
+from cpr_ext.integrations.torchrec.row_cache import RowCache
 from cpr_ext.runtime import cuda
 from cpr_ext.state.table import Table
 from cpr_ext.tracking.trackers import native_trackers
@@ -197,7 +198,7 @@ def test_indices_of_an_operator_are_told_apart_by_table(data):
         optimizer=EmbOptimType.EXACT_SGD,
     )
     weights = operator.split_embedding_weights()
-    lookups = KernelLookups(operator)
+    lookups = KernelLookups(operator, RowCache(operator))
     lookups.tables.update({i: Table(f"t{i}", weights[i]) for i in (0, 2)})  # t1 is not here
     noted = {"t0": [], "t2": []}
     (handle,) = lookups.attach(lambda table, indices: noted[table.name].extend(indices.tolist()))
@@ -241,7 +242,7 @@ def test_a_lookup_on_a_gpu_waits_for_nothing_and_its_update_for_the_offsets_alon
     fake = SimpleNamespace(StreamMark=lambda device: told.append("mark") or mark)
     monkeypatch.setattr(cuda, "native", fake)
     operator = SimpleNamespace(feature_table_map=[0, 1])
-    source = KernelLookups(operator)
+    source = KernelLookups(operator, RowCache(operator))
     source.tables[1] = Table("t", torch.nn.Parameter(torch.zeros(10, 4)))
     offsets = torch.tensor([0, 2, 3, 3, 5]).as_subclass(Offsets)
     found = source._lookups_of((torch.arange(5), offsets), {})

@@ -86,8 +86,6 @@ def test_rows_that_moved_within_the_gpu_need_a_new_checkpointer():
 @pytest.mark.parametrize(
     ("location", "why"),
     [
-        (EmbeddingLocation.MANAGED_CACHING, "a cache on the GPU holds newer rows"),
-        (EmbeddingLocation.MANAGED, "unified memory, of which nothing was tested"),
         (EmbeddingLocation.MTIA, "an unknown place"),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cpr_ext import Table
+from cpr_ext.integrations.torchrec.row_cache import RowCache
 from cpr_ext.runtime.cuda import copy_to_host
 
 
@@ -22,10 +23,12 @@ class KernelLookups:
 
     Attributes:
         tables: by position in the operator; those without rows on this rank are left out.
+        cache: of rows of the operator; it notes when they change.
     """
 
-    def __init__(self, operator: Any) -> None:
+    def __init__(self, operator: Any, cache: RowCache) -> None:
         self._operator = operator
+        self.cache = cache
         self.tables: dict[int, Table] = {}
 
     def attach(self, note: Callable[[Table, torch.Tensor], None]) -> Sequence[Any]:
@@ -46,11 +49,13 @@ class KernelLookups:
         ) -> None:
             if not output.requires_grad:
                 return
+            self.cache.note_change()
             lookups = self._lookups_of(args, kwargs)
 
             def report(gradient: torch.Tensor) -> None:
                 for table, indices in lookups():
                     before(table, indices.long())
+                self.cache.note_change()  # last: the update follows
 
             # Runs once the gradient is there, before the operator's backward, which is the update.
             output.register_hook(report)  # type: ignore[no-untyped-call]

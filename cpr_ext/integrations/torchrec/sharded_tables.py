@@ -29,6 +29,7 @@ from cpr_ext.integrations.torchrec.refused_models import (
     refuse_replicas_of_shards,
     refuse_stashing,
 )
+from cpr_ext.integrations.torchrec.row_cache import RowCache, refuse_unsafe_cache
 from cpr_ext.state.table import WEIGHT
 from cpr_ext.state.table_part import TablePart
 
@@ -49,11 +50,12 @@ _CHANGE_LOOKED_UP_ROWS = {
 }
 
 
-# What an operator calls the memory of tables that is theirs alone.
-_MEMORY = {EmbeddingLocation.HOST: "weights_host", EmbeddingLocation.DEVICE: "weights_dev"}
-_REFUSED = {
-    EmbeddingLocation.MANAGED_CACHING: "a cache on the GPU holds newer rows than the table",
-    EmbeddingLocation.MANAGED: "unified memory, of which nothing was tested",
+# What an operator calls the memory of tables. To torch, unified memory is on a CUDA device.
+_MEMORY = {
+    EmbeddingLocation.HOST: "weights_host",
+    EmbeddingLocation.DEVICE: "weights_dev",
+    EmbeddingLocation.MANAGED: "weights_uvm",
+    EmbeddingLocation.MANAGED_CACHING: "weights_uvm",
 }
 
 
@@ -77,7 +79,10 @@ class ShardedTable(Table):
 
     def __init__(self, part: TablePart, kernel: Kernel, index: int, lookups: KernelLookups) -> None:
         self._operator = kernel.module
-        self._memory_name = _MEMORY[EmbeddingLocation(_placements(kernel.module)[index])]
+        location = EmbeddingLocation(_placements(kernel.module)[index])
+        self._memory_name = _MEMORY[location]
+        is_cached = location == EmbeddingLocation.MANAGED_CACHING
+        self._cache = lookups.cache if is_cached else None
         self._memory = self._address()
         self._states = _fused_states(kernel.module, index)
         weight = kernel.module.split_embedding_weights()[index]
@@ -94,10 +99,18 @@ class ShardedTable(Table):
     def arrays(self) -> dict[str, torch.Tensor]:
         """Return the weight and every per-row state, each (num_embeddings, ...); views.
 
+        Rows of a cache are written to the table first.
+
         Raises:
             UsageError: the operator has other memory than when the Checkpointer was made, or a
-                pipeline stashes it.
+                pipeline stashes it, or prefetches into a cache.
         """
+        if self._cache is not None:
+            self._cache.flush()
+        return self.clean_arrays()
+
+    def clean_arrays(self) -> dict[str, torch.Tensor]:
+        """See :meth:`cpr_ext.Table.clean_arrays`: a row that is clean was flushed when saved."""
         refuse_stashing(self.name)
         if self._address() != self._memory:
             raise UsageError(
@@ -105,6 +118,11 @@ class ShardedTable(Table):
                 "new Checkpointer after such a change"
             )
         return {WEIGHT: self.weight, **self._states, **self.key_arrays()}
+
+    def begin_restore(self) -> None:
+        """See :meth:`cpr_ext.Table.begin_restore`."""
+        if self._cache is not None:
+            self._cache.forget()
 
     def array_names(self) -> list[str]:
         """Return sorted names of the weight and its per-row states."""
@@ -140,7 +158,7 @@ def sharded_tables(kernels: Sequence[Kernel]) -> list[ShardedTable]:
     """Return the tables of these operators."""
     tables = []
     for kernel in kernels:
-        lookups = KernelLookups(kernel.module)
+        lookups = KernelLookups(kernel.module, RowCache(kernel.module))
         for index, part in enumerate(kernel.parts):
             if part is not None:
                 table = ShardedTable(part, kernel, index, lookups)
@@ -222,10 +240,11 @@ def _require_savable(names: Sequence[str], inner: Any) -> None:
         location = EmbeddingLocation(placement)
         if location not in _MEMORY:
             raise UsageError(
-                f"'{name}': EmbeddingLocation.{location.name}: "
-                f"{_REFUSED.get(location, 'an unknown place')}. Give the table compute kernel "
-                "'fused' in the plan: the GPU's memory, or the host's without one"
+                f"'{name}': EmbeddingLocation.{location.name}: an unknown place. Give the table "
+                "compute kernel 'fused' in the plan: the GPU's memory, or the host's without one"
             )
+        if location == EmbeddingLocation.MANAGED_CACHING:
+            refuse_unsafe_cache(name, operator)
     if operator.optimizer == EmbOptimType.LARS_SGD or operator.optimizer == EmbOptimType.NONE:
         raise UsageError(f"{listed}: fused optimizer {operator.optimizer} has no state by row")
 
