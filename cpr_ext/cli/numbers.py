@@ -8,6 +8,9 @@ import click
 
 _MOST = 1e12  # of megabytes, hours or rows: far more is a slip, and no float of bytes
 
+#: That one command starts on a machine; more are a slip of the finger.
+MOST_PROCESSES = 1024
+
 
 class Amount(click.FloatRange):
     """A number within bounds: neither NaN nor infinite, whatever the bounds.

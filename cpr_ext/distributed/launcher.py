@@ -198,7 +198,8 @@ class Launcher:
             with tempfile.TemporaryDirectory(prefix="cpr-launch-") as folder:
                 self._environment = self._make_environment(Path(folder))
                 for rank in range(self.first_rank, self.first_rank + self.num_workers):
-                    self._start(rank, Path(folder))
+                    if self._signal is None:
+                        self._start(rank, Path(folder))
                 return self._supervise(Path(folder))
         finally:
             self._end_all()

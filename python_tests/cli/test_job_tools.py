@@ -276,3 +276,10 @@ def test_export_tells_the_steps_and_where_the_dense_part_is_from(cpr, job, tmp_p
     assert code == 0
     assert "of step 0: " in out
     assert "rows: " not in out
+
+
+@pytest.mark.parametrize("command", ["launch", "prove"])
+def test_more_processes_than_a_machine_has_are_refused(cpr, command):
+    code, _, err = cpr(command, "--nproc", "9" * 30, "script.py")
+    assert code == 2
+    assert "is not in the range 1<=x<=1024" in err

@@ -500,3 +500,17 @@ def test_the_rendezvous_is_hosted_by_a_process_that_ends_with_the_launcher(tmp_p
     assert said == []
     ports = {(tmp_path / str(rank)).read_text() for rank in range(2)}
     assert len(ports) == 1
+
+
+def test_after_a_signal_no_more_workers_are_started(monkeypatch):
+    launcher = Launcher([sys.executable, "-c", "import time; time.sleep(100)"], 5, report=print)
+    start, started = launcher._start, []
+
+    def start_and_signal(rank, *arguments):
+        started.append(rank)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return start(rank, *arguments)
+
+    monkeypatch.setattr(launcher, "_start", start_and_signal)
+    assert launcher.run() == 128 + signal.SIGTERM
+    assert started == [0]

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import click
 
-from cpr_ext.cli.numbers import Amount
+from cpr_ext.cli.numbers import MOST_PROCESSES, Amount
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--nproc", type=click.IntRange(min=1), required=True, help="Workers on this machine.")
+@click.option(
+    "--nproc",
+    type=click.IntRange(1, MOST_PROCESSES),
+    required=True,
+    help="Workers on this machine.",
+)
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
@@ -27,7 +32,7 @@ from cpr_ext.cli.numbers import Amount
 )
 @click.option(
     "--spares",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, MOST_PROCESSES),
     default=1,
     show_default=True,
     help="Processes more, which run SCRIPT up to Worker.from_environment() and wait there to "

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from cpr_ext.cli.numbers import MOST_PROCESSES
 from cpr_ext.cli.output import echo, json_option, print_json
 
 _EPILOG = """\b
@@ -34,7 +35,7 @@ tests: cpr_ext.prove(build, train_step)."""
 )
 @click.option(
     "--nproc",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST_PROCESSES),
     default=1,
     show_default=True,
     help="Workers of a job with cpr_ext.distributed.Worker, all of which are killed.",
