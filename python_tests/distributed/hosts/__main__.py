@@ -11,6 +11,7 @@ from python_tests.distributed.hosts.trial import Finals, Trial, ViolationError
 from python_tests.distributed.namespaces import hosts
 
 FAULTS_EACH = 5
+JOBS_EACH = 6  # on one network
 AGENTS_EACH = 4  # of so many jobs one is started by torchrun
 
 
@@ -21,10 +22,10 @@ def main(seconds, seed):
     with tempfile.TemporaryDirectory(prefix="cpr-hosts-") as folder:
         number = 0
         while time.monotonic() < began + seconds:
-            size = 3 + (seed + number) % 3  # the last one hosts the rendezvous
+            size = 3 + (seed + number // JOBS_EACH) % 3  # the last one hosts the rendezvous
             with hosts(size + 1) as around:
                 finals = Finals(around, Path(folder) / f"{size}-{number}")
-                for _ in range(6):
+                for _ in range(JOBS_EACH):
                     if time.monotonic() >= began + seconds:
                         break
                     number += 1
