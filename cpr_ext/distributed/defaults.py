@@ -46,18 +46,19 @@ def require_recovery(recovery: str, parity: Parity | None) -> None:
         )
 
 
-def require_common_points(recovery: str, retention: Retention) -> None:
-    """Raise UsageError if the stores of a job may have no full-recovery point in common.
+def warn_of_too_few_points(recovery: str, retention: Retention) -> None:
+    """Log a warning if the stores of a job may come to have no full-recovery point in common.
 
     With ``when_busy="wait"`` a worker that has begun a point has committed the one but last. So has
     each of its peers, of which the fastest has committed two more.
     """
     kept = retention.full_recovery_points
     if recovery in ("full", "auto") and kept < POINTS_OF_A_JOB:
-        raise UsageError(
-            f'recovery="{recovery}" needs Retention(full_recovery_points={POINTS_OF_A_JOB}) or '
-            f"more, not {kept}: a worker may be two commits ahead of another that is lost, and "
-            "all return to a point that the store of each has"
+        logger.warning(
+            'recovery="%s" returns to a point that the store of each worker has, and one may be '
+            "two commits ahead of another that is lost: with Retention(full_recovery_points=%d) "
+            "they may have none. Keep %d or more",
+            *(recovery, kept, POINTS_OF_A_JOB),
         )
 
 

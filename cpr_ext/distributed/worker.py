@@ -47,9 +47,9 @@ from cpr_ext.distributed.defaults import (
     choose_recovery,
     listed,
     make_default_checkpointer,
-    require_common_points,
     require_planned_parity,
     require_recovery,
+    warn_of_too_few_points,
 )
 from cpr_ext.distributed.identity.own_address import own_address
 from cpr_ext.distributed.identity.run_note import RunNote, require_world_size
@@ -443,7 +443,7 @@ class Worker:
         job = Job(model, optimizers, group, make(model, optimizers, directory))
         try:
             data_parallel.refuse_replicated_tables(model, job.checkpointer.tables)
-            require_common_points(self._recovery, job.checkpointer.store.retention)
+            warn_of_too_few_points(self._recovery, job.checkpointer.store.retention)
             require_planned_parity(job.checkpointer.schedule, self._parity_options)
             job.checkpointer.rewinding.keep_unsaved_buffers()
             self._parity.attach(job.checkpointer)

@@ -11,8 +11,8 @@ from cpr_ext.distributed.collective.account import LossAccount
 from cpr_ext.distributed.collective.recovery_decision import Status, agree, require_wanted_start
 from cpr_ext.distributed.defaults import (
     choose_recovery,
-    require_common_points,
     require_planned_parity,
+    warn_of_too_few_points,
 )
 from cpr_ext.distributed.parity.options import Parity
 from cpr_ext.distributed.parity.protocol import Log, Report
@@ -202,8 +202,10 @@ def test_the_choice_of_the_source_counts():
 
 @pytest.mark.parametrize("recovery", ["full", "auto"])
 @pytest.mark.parametrize("kept", [0, 1, 2])
-def test_stores_that_keep_too_few_points_for_a_common_one_are_refused(recovery, kept):
-    with pytest.raises(UsageError, match=rf"full_recovery_points=3\) or more, not {kept}"):
-        require_common_points(recovery, cpr_ext.Retention(full_recovery_points=kept))
-    require_common_points(recovery, cpr_ext.Retention(full_recovery_points=3))
-    require_common_points("exact", cpr_ext.Retention(full_recovery_points=kept))
+def test_stores_that_keep_too_few_points_for_a_common_one_are_warned_of(recovery, kept, caplog):
+    warn_of_too_few_points(recovery, cpr_ext.Retention(full_recovery_points=3))
+    warn_of_too_few_points("exact", cpr_ext.Retention(full_recovery_points=kept))
+    assert caplog.messages == []
+    warn_of_too_few_points(recovery, cpr_ext.Retention(full_recovery_points=kept))
+    [text] = caplog.messages
+    assert f"Retention(full_recovery_points={kept}) they may have none. Keep 3 or more" in text
