@@ -81,6 +81,7 @@ current = threading.local()
 def _in_steps(monkeypatch):
     """Calls of a Writer's thread wait until they are asked for; nothing needs to be durable."""
     monkeypatch.setattr(locks, "_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(locks, "_OWN_SECONDS", 0)
     monkeypatch.setattr(locks.gc, "collect", lambda: 0)
     for module, name in CALLS:
         real = (lambda descriptor: None) if name == "fsync" else getattr(module, name)
