@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from cpr_ext.errors import UsageError
 from cpr_ext.state.flatten import pack
 from cpr_ext.state.stateful import GENERATORS, OwnGenerator
 
+_BYTES_OF_A_NUMBER = 8
 _MOST_ITEMS = 256  # of a container; of a longer one its length counts
 #: Packages whose modules and optimizers show all of their state.
 _OF_KNOWN = frozenset(("torch", "torchrec", "fbgemm_gpu", "torchmetrics"))
@@ -70,34 +71,71 @@ def is_same_mark(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def leaves(tree: Any) -> frozenset[Any]:
-    """Return all numbers and tensors' bits of a tree; raise UsageError for what has none."""
+def leaves(tree: Any) -> dict[Any, set[str]]:
+    """Return all numbers and tensors' bits of a tree, each with the names that it stands under.
+
+    Raises:
+        UsageError: the tree has something else.
+    """
     skeleton, tensors = pack(tree)
-    found: set[Any] = {json.dumps(each) for each in _plain(skeleton)}
-    for tensor in tensors.values():
-        values = tensor.detach().to("cpu").contiguous()
-        found.add((values.dtype, values.reshape(-1).view(torch.uint8).numpy().tobytes()))
-    return frozenset(found)
+    found: dict[Any, set[str]] = {}
+    for value, names in _plain(skeleton, frozenset()):
+        leaf: Any = _bits(tensors[value.name]) if isinstance(value, _Packed) else json.dumps(value)
+        found.setdefault(leaf, set()).update(names)
+    return found
 
 
-def _plain(skeleton: Any) -> Iterator[Any]:
+def _bits(tensor: torch.Tensor) -> tuple[torch.dtype, bytes]:
+    values = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return tensor.dtype, values.view(torch.uint8).numpy().tobytes()
+
+
+class _Packed(NamedTuple):
+    """A tensor of a packed tree."""
+
+    name: str
+
+
+def _plain(skeleton: Any, names: frozenset[str]) -> Iterator[tuple[Any, frozenset[str]]]:
     if isinstance(skeleton, dict):
-        if not skeleton.keys() & {"$tensor", "$array"}:
-            for value in skeleton.values():
-                yield from _plain(value)
+        for key, value in skeleton.items():
+            if key in ("$tensor", "$array"):
+                yield _Packed(value), names
+            else:
+                yield from _plain(value, names | {last_name(key)})
     elif isinstance(skeleton, list):
         for value in skeleton:
-            yield from _plain(value)
+            yield from _plain(value, names)
     else:
-        yield skeleton
+        yield skeleton, names
 
 
-def is_within(values: Sequence[Any], declared: frozenset[Any]) -> bool:
-    """Return whether all numbers and bits of ``values`` are among those of what is saved."""
+def last_name(path: str) -> str:
+    """Return the last name of a path such as ``tower.0._calls``, as users write it: ``calls``."""
+    return path.rpartition(".")[2].lstrip("_")
+
+
+def is_within(name: str, values: Sequence[Any], declared: Mapping[Any, set[str]]) -> bool:
+    """Return whether all numbers and bits of ``values`` are among those of what is saved.
+
+    A number alone may be there by chance. It counts under its own name, or next to a tensor.
+
+    Args:
+        name: of the values.
+        declared: the :func:`leaves` of what is saved.
+    """
     try:
-        return leaves([_savable(value) for value in values]) <= declared
+        own = leaves([_savable(value) for value in values])
     except UsageError:
         return False
+    return own.keys() <= declared.keys() and (
+        any(map(_is_by_no_chance, own))
+        or all((names | {name}) & declared[leaf] for leaf, names in own.items())
+    )
+
+
+def _is_by_no_chance(leaf: Any) -> bool:
+    return isinstance(leaf, tuple) and len(leaf[1]) > _BYTES_OF_A_NUMBER and any(leaf[1])
 
 
 def _savable(value: Any) -> Any:

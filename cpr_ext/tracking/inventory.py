@@ -24,6 +24,7 @@ from cpr_ext.tracking.carried import (
     attributes_of,
     is_same_mark,
     is_within,
+    last_name,
     leaves,
     mark_of,
 )
@@ -46,12 +47,14 @@ class _Unaccounted(NamedTuple):
         name: by which ``ignore=`` names it.
         what, remedy: for a warning.
         values: it is accounted for where what is declared has these; empty: nowhere.
+        key: the name of the values.
     """
 
     name: str
     what: str
     remedy: str
     values: Sequence[Any] = ()
+    key: str = ""
 
 
 class Inventory:
@@ -134,9 +137,9 @@ class Inventory:
         found = list(self._unaccounted())
         if any(each.values for each in found):
             saved = self._declared_leaves()
-            found = [e for e in found if not (e.values and is_within(e.values, saved))]
+            found = [e for e in found if not (e.values and is_within(e.key, e.values, saved))]
         self.ignored = sorted({each.name for each in found if each.name in self._ignore})
-        for name, what, remedy, _ in found:
+        for name, what, remedy, *_ in found:
             if name in self._ignore:
                 continue
             self.unaccounted.append(what)
@@ -162,7 +165,7 @@ class Inventory:
             if not any(optimizer is item for item in self._stateful):
                 yield from _of_optimizer(optimizer, saved)
 
-    def _declared_leaves(self) -> frozenset[Any]:
+    def _declared_leaves(self) -> dict[Any, set[str]]:
         extra = self._declared.extra_state
         return leaves([capture_stateful(self._stateful), None if extra is None else extra()])
 
@@ -183,8 +186,9 @@ class Inventory:
                 yield _Unaccounted(
                     f"attribute {name}",
                     f"the attribute '{name}' of a {kind}, which changes,",
-                    "make it a buffer, or save it with stateful= or extra_state=",
+                    "make it a buffer, or save it under its name with stateful= or extra_state=",
                     [value],
+                    last_name(name),
                 )
 
     def _of_buffers(self) -> Iterator[_Unaccounted]:
@@ -199,8 +203,9 @@ class Inventory:
                 yield _Unaccounted(
                     f"buffer {name}",
                     f"the buffer '{name}', which has persistent=False and changes,",
-                    "register it with persistent=True, or save it with extra_state=",
+                    "register it with persistent=True, or save it under its name with extra_state=",
                     [now[name][0]],
+                    last_name(name),
                 )
 
     def _of_strangers(self, saved: set[int]) -> Iterator[_Unaccounted]:
@@ -255,6 +260,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, saved: set[int]) -> Iterator
             f"the state that a {kind} keeps under {names[0]!r}, which is no parameter,",
             "save it with extra_state=, and set it from report.extra_state after recover()",
             [optimizer.state[key] for key in names],
+            str(names[0]),
         )
     others = [p for p in parameters if id(p) not in saved and p.requires_grad]
     if others:

@@ -187,3 +187,31 @@ def test_gradients_that_wait_for_their_optimizer_are_no_full_recovery_point(tmp_
     assert gradients(run, 7, optimizer_steps=False, zero=sparse)  # a step that is left out
     assert run.ckpt.save("base").is_complete
     run.ckpt.close()
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = torch.nn.EmbeddingBag(20, 4, sparse=True)
+        self._calls = 0
+
+    def forward(self, indices):
+        self._calls += 1
+        return self.rows(indices) * (1 + 0.1 * self._calls)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["epoch", "calls", "_calls"])
+def test_a_number_counts_as_saved_under_its_own_name_only(tmp_path, name):
+    """The epoch may have the same number as something else by chance."""
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"schedule": cpr_ext.EverySteps(10**6), "save_at_close": False}
+    options["extra_state"] = lambda: {name: model._calls}
+    with cpr_ext.Checkpointer(model, optimizer, tmp_path, **options) as ckpt:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.tensor([[1, 2]])).sum().backward()
+            optimizer.step()
+            ckpt.step()
+            assert ckpt.save("base").is_complete == (name != "epoch")

@@ -215,7 +215,11 @@ def test_what_no_snapshot_holds_is_named_once_and_none_is_complete(
     assert not handle.is_complete
     assert len(texts) == 1
     run.ckpt.close()
-    run = make(tmp_path / "declared", optimizer_of, extra_state=lambda: [value(run)])
+    run = make(
+        tmp_path / "declared",
+        optimizer_of,
+        extra_state=lambda: {"t": value(run), "global": value(run)},
+    )
     handle, texts = train(run)
     assert handle.is_complete or type(run.optimizer) is Global  # which may move any row
     assert texts == []
