@@ -110,7 +110,7 @@ def watch_all(stages: Stages) -> None:
     """Every place of the package where training's thread spends time."""
     from cpr_ext.checkpointer import call_guard, checkpointer
     from cpr_ext.runtime import cuda
-    from cpr_ext.saving import segment_capture, selection, snapshot, snapshot_rows
+    from cpr_ext.saving import selection, snapshot, snapshot_rows
     from cpr_ext.tracking import gradient_rows, table_watch
 
     for module in (table_watch, call_guard):
@@ -123,12 +123,8 @@ def watch_all(stages: Stages) -> None:
     stages.watch(checkpointer.Checkpointer, "step", "step() itself")
     stages.watch(selection.Selector, "begin_partial", "submit choosing")
     stages.watch(selection.Selector, "partial", "read the chosen rows")
-    stages.watch(segment_capture.SegmentCapture, "__init__", "start segments")
-    stages.watch(segment_capture, "native_table", "describe tables (SegmentTable)")
-    stages.watch(segment_capture.SegmentCapture, "capture", "submit gathers")
     stages.watch(snapshot.Snapshot, "_capture_dense", "copy the dense part")
     stages.watch(snapshot_rows, "gather", _GATHER)
-    stages.count(segment_capture, "native_table", "SegmentTable made")
     for name in ("_current_stream", "_record_stream"):
         stages.count(cuda, name, f"torch: {name[1:]}")
 

@@ -291,6 +291,9 @@ class AccessCounter(RowTracker):
         Those of later batches appear in it once a call has waited for them.
         """
 
+    def sum_counts(self, begin: typing.SupportsIndex, end: typing.SupportsIndex) -> int:
+        """Return the sum of the counts of rows [begin, end)."""
+
 class RowSampler(RowTracker):
     """SSU: a bounded sample of the lookups; two bits per row and eight bytes per sampled row."""
 
@@ -554,6 +557,11 @@ class DeviceStager:
     ) -> None:
         """Write packed rows (n, ...) to the rows row_ids (n,) int64, distinct, of table; waits."""
 
+    def settle(self) -> None:
+        """Have packed tables captured beside the stream: once it has got here, where their rows
+        are, which nothing changes any more.
+        """
+
     @property
     def device(self) -> int:
         """Number of its CUDA device."""
@@ -572,6 +580,9 @@ class DeviceAccessCounter(RowTracker):
     ) -> None: ...
     def counts(self) -> numpy.typing.NDArray[numpy.uint32]:
         """Return a copy of the counts: (num_rows) uint32."""
+
+    def sum_counts(self, begin: typing.SupportsIndex, end: typing.SupportsIndex) -> int:
+        """Return the sum of the counts of rows [begin, end)."""
 
 class DeviceDirtyRows(RowTracker):
     """DirtyRows of a table on a CUDA device. Calls wait as those of DeviceAccessCounter."""
@@ -631,7 +642,8 @@ class SegmentTable:
         block_bytes: typing.SupportsIndex = 4096,
     ) -> None:
         """row_ids: (num_rows,) int64, ascending, not changed from now on. is_packed: the tensors
-        hold these rows alone, in this order. block_bytes: of the segment.
+        are copies of these rows alone, in this order; those on a device were settled, see
+        DeviceStager.settle. block_bytes: of the segment.
         """
 
     def add_bytes(

@@ -41,7 +41,7 @@ def test_the_hosts_cost_is_told_by_stage_for_a_step_and_for_a_snapshot() -> None
     shown = run("bench/gpu_host_cost.py", "--tiny").splitlines()
     for stage in ("read the gradients, count", "keep tensors for the stream", "all stages"):
         assert any(line.startswith("per step") and stage in line for line in shown), stage
-    for stage in ("submit choosing", "describe tables (SegmentTable)", "all stages"):
+    for stage in ("submit choosing", "copy the rows on the device", "all stages"):
         [line] = [line for line in shown if line.startswith("per snapshot") and stage in line]
         assert float(line.split()[-2]) > 0, line
     assert any(line.startswith("per segment of 1,000 rows") for line in shown)

@@ -274,6 +274,7 @@ def _saving_options(trained: Trained, devices: Sequence[int]) -> SavingOptions:
         chooses_all=settings.chooses_all,
         devices=devices,
         gather_bytes=settings.staging.gather_bytes if all_on_gpu and not is_keyed else 0,
+        slots_per_step=settings.staging.num_slots if all_on_gpu else 1,  # GPUs copy by themselves
     )
 
 

@@ -116,8 +116,8 @@ class ChooseFirst(CaptureWay):
 class DeviceCopy(CaptureWay):
     """GPUs choose the rows while training runs, and copy them at one step.
 
-    They go to the host from there. Without the memory for the copy the snapshot continues in
-    another way.
+    The commit thread takes them from there to the disk. Without the memory for the copy the
+    snapshot continues in another way.
 
     Args:
         max_bytes: limit of the memory for the copy.
@@ -134,7 +134,6 @@ class DeviceCopy(CaptureWay):
         self._max_bytes = max_bytes
         self._is_of_one_step = is_of_one_step
         self._chooses_at_once = chooses_at_once
-        self._is_copied = False
 
     def begin(self, turn: Turn) -> None:
         """Let GPUs choose."""
@@ -144,15 +143,12 @@ class DeviceCopy(CaptureWay):
             self.snapshot.choose_rows()
 
     def advance(self, turn: Turn) -> CaptureWay:
-        """Copy the rows once they are chosen; after that, capture the copies."""
-        if self._is_copied:
-            return super().advance(turn)
+        """Copy the rows once they are chosen."""
         self.snapshot.choose_rows(wait=turn.wait_for_slot)
         if not self.snapshot.rows.are_chosen:
             return self
         if self.snapshot.gather(turn.step, turn.num_samples, self._max_bytes):
-            self._is_copied = True
-            return super().advance(turn)
+            return self
         self.snapshot.rows.begin_when_chosen = True
         if not self._is_of_one_step:
             return ShardByShard(self.snapshot).advance(turn)

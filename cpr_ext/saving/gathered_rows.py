@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cpr_ext._native import native
+from cpr_ext.runtime.cuda import device_of, stager_of
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.saving.segment_capture import Source, selection_source
 from cpr_ext.saving.selection import Selection
@@ -56,10 +57,14 @@ def gather(
         )
         return None
     try:
-        return [_gathered(each, precision_of, hashes_of(each.table)) for each in selections]
+        sources = [_gathered(each, precision_of, hashes_of(each.table)) for each in selections]
     except torch.cuda.OutOfMemoryError as error:
         logger.info("a snapshot's rows are not gathered at one step: %s", error)
         return None
+    weights = (each.table.weight for each in selections)
+    for weight in {device_of(weight): weight for weight in weights}.values():
+        stager_of(weight).settle()
+    return sources
 
 
 def _gathered(
@@ -73,7 +78,7 @@ def _gathered(
             name: array.detach()[selection.begin : selection.end].clone()
             for name, array in of_table.arrays.items()
         }
-        return Source(of_table.spec, copies, first_row_id=selection.begin, hashes=of_copies)
+        return Source(of_table.spec, copies, is_packed=True, hashes=of_copies)
     arrays = {name: array.detach() for name, array in of_table.arrays.items()}
     if selection.chosen is not None:
         copies = _copies_of_chosen(arrays, selection)

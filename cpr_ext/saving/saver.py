@@ -52,6 +52,7 @@ class SavingOptions:
         chooses_all: every dirty row is saved, so that no selection is needed.
         devices: GPUs that have tables, and choose rows during training.
         gather_bytes: limit of the memory for rows that GPUs copy at one step; 0: they copy none.
+        slots_per_step: staging slots that a step fills at most, unless training waits for all.
     """
 
     consistency: Consistency
@@ -60,6 +61,7 @@ class SavingOptions:
     chooses_all: bool
     devices: Sequence[int]
     gather_bytes: int = 0
+    slots_per_step: int = 1
 
     @property
     def chooses_at_once(self) -> bool:
@@ -221,8 +223,8 @@ class Saver:
             return
         if not self._is_overlapping:
             wait = self._options.consistency == "step" and self._way.needs_training_to_wait
-            slot_bytes = self._parts.context.pipeline.slot_bytes
-            self.advance(max_bytes=0 if wait else slot_bytes, wait_for_slot=wait)
+            most = self._options.slots_per_step * self._parts.context.pipeline.slot_bytes
+            self.advance(max_bytes=0 if wait else most, wait_for_slot=wait)
             return
         self.advance(rows=False)
         snapshot = self.in_flight

@@ -42,8 +42,7 @@ class Source:
     Attributes:
         arrays: the memory to capture.
         live_arrays: returns the arrays that training uses now; None if nothing else has the memory.
-        is_packed: the arrays hold the rows ``row_ids`` alone, in their order.
-        first_row_id: of the arrays' first row; 0 unless they hold a part of the table.
+        is_packed: the arrays are copies of the segment's rows alone, in their order.
         hashes: what records captured rows, as the native pipeline takes it.
     """
 
@@ -52,7 +51,6 @@ class Source:
     row_ids: RowIds | None = None
     live_arrays: Callable[[], Mapping[str, torch.Tensor]] | None = None
     is_packed: bool = False
-    first_row_id: int = 0
     hashes: RecordedHashes = (None, 0, None)
 
 
@@ -143,7 +141,6 @@ class SegmentCapture:
                 source.arrays,
                 source.row_ids,
                 is_packed=source.is_packed,
-                first_row_id=source.first_row_id,
             )
             for index, source in enumerate(sources)
         ]

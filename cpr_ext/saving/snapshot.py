@@ -177,7 +177,7 @@ class Snapshot:
                 self._fix(step, num_samples)
 
     def gather(self, step: int, num_samples: int, max_bytes: int) -> bool:
-        """Copy all rows, which are chosen, on their GPUs: this is a snapshot of ``step`` then.
+        """Copy all rows, which are chosen, on their GPUs: they are captured, at ``step``.
 
         Args:
             max_bytes: limit of the memory for it.
@@ -190,6 +190,7 @@ class Snapshot:
                 if not self.rows.gather(max_bytes):
                     return False
                 self._fix(step, num_samples)
+                self.state = "captured"
         return True
 
     def _fix(self, step: int, num_samples: int) -> None:

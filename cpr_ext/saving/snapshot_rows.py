@@ -279,10 +279,15 @@ class SnapshotRows:
         return sum(each.num_dirty() for rows in self._shards for each in rows.selections)
 
     def commit(self, num_samples: int) -> int:
-        """Finish every segment and commit it, all being captured; return the bytes of the files."""
+        """Finish every segment and commit it; return the bytes of the files.
+
+        REQUIRES: all rows are captured, or gathered.
+        """
         file_bytes = 0
         for rows in self._shards:
             capture = self._begun(rows)
+            while capture.is_capturing:  # from copies, which need no training thread
+                capture.capture(self.first_step, max_bytes=0, wait_for_slot=True)
             record = capture.finish(num_samples=num_samples)
             self._context.store.add_to_shard(rows.shard, record)
             capture.mark_committed()

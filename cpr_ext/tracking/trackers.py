@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, TypeGuard
 
-import numpy as np
-
 from cpr_ext._native import native
 
 
@@ -62,4 +60,4 @@ def unsaved_updates(tracker: Tracker, begin: int, end: int) -> int | None:
     counter = native_trackers(tracker)[-1]
     if not counts_updates(counter):
         return None
-    return int(counter.counts()[begin:end].sum(dtype=np.uint64))
+    return counter.sum_counts(begin, end)

@@ -211,6 +211,9 @@ void register_stager(py::module_& module) {
       .def_property_readonly(
           "slot_bytes", &DeviceStager::buffer_bytes,
           "Bytes of a buffer: the requested number, or fewer if the device was short of memory.")
+      .def("settle", &DeviceStager::settle, py::call_guard<py::gil_scoped_release>(),
+           "Have packed tables captured beside the stream: once it has got here, where their rows\n"
+           "are, which nothing changes any more.")
       .def("gather_rows", &gather_to_host, py::arg("table"), py::arg("row_ids"), py::arg("out"),
            "Pack the rows row_ids (n,) int64 of table, on the device, into out (n, ...) in host\n"
            "memory; waits until they are there.")

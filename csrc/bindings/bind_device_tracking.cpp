@@ -30,7 +30,14 @@ void register_device_tracking(py::module_& module) {
             }
             return to_numpy(std::move(counts));
           },
-          "Return a copy of the counts: (num_rows) uint32.");
+          "Return a copy of the counts: (num_rows) uint32.")
+      .def(
+          "sum_counts",
+          [](const DeviceAccessCounter& counter, int64_t begin, int64_t end) {
+            py::gil_scoped_release release;
+            return counter.sum_counts({begin, end});
+          },
+          py::arg("begin"), py::arg("end"), "Return the sum of the counts of rows [begin, end).");
   py::class_<DeviceDirtyRows, RowTracker>(
       module, "DeviceDirtyRows",
       "DirtyRows of a table on a CUDA device. Calls wait as those of DeviceAccessCounter.")

@@ -307,7 +307,14 @@ void register_tracking(py::module_& module) {
           },
           "Return a read-only view (num_rows) uint32 of the live counts, keeping the counter "
           "alive.\n"
-          "Those of later batches appear in it once a call has waited for them.");
+          "Those of later batches appear in it once a call has waited for them.")
+      .def(
+          "sum_counts",
+          [](const AccessCounter& counter, int64_t begin, int64_t end) {
+            py::gil_scoped_release release;
+            return counter.sum_counts({begin, end});
+          },
+          py::arg("begin"), py::arg("end"), "Return the sum of the counts of rows [begin, end).");
   py::class_<RowSampler, RowTracker>(
       module, "RowSampler",
       "SSU: a bounded sample of the lookups; two bits per row and eight bytes per sampled row.")

@@ -25,9 +25,6 @@ TableSpec::TableSpec(std::string name, int64_t num_rows, int64_t row_ids_offset,
   table.range_begin = range_begin;
   table.is_packed = is_packed;
   check_table(table);
-  if (is_packed && (ids.is_none() || table.is_range())) {
-    throw UsageError("table '" + table.name + "': packed rows need row_ids");
-  }
   if (!ids.is_none()) {
     const TensorView view = view_contiguous(ids, "row_ids", 1, {DType::kInt64});
     if (view.shape[0] != num_rows || table.is_range()) {
@@ -176,7 +173,8 @@ void register_segment_table(py::module_& module) {
           py::arg("range_begin") = 0, py::arg("row_ids") = py::none(), py::arg("is_packed") = false,
           py::arg("block_bytes") = kAlignment,
           "row_ids: (num_rows,) int64, ascending, not changed from now on. is_packed: the tensors\n"
-          "hold these rows alone, in this order. block_bytes: of the segment.")
+          "are copies of these rows alone, in this order; those on a device were settled, see\n"
+          "DeviceStager.settle. block_bytes: of the segment.")
       .def("add_rows", &TableSpec::add_rows, py::arg("name"), py::arg("tensor"),
            py::arg("file_offset"), py::arg("first_row_id") = 0, py::arg("stager") = nullptr,
            py::arg("precision") = "float32",

@@ -230,7 +230,7 @@ void SegmentJob::gather_chunk(Chunk* chunk, ThreadPool* threads, std::byte* out,
     // The row ids as they lie in the slot: its memory is pinned.
     const std::byte* ids = begin - bytes_ahead(table, chunk->first, chunk->count);
     const StagedRows rows{row_ids == nullptr ? nullptr : reinterpret_cast<const int64_t*>(ids),
-                          first_row_id, chunk->count, room};
+                          first_row_id, chunk->count, room, table.is_packed};
     filled->arrivals.push_back(on_device.front().rows.stager->gather(on_device, rows, begin));
     return;
   }

@@ -64,7 +64,7 @@ struct SegmentTable {
       -1;                   // file offset of the int64 row ids; -1: a range of rows, no ids kept
   int64_t range_begin = 0;  // first row id of a range
   int64_t block_bytes = kAlignment;  // of the segment: what lies in the file is a multiple of it
-  bool is_packed = false;            // memory holds the rows of the segment alone, in their order
+  bool is_packed = false;            // memory holds copies of these rows alone, in order
   std::vector<SegmentArray> arrays;
   std::vector<PackedRowIds> packed_ids;  // of every chunk, ascending; none: 8 bytes an id
   std::vector<ExactRows> exact_rows;     // of a file to read: of chunks that have any, ascending

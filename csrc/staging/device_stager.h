@@ -28,6 +28,9 @@ struct StagedRows {
   // Of a gather that rounds: where in the slot (count,) float32 lie. That of a row is its largest
   // error in the arrays where it is within the bound; its sign is set if it breaks it in any.
   int64_t errors_offset = 0;
+  // Nothing changes them any more: they are copied beside the stream, once it had got to where
+  // settle() was called last.
+  bool are_settled = false;
 };
 
 // An array of the table, and where in the slot its packed rows lie.
@@ -65,6 +68,10 @@ class DeviceStager {
   // many arrays are rounded.
   virtual std::unique_ptr<Arrival> gather(const std::vector<StagedArray>& arrays,
                                           const StagedRows& rows, std::byte* slot) = 0;
+
+  // Rows that are written until the stream gets here may be gathered as settled from now on, on any
+  // thread.
+  virtual void settle() = 0;
 
   // Writes packed rows to the rows of `arrays`, which have them, as float32 if they were rounded,
   // when the stream gets here.

@@ -13,6 +13,10 @@
 
 using namespace emulated_cuda;  // NOLINT: these are its functions
 
+namespace {
+constexpr int kMultiprocessors = 2;  // so few that a block gets more than its fewest rows
+}
+
 const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
@@ -99,9 +103,10 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
   return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   Lock lock(machine().mutex);
-  *value = machine().has_pools ? 1 : 0;
+  const int of_pools = machine().has_pools ? 1 : 0;
+  *value = attribute == cudaDevAttrMultiProcessorCount ? kMultiprocessors : of_pools;
   return cudaSuccess;
 }
 

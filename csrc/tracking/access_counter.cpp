@@ -54,6 +54,14 @@ int64_t AccessCounter::count_dirty(RowRange range) const {
   return count;
 }
 
+int64_t AccessCounter::sum_counts(RowRange range) const {
+  check_range(range);
+  settle();
+  int64_t sum = 0;
+  for (int64_t i = range.begin; i < range.end; ++i) sum += counts_[i];
+  return sum;
+}
+
 bool AccessCounter::has_no_dirty(RowRange range) const {
   constexpr int64_t kBlockRows = 4096;  // a sum over a block needs no branch per row
   for (int64_t begin = range.begin; begin < range.end; begin += kBlockRows) {

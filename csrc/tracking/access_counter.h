@@ -19,6 +19,7 @@ class AccessCounter final : public RowTracker {
   void observe(const Lookup& lookup) override;
 
   const uint32_t* counts() const { return counts_.begin(); }  // (num_rows)
+  int64_t sum_counts(RowRange range) const;
 
  private:
   int64_t count_dirty(RowRange range) const override;

@@ -139,6 +139,7 @@ class RowTracker {
 
  protected:
   TakenRows nothing_taken() const { return {name_, kind(), {}, {}, {}, nullptr, {}}; }
+  void check_range(RowRange range) const;  // throws UsageError
 
  private:
   virtual int64_t count_dirty(RowRange range) const = 0;
@@ -158,8 +159,6 @@ class RowTracker {
   }
   virtual TakenRows clear_range(RowRange range, const WeightView* weight, ThreadPool* pool) = 0;
   virtual void restore(const TakenRows& taken) = 0;
-
-  void check_range(RowRange range) const;
 
   std::string name_;
   int64_t num_rows_;

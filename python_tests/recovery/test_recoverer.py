@@ -155,7 +155,7 @@ def test_a_snapshot_still_capturing_when_a_shard_is_lost_is_given_up_and_its_row
 ):
     run = Trained(
         tmp_path,
-        {"a": (3000, 8)},
+        {"a": (12_000, 8)},
         num_shards=NUM_SHARDS,
         staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
         schedule=cpr_ext.EverySteps(1000),
@@ -172,9 +172,9 @@ def test_a_snapshot_still_capturing_when_a_shard_is_lost_is_given_up_and_its_row
         generator = torch.Generator().manual_seed(1000 + step)
         lookups |= set(make_indices(run.model, generator, run.lookups)["a"].tolist())
     run.checkpointer.recover(shards=[3])
-    begin, end = shard_row_range(3000, 3, NUM_SHARDS)
+    begin, end = shard_row_range(12_000, 3, NUM_SHARDS)
     kept = {row_id for row_id in lookups if not begin <= row_id < end}
-    assert set(tracker.dirty_rows(0, 3000).tolist()) == kept
+    assert set(tracker.dirty_rows(0, 12_000).tolist()) == kept
     run.train(20)
     run.checkpointer.wait()
     assert run.checkpointer.metrics.failed_snapshots == 0

@@ -4,6 +4,7 @@ python_tests/test_emulated_gpu.py runs it on the emulated device.
 """
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import cpr_ext
 from cpr_ext.saving import gathered_rows
 from cpr_ext.saving.capture_ways import CaptureWay, DeviceCopy, ShardByShard
+from cpr_ext.saving.snapshot_rows import SnapshotRows
 from python_tests.emulated_cases import Run
 
 SMALL = {"slot_bytes": 64 << 10, "num_slots": 2}
@@ -33,9 +35,23 @@ def start(directory, **options):
 
 
 def is_copied(run):
-    """Whether the snapshot in flight is captured from copies on the device."""
-    way = run.checkpointer._saver._way
-    return isinstance(way, DeviceCopy) and way._is_copied
+    """Whether the snapshot in flight is committed from copies on the device."""
+    saver = run.checkpointer._saver
+    return isinstance(saver._way, DeviceCopy) and saver.in_flight.is_submitted
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Keeps the copies of a partial snapshot on the device until it is set."""
+    may_go = threading.Event()
+    commit = SnapshotRows.commit
+
+    def commit_later(rows, num_samples):
+        assert rows._kind == "base" or may_go.wait(60)
+        return commit(rows, num_samples)
+
+    monkeypatch.setattr(SnapshotRows, "commit", commit_later)
+    return may_go
 
 
 def begin(run, row_ids=range(100)):
@@ -55,15 +71,16 @@ def begin(run, row_ids=range(100)):
 
 @pytest.mark.parametrize("consistency", ["row", "step"])
 def test_all_rows_are_of_one_step_while_training_goes_on_and_waits_for_no_slot(
-    tmp_path, consistency
+    tmp_path, consistency, held
 ):
     run = start(tmp_path / "s", consistency=consistency)
     snapshot, weights = begin(run)
     assert is_copied(run)
     of_step = snapshot.first_step
-    assert snapshot.has_rows_left, "training waited until all rows were on the host"
-    while snapshot.has_rows_left:
+    for _ in range(5):
         run.step(range(2000))  # the very rows that wait
+    assert snapshot.state == "captured", "training waited until all rows were on the host"
+    held.set()
     run.checkpointer.wait()
     assert (snapshot.state, snapshot.first_step, snapshot.last_step) == (
         "committed",
@@ -121,7 +138,7 @@ def test_a_complete_snapshot_of_one_step_is_of_the_step_that_begins_it(tmp_path)
     other.checkpointer.close()
 
 
-def test_a_table_that_is_saved_whole_is_copied_too(tmp_path):
+def test_a_table_that_is_saved_whole_is_copied_too(tmp_path, held):
     """Its rows are captured last, when training has changed them long since."""
     tables = [torch.nn.Embedding(rows, 16, sparse=True) for rows in (20_000, 100)]
     model = torch.nn.ModuleList(tables)
@@ -150,9 +167,10 @@ def test_a_table_that_is_saved_whole_is_copied_too(tmp_path):
         selections = [each for part in snapshot.rows._shards for each in part.selections]
         assert [each.row_ids is None for each in selections] == [False, True]
         expected = [table.weight.detach().clone() for table in tables]
-        assert snapshot.has_rows_left
-        while snapshot.has_rows_left:
+        for _ in range(5):
             train(checkpointer)
+        assert snapshot.state == "captured"
+        held.set()
         checkpointer.wait()
         assert snapshot.state == "committed"
         assert checkpointer.recover(shards=[0]).step >= snapshot.first_step

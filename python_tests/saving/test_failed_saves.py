@@ -146,7 +146,7 @@ def test_memory_replaced_during_a_capture_fails_that_snapshot(tmp_path, what):
     """Rows captured afterwards would be those of memory that training has left."""
     run = Trained(
         tmp_path,
-        {"a": (6000, 8)},
+        {"a": (18_000, 8)},
         optimizer="adagrad",
         num_shards=2,
         staging=cpr_ext.StagingOptions(slot_bytes=128 << 10),
@@ -171,7 +171,7 @@ def test_memory_replaced_during_a_capture_fails_that_snapshot(tmp_path, what):
     assert run.checkpointer.wait()
     rows = run.rows()
     run.checkpointer.close()
-    fresh = Trained(tmp_path, {"a": (6000, 8)}, seed=1, num_shards=2)
+    fresh = Trained(tmp_path, {"a": (18_000, 8)}, seed=1, num_shards=2)
     fresh.checkpointer.recover()
     assert_same(fresh.rows(), rows)
     fresh.checkpointer.close()
@@ -348,7 +348,7 @@ def test_a_store_is_given_back_only_when_no_thread_writes_into_it_any_more(tmp_p
         # A slot large enough for its writing to take longer than the end of the block.
         run = Trained(
             tmp_path,
-            {"a": (300_000, 16)},
+            {"a": (600_000, 16)},
             optimizer="sgd",
             staging=cpr_ext.StagingOptions(slot_bytes=8 << 20),
         )

@@ -219,7 +219,7 @@ def test_a_capture_spread_over_steps_names_different_steps_for_its_chunks(tmp_pa
         optimizers,
         tmp_path,
         num_shards=3,
-        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10),
+        staging=cpr_ext.StagingOptions(slot_bytes=64 << 10, num_slots=2),
         schedule=cpr_ext.EverySteps(1000),
     )
     generator = torch.Generator().manual_seed(0)

@@ -126,6 +126,12 @@ void set_current_stream(int device, void* stream) {
   streams()[device] = stream;
 }
 
+int64_t num_multiprocessors(int device) {
+  int count = 0;
+  CPR_EXT_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t code = cudaStreamIsCapturing(stream, &status);

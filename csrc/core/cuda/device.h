@@ -58,6 +58,8 @@ inline cudaStream_t stream_of(int device) {
   return static_cast<cudaStream_t>(current_stream(device));
 }
 
+int64_t num_multiprocessors(int device);
+
 // Whether what the stream is given now becomes part of a CUDA graph. REQUIRES: its device is
 // current.
 bool is_capturing(cudaStream_t stream);

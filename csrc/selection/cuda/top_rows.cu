@@ -439,8 +439,11 @@ template <class Scores>
 void DeviceRows::choose(const Scores& scores, int64_t num_rows, int64_t first_row_id,
                         cudaStream_t stream) {
   const int64_t all_rows = num_rows + scores.lead();
+  // No more than run at once: a few blocks that come later would take as long as all before.
+  const int64_t most_parts =
+      std::min<int64_t>(kMostParts, num_multiprocessors(DeviceGuard::device()) * kBlocksPerSm);
   const int64_t wanted_parts =
-      std::min(kMostParts, (all_rows + kFewestRowsPerPart - 1) / kFewestRowsPerPart);
+      std::min(most_parts, (all_rows + kFewestRowsPerPart - 1) / kFewestRowsPerPart);
   const int64_t rows_per_part = round_up((all_rows + wanted_parts - 1) / wanted_parts, kTileRows);
   const int64_t num_parts = (all_rows + rows_per_part - 1) / rows_per_part;
   const Rows rows{num_rows, rows_per_part, scores.lead()};

@@ -234,17 +234,20 @@ class CudaStager final : public DeviceStager {
                                   std::byte* slot) override {
     std::lock_guard<std::mutex> lock(mutex_);
     const DeviceGuard guard(device_);
-    auto arrival = std::make_unique<Submitted>(device_, copies_out_.get(), stream());
+    const cudaStream_t kernels = rows.are_settled ? copies_out_.get() : stream();
+    auto arrival = std::make_unique<Submitted>(device_, copies_out_.get(), kernels);
     std::byte* const mapped = num_rounded(arrays) > 0 ? mapped_to_device(slot) : nullptr;
-    in_rounds(arrays, rows, [&](const Round& round) {
+    in_rounds(arrays, rows, kernels, [&](const Round& round) {
       const Staged staged = stage(arrays, rows, round, mapped);
-      if (rows.row_ids != nullptr) upload_ids(rows, round);
-      staged.launches.submit<true>(stream());
+      if (rows.row_ids != nullptr) upload_ids(rows, round, kernels);
+      staged.launches.submit<true>(kernels);
       if (!staged.rounded.empty()) {
-        launch_rounding(staged.rows, staged.rounded, staged.errors, stream());
+        launch_rounding(staged.rows, staged.rounded, staged.errors, kernels);
       }
-      round.buffer->is_filled.record(stream());
-      round.buffer->is_filled.block(copies_out_.get());
+      if (!rows.are_settled) {
+        round.buffer->is_filled.record(kernels);
+        round.buffer->is_filled.block(copies_out_.get());
+      }
       for (size_t i = 0; i < arrays.size(); ++i) {
         copy_out(staged.packed[i], slot + arrays[i].offset, arrays[i].packed_row_bytes(), round);
       }
@@ -257,15 +260,22 @@ class CudaStager final : public DeviceStager {
     return arrival;
   }
 
+  void settle() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const DeviceGuard guard(device_);
+    settled_.record(stream());
+    settled_.block(copies_out_.get());
+  }
+
   std::unique_ptr<Arrival> scatter(const std::vector<StagedArray>& arrays, const StagedRows& rows,
                                    const std::byte* slot) override {
     std::lock_guard<std::mutex> lock(mutex_);
     const DeviceGuard guard(device_);
     auto arrival = std::make_unique<Submitted>(device_, stream(), stream());
     open_ = nullptr;  // its copies go another way
-    in_rounds(arrays, rows, [&](const Round& round) {
+    in_rounds(arrays, rows, stream(), [&](const Round& round) {
       const Staged staged = stage(arrays, rows, round, nullptr);
-      if (rows.row_ids != nullptr) upload_ids(rows, round);
+      if (rows.row_ids != nullptr) upload_ids(rows, round, stream());
       for (size_t i = 0; i < arrays.size(); ++i) {
         const int64_t row_bytes = arrays[i].packed_row_bytes();
         CPR_EXT_CUDA(cudaMemcpyAsync(
@@ -351,13 +361,14 @@ class CudaStager final : public DeviceStager {
   cudaStream_t stream() const { return stream_of(device_); }
   static size_t id_bytes(int64_t count) { return static_cast<size_t>(count) * sizeof(int64_t); }
 
-  void upload_ids(const StagedRows& rows, const Round& round) const {
+  void upload_ids(const StagedRows& rows, const Round& round, cudaStream_t stream) const {
     CPR_EXT_CUDA(cudaMemcpyAsync(round.memory, rows.row_ids + round.first, id_bytes(round.count),
-                                 cudaMemcpyHostToDevice, stream()));
+                                 cudaMemcpyHostToDevice, stream));
   }
 
   template <class Body>
-  void in_rounds(const std::vector<StagedArray>& arrays, const StagedRows& rows, const Body& body) {
+  void in_rounds(const std::vector<StagedArray>& arrays, const StagedRows& rows,
+                 cudaStream_t stream, const Body& body) {
     int64_t row_bytes = rows.row_ids == nullptr ? 0 : static_cast<int64_t>(sizeof(int64_t));
     for (const StagedArray& array : arrays) row_bytes += array.packed_row_bytes();
     if (num_rounded(arrays) > 0) row_bytes += static_cast<int64_t>(sizeof(float));
@@ -370,7 +381,7 @@ class CudaStager final : public DeviceStager {
     }
     for (int64_t first = 0; first < rows.count; first += most_rows) {
       const int64_t count = std::min(most_rows, rows.count - first);
-      std::byte* const memory = allocate(count * row_bytes + padding);
+      std::byte* const memory = allocate(count * row_bytes + padding, stream);
       body(Round{open_, memory, first, count});
     }
   }
@@ -378,13 +389,13 @@ class CudaStager final : public DeviceStager {
   // Memory of the open buffer, or if it has not as much left, or another stream opened it, of the
   // next, which then is: for that one alone the stream waits, until it is free. So small copies do
   // not take a buffer each. REQUIRES: it fits a buffer.
-  std::byte* allocate(int64_t bytes) {
-    if (open_ == nullptr || opener_ != stream() || used_ + bytes > buffer_bytes_ + kSlack) {
+  std::byte* allocate(int64_t bytes, cudaStream_t stream) {
+    if (open_ == nullptr || opener_ != stream || used_ + bytes > buffer_bytes_ + kSlack) {
       open_ = &buffers_[next_];
-      opener_ = stream();
+      opener_ = stream;
       used_ = 0;
       next_ = (next_ + 1) % buffers_.size();
-      open_->is_free.block(stream());
+      open_->is_free.block(stream);
     }
     std::byte* const memory = open_->memory.data() + used_;
     used_ = round_up(used_ + bytes);
@@ -453,6 +464,7 @@ class CudaStager final : public DeviceStager {
   cudaStream_t opener_ = nullptr;
   int64_t used_ = 0;  // bytes of it
   SideStream copies_out_;
+  Event settled_;
 };
 
 }  // namespace

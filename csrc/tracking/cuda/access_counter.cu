@@ -52,6 +52,16 @@ __global__ void __launch_bounds__(kThreads)
   add_over_warps(mine, num_dirty);
 }
 
+__global__ void __launch_bounds__(kThreads)
+    sum_counts_kernel(const uint32_t* counts, int64_t num_rows, unsigned long long* sum) {
+  unsigned long long mine = 0;
+  for (int64_t row = thread_of_grid(); row < num_rows;
+       row += static_cast<int64_t>(gridDim.x) * kThreads) {
+    mine += counts[row];
+  }
+  add_over_warps(mine, sum);
+}
+
 // Row ids are distinct: no two threads have the same count.
 __global__ void __launch_bounds__(kThreads)
     take_counts_kernel(uint32_t* counts, RowList rows, uint32_t* taken) {
@@ -141,6 +151,17 @@ std::vector<uint32_t> DeviceAccessCounter::counts() const {
   HostLink::of(device()).download(counts.data(), on_device_->row(0), memory_bytes(),
                                   stream_of(device()));
   return counts;
+}
+
+int64_t DeviceAccessCounter::sum_counts(RowRange range) const {
+  check_range(range);
+  return sums_on_device(device(), 1,
+                        [&](unsigned long long* sum, cudaStream_t stream) {
+                          CPR_EXT_LAUNCH(sum_counts_kernel,
+                                         std::min(kMostBlocks, blocks_for(range.size())), kThreads,
+                                         stream, on_device_->row(range.begin), range.size(), sum);
+                        })
+      .front();
 }
 
 void DeviceAccessCounter::launch_count_dirty(RowRange range, unsigned long long* sum) const {

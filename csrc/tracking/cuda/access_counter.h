@@ -21,6 +21,7 @@ class DeviceAccessCounter final : public DeviceTracker {
   DirtyMarks dirty_marks() const override;
 
   std::vector<uint32_t> counts() const;  // (num_rows), a copy
+  int64_t sum_counts(RowRange range) const;
 
  private:
   void launch_count_dirty(RowRange range, unsigned long long* sum) const override;

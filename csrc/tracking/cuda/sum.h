@@ -12,7 +12,8 @@
 namespace cpr_ext {
 
 // All lanes of a warp call it.
-__device__ inline void add_over_warps(unsigned mine, unsigned long long* sum) {
+template <class T>
+__device__ void add_over_warps(T mine, unsigned long long* sum) {
   for (int delta = 16; delta > 0; delta /= 2) mine += __shfl_down_sync(kAllLanes, mine, delta);
   if (threadIdx.x % 32 == 0 && mine != 0) atomicAdd(sum, static_cast<unsigned long long>(mine));
 }

@@ -239,9 +239,7 @@ def test_a_table_is_placed_later_and_checked_again():
             spec.place(ids_offset, [offset])
 
 
-def test_packed_rows_need_row_ids_and_are_all_in_memory(tmp_path):
-    with pytest.raises(UsageError, match="'t': packed rows need row_ids"):
-        native.SegmentTable(name="t", num_rows=2, is_packed=True)
+def test_packed_rows_are_all_in_memory(tmp_path):
     options = {"num_rows": 3, "row_ids_offset": 4096, "row_ids": np.array([5, 7000, 1 << 40])}
     spec = native.SegmentTable(name="t", **options, is_packed=True)
     spec.add_rows("weight", np.zeros((2, 2)), 8192)
