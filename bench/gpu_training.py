@@ -81,17 +81,16 @@ def speed(sizes: Sizes) -> Iterator[Target]:
             half = sizes.every_seconds / 2
             return stretch(run, half, run.train_step, finish=gpu_device.synchronize)
 
-        def begin() -> None:
-            saving.begin()
-            fill_budget(saving.protected)
-
         def finish() -> None:
             gpu_device.synchronize()
             saving.finish()
 
         off, on = [without()], []
         for _ in range(sizes.training_rounds):
-            on.append(stretch(run, sizes.every_seconds, saving.train_step, begin, finish))
+            fill_budget(saving.protected)
+            gpu_device.synchronize()
+            step = saving.train_step
+            on.append(stretch(run, sizes.every_seconds, step, saving.begin, finish))
             off.append(without())
         saving.close()
     yield Target(
