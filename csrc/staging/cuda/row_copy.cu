@@ -207,6 +207,9 @@ class CudaStager final : public DeviceStager {
   CudaStager(int device, int64_t buffer_bytes, int num_buffers)
       : device_(device), buffer_bytes_(buffer_bytes), buffers_(static_cast<size_t>(num_buffers)) {
     for (Buffer& buffer : buffers_) buffer.memory = DeviceMemory(buffer_bytes + kSlack);
+    // Settled rows are gathered whatever training does meanwhile: it may capture a graph.
+    load_kernel(copy_rows_kernel<true>);
+    load_rounding();
   }
   ~CudaStager() override {
     try {

@@ -445,6 +445,8 @@ void launch_rounding(const RoundedRows& rows, const std::vector<RoundedArray>& a
   CPR_EXT_LAUNCH(round_rows_kernel, blocks_of(copies), kThreads, stream, copies);
 }
 
+void load_rounding() { load_kernel(round_rows_kernel); }
+
 void launch_restoring(const RoundedRows& rows, const std::vector<RoundedArray>& arrays,
                       cudaStream_t stream) {
   const RoundedCopies copies = copies_of(rows, arrays, nullptr);

@@ -42,6 +42,9 @@ RoundedArray rounded_array(const StagedArray& array, std::byte* packed, std::byt
 void launch_rounding(const RoundedRows& rows, const std::vector<RoundedArray>& arrays,
                      float* errors, cudaStream_t stream);
 
+// Loads what launch_rounding() launches: see load_kernel().
+void load_rounding();
+
 // Writes packed rows to their places, as scatter_rounded() does. REQUIRES: the same; rows distinct.
 void launch_restoring(const RoundedRows& rows, const std::vector<RoundedArray>& arrays,
                       cudaStream_t stream);

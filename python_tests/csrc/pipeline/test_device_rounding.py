@@ -169,6 +169,27 @@ def test_rows_that_were_packed_before_make_the_same_file(emulated, tmp_path):
     assert (tmp_path / "device").read_bytes() == (tmp_path / "host").read_bytes()
 
 
+@pytest.mark.parametrize("precision", ["rounded", "float32"])
+def test_packed_rows_go_to_the_host_while_training_captures_a_graph(emulated, tmp_path, precision):
+    """Whoever commits them does not know what training does: its stream gets nothing of it."""
+    arrays, row_ids = random_arrays(), SELECTED[1]
+    precisions = PRECISIONS if precision == "rounded" else dict.fromkeys(arrays, "float32")
+    Written(emulated.native, arrays, row_ids, None, precisions).write(tmp_path / "host")
+    packed = {name: np.ascontiguousarray(array[row_ids]) for name, array in arrays.items()}
+    stager = stager_of(emulated)
+    stager.settle()
+    emulator = emulated.native.emulator
+    table = Written(emulated.native, packed, row_ids, stager, precisions, is_packed=True)
+    pipe = table.pipeline()
+    emulator.set_lazy(True)
+    assert emulator.set_capturing(True)
+    job = table.start(tmp_path / "device", pipe)
+    job.capture(step=1, wait_for_slot=True)
+    table.finish(job)
+    assert emulator.set_capturing(False), "a call has ended the capture"
+    assert (tmp_path / "device").read_bytes() == (tmp_path / "host").read_bytes()
+
+
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_row_ids_are_packed_also_of_a_table_that_is_not_rounded(emulated, tmp_path, is_packed):
     """Another table of the segment is."""
