@@ -149,6 +149,8 @@ void register_emulator(py::module_& module) {
       },
       py::arg("fault"), "The error that a kernel with this fault ends with; 0: none.");
   emulator.def("calls", &emulated_cuda::calls, "Calls by name since last asked.");
+  emulator.def("own_calls", &emulated_cuda::own_calls,
+               "Calls of this thread by name since last asked.");
   emulator.def("allocations", &emulated_cuda::allocations,
                "Device memory that is not freed: bytes by address. Runs what waits.");
   emulator.def(

@@ -41,6 +41,7 @@ cudaError_t break_capture(cudaError_t error) {
 cudaError_t begin_call(const char* name, InCapture in_capture) {
   Machine& m = machine();
   ++m.calls[name];
+  ++this_thread().calls[name];
   this_thread().contexts.back() = current_device();  // the runtime makes it
   m.used_devices.insert(current_device());
   if (m.is_broken) return note(cudaErrorLaunchFailure);
@@ -184,6 +185,8 @@ std::map<std::string, int64_t> calls() {
   Lock lock(machine().mutex);
   return std::exchange(machine().calls, {});
 }
+
+std::map<std::string, int64_t> own_calls() { return std::exchange(this_thread().calls, {}); }
 
 void repair() {
   Lock lock(machine().mutex);

@@ -58,6 +58,7 @@ void fail_call(const std::string& name, int nth, cudaError_t error);
 
 // Number of calls since the last request, by name.
 std::map<std::string, int64_t> calls();
+std::map<std::string, int64_t> own_calls();  // of this thread
 
 // Device memory that is not freed: bytes by address. Runs the waiting work.
 std::map<uintptr_t, int64_t> allocations();

@@ -79,6 +79,7 @@ struct Thread {
   int chosen = 0;  // by cudaSetDevice(): where the runtime makes a context if there is none
   std::vector<int> contexts{-1};  // the driver's stack; -1: none
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  std::map<std::string, int64_t> calls;
 };
 Thread& this_thread();
 int current_device();

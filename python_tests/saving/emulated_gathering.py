@@ -5,6 +5,7 @@ python_tests/test_emulated_gpu.py runs it on the emulated device.
 
 import gc
 import threading
+import time
 import weakref
 
 import pytest
@@ -14,7 +15,7 @@ import cpr_ext
 from cpr_ext.saving import gathered_rows
 from cpr_ext.saving.capture_ways import CaptureWay, DeviceCopy, ShardByShard
 from cpr_ext.saving.snapshot_rows import SnapshotRows
-from python_tests.emulated_cases import Run
+from python_tests.emulated_cases import Run, emulator
 
 SMALL = {"slot_bytes": 64 << 10, "num_slots": 2}
 
@@ -93,6 +94,44 @@ def test_all_rows_are_of_one_step_while_training_goes_on_and_waits_for_no_slot(
     saved = range(2000)
     assert torch.equal(other.model.weight[saved], weights[of_step][saved])
     other.checkpointer.close()
+
+
+def test_training_waits_for_the_device_a_few_times_however_many_rows_are_chosen(tmp_path, held):
+    """More than 4,095 rows of each table: their ids do not come with the number of them."""
+    tables = [torch.nn.Embedding(12_000, 16, sparse=True) for _ in range(8)]
+    model = torch.nn.ModuleList(tables)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = cpr_ext.EverySteps(1000)
+    priority = cpr_ext.MostFrequentlyUsed(0.6)
+    with cpr_ext.Checkpointer(
+        model, optimizer, tmp_path, schedule=schedule, priority=priority
+    ) as checkpointer:
+
+        def train(num_rows):
+            optimizer.zero_grad()
+            sum(table(torch.arange(num_rows)).sum() for table in tables).backward()
+            optimizer.step()
+            checkpointer.step()
+
+        train(100)
+        checkpointer.save("base")
+        checkpointer.wait()
+        train(8000)
+        checkpointer.schedule = cpr_ext.EverySteps(1)
+        emulator.own_calls()
+        train(100)
+        checkpointer.schedule = schedule
+        snapshot = checkpointer._saver.in_flight
+        while not snapshot.is_submitted:
+            time.sleep(0.001)  # so does a step, in which the ids arrive
+            train(100)
+        calls = emulator.own_calls()
+        assert [each.num_rows for each in snapshot.rows._shards[0].selections] == [7200] * 8
+        held.set()
+        checkpointer.wait()
+        assert snapshot.state == "committed"
+    assert calls["cudaLaunchKernelEx"] > 8
+    assert calls.get("cudaEventSynchronize", 0) <= 5
 
 
 def test_chosen_row_ids_stay_on_the_device_until_the_snapshot_is_saved(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "core/cuda/host_link.h"
@@ -16,7 +17,7 @@ HostLink& HostLink::of(int device) {
   std::unique_ptr<HostLink>& link = (*links)[device];
   if (!link) {
     const DeviceGuard guard(device);
-    link.reset(new HostLink);
+    link.reset(new HostLink(device));
   }
   return *link;
 }
@@ -73,8 +74,31 @@ void HostLink::download_locked(void* to, const void* from, int64_t bytes) {
   }
 }
 
-HostLink::HostLink() {
+HostLink::HostLink(int device) : device_(device) {
   for (int i = kNumSlots - 1; i >= 0; --i) free_slots_.push_back(slots_.data() + i * kSlotBytes);
+}
+
+std::future<void> HostLink::later(std::function<void()> work) {
+  std::packaged_task<void()> task(std::move(work));
+  std::future<void> done = task.get_future();
+  std::lock_guard<std::mutex> lock(later_mutex_);
+  if (!has_thread_) std::thread([this] { run_later(); }).detach();
+  has_thread_ = true;
+  later_.push_back(std::move(task));
+  is_later_.notify_one();
+  return done;
+}
+
+void HostLink::run_later() {
+  for (;;) {
+    std::unique_lock<std::mutex> lock(later_mutex_);
+    is_later_.wait(lock, [this] { return !later_.empty(); });
+    std::packaged_task<void()> task = std::move(later_.front());
+    later_.pop_front();
+    lock.unlock();
+    const DeviceGuard guard(device_);
+    task();
+  }
 }
 
 EarlyDownload::~EarlyDownload() {

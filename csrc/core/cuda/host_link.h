@@ -2,8 +2,12 @@
 #pragma once
 
 #include <array>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -28,8 +32,13 @@ class HostLink {
   void download(void* to, const void* from, int64_t bytes, cudaStream_t stream);
   void download(void* to, const void* from, int64_t bytes, Event& event);
 
+  // Does `work`, which may download, on a thread of this link, one after the other. The caller
+  // waits for it before anything goes that it uses.
+  std::future<void> later(std::function<void()> work);
+
  private:
   friend class EarlyDownload;
+  void run_later();
 
   static constexpr int kNumBlocks = 4;
   static constexpr int64_t kBlockBytes = 1 << 20;
@@ -44,8 +53,10 @@ class HostLink {
     std::array<Event, kNumBlocks> done;
   };
 
-  HostLink();  // of the current device
+  explicit HostLink(int device);  // the current one
   void download_locked(void* to, const void* from, int64_t bytes);
+
+  const int device_;
 
   std::mutex up_mutex_;  // guards the two below
   Blocks up_;
@@ -56,6 +67,10 @@ class HostLink {
   SideStream side_;
   PinnedMemory slots_{kNumSlots * kSlotBytes};  // of early downloads
   std::vector<std::byte*> free_slots_;
+  std::mutex later_mutex_;  // guards all below
+  std::condition_variable is_later_;
+  std::deque<std::packaged_task<void()>> later_;
+  bool has_thread_ = false;  // made at the first later(); it ends with the process
 };
 
 // A small copy to the host that arrives by itself, so that nobody has to wait for it.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <future>
 
 #include "core/cuda/device.h"
 #include "core/cuda/host_link.h"
@@ -15,14 +16,15 @@ class DeviceRows {
  public:
   // As top_rows of scores (num_rows,), with first_row_id added to every row id; on `stream`, for
   // which it allocates 8 bytes per row that may be chosen, and a fourth of a byte per row.
-  // The caller returns before the rows are known. If they are few, they are copied to the host at
-  // once.
+  // The caller returns before the rows are known. They are copied to the host as soon as they are,
+  // so that nobody has to wait for them.
   // Scores: one of cuda/scores.h. REQUIRES: the device is current.
   template <class Scores>
   DeviceRows(const Scores& scores, int64_t num_rows, int64_t k, int64_t first_row_id,
              cudaStream_t stream);
+  ~DeviceRows();
 
-  bool is_ready() { return chosen_.is_done() && (!early_.is_begun() || early_.has_arrived()); }
+  bool is_ready();
 
   // Waits for the stream, but only for the rows; the stream goes on while they are copied.
   RowIdVector read(int device);
@@ -33,12 +35,15 @@ class DeviceRows {
  private:
   template <class Scores>
   void choose(const Scores& scores, int64_t num_rows, int64_t first_row_id, cudaStream_t stream);
+  RowIdVector download(int device);
 
   int64_t most_rows_ = 0;
   int64_t num_rows_ = 0;
   StreamMemory found_;  // how many there are, then their ids (<= most_rows_), int64
   Event chosen_;
-  EarlyDownload early_;
+  EarlyDownload early_;        // of few
+  std::future<void> arrived_;  // of more: they are in ids_ then
+  RowIdVector ids_;
 };
 
 }  // namespace cpr_ext

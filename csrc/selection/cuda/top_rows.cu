@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 
 #include "core/cuda/host_link.h"
 #include "selection/cuda/rows.h"
@@ -432,7 +433,22 @@ DeviceRows::DeviceRows(const Scores& scores, int64_t num_rows, int64_t k, int64_
   CPR_EXT_CUDA(cudaMemsetAsync(found_.as<void>(), 0, sizeof(int64_t), stream));
   if (most_rows_ > 0) choose(scores, num_rows, first_row_id, stream);
   chosen_.record(stream);
-  early_.begin(DeviceGuard::device(), found_.as<void>(), bytes, chosen_);
+  const int device = DeviceGuard::device();
+  early_.begin(device, found_.as<void>(), bytes, chosen_);
+  if (early_.is_begun() || is_capturing(stream)) return;
+  arrived_ = HostLink::of(device).later([this, device] {
+    chosen_.wait();  // before it has the link to the host, which others use meanwhile
+    ids_ = download(device);
+  });
+}
+
+DeviceRows::~DeviceRows() {
+  if (arrived_.valid()) arrived_.wait();
+}
+
+bool DeviceRows::is_ready() {
+  if (!arrived_.valid()) return chosen_.is_done() && (!early_.is_begun() || early_.has_arrived());
+  return arrived_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
 template <class Scores>
@@ -478,18 +494,26 @@ template DeviceRows::DeviceRows(const BitsInTurn&, int64_t, int64_t, int64_t, cu
 template DeviceRows::DeviceRows(const RandomScores&, int64_t, int64_t, int64_t, cudaStream_t);
 
 RowIdVector DeviceRows::read(int device) {
-  int64_t num_rows = 0;
+  RowIdVector row_ids;
   if (early_.is_begun()) {
     const auto* const found = reinterpret_cast<const int64_t*>(early_.read());
-    num_rows = *found;
-    num_rows_ = num_rows;
-    return RowIdVector(found + 1, found + 1 + num_rows);
+    row_ids.assign(found + 1, found + 1 + *found);
+  } else if (arrived_.valid()) {
+    arrived_.get();
+    row_ids = std::move(ids_);
+  } else {
+    row_ids = download(device);
   }
+  num_rows_ = static_cast<int64_t>(row_ids.size());
+  return row_ids;
+}
+
+RowIdVector DeviceRows::download(int device) {
+  int64_t num_rows = 0;
   HostLink& link = HostLink::of(device);
   link.download(&num_rows, found_.as<void>(), sizeof(num_rows), chosen_);
   RowIdVector row_ids(static_cast<size_t>(num_rows));
   link.download(row_ids.data(), ids_on_device(), num_rows * int64_t{sizeof(int64_t)}, chosen_);
-  num_rows_ = num_rows;
   return row_ids;
 }
 

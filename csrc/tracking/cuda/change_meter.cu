@@ -122,9 +122,12 @@ class MeasuredRows final : public PendingRows {
     measured_.record(stream_);
     rows_ = std::make_unique<DevicePendingRows>(device_, StoredScores{scores()}, range, k);
     scores_ = StreamMemory();
+    early_.begin(device_, lowest_nan(), sizeof(RowNumber), measured_);
   }
 
-  bool is_ready() override { return rows_->is_ready(); }
+  bool is_ready() override {
+    return rows_->is_ready() && (!early_.is_begun() || early_.has_arrived());
+  }
   int64_t num_rows() const override { return rows_->num_rows(); }
   const int64_t* ids_on_device() const override { return rows_->ids_on_device(); }
 
@@ -132,7 +135,11 @@ class MeasuredRows final : public PendingRows {
     RowIdVector row_ids = rows_->read();
     const DeviceGuard guard(device_);
     RowNumber lowest_nan = kNoRow;
-    HostLink::of(device_).download(&lowest_nan, this->lowest_nan(), sizeof(lowest_nan), measured_);
+    if (early_.is_begun()) {
+      lowest_nan = *reinterpret_cast<const RowNumber*>(early_.read());
+    } else {
+      HostLink::of(device_).download(&lowest_nan, this->lowest_nan(), sizeof(RowNumber), measured_);
+    }
     if (lowest_nan != kNoRow) weight_.refuse_nan(static_cast<int64_t>(lowest_nan));
     return row_ids;
   }
@@ -144,6 +151,7 @@ class MeasuredRows final : public PendingRows {
   StreamMemory scores_;
   StreamMemory lowest_nan_;
   Event measured_;
+  EarlyDownload early_;  // of the lowest row that holds NaN
   std::unique_ptr<DevicePendingRows> rows_;
 };
 
