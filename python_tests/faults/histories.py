@@ -260,6 +260,15 @@ class History:
         """
         if not self._copied:
             return
+        first = self._take_over(saves=self._draw.random() < 0.5)
+        if self._draw.random() < 0.5:
+            self._lose()
+        else:
+            self._copy_of(self._any())
+        self._copy_of(first)
+
+    def _take_over(self, *, saves: bool) -> Clone:
+        """Read the copy into a new directory, and claim it; then no state can be added."""
         first = self._new()
         first.events, first.tokens = list(self._copied), {self._copied_token}
         self._objects.states_left = 1  # that with which it takes over
@@ -267,17 +276,13 @@ class History:
         if run is not None:
             copy = run.checkpointer._parts.remote
             assert copy is not None
-            self._copied = list(first.events)  # its claim
-            if self._draw.random() < 0.5:
+            self._copied = first.events[:-1]  # its claim, without the commit of it
+            if saves:
                 self._save(first, run)
             copy.close(30)
             run.release()
         self._objects.states_left = None
-        if self._draw.random() < 0.5:
-            self._lose()
-        else:
-            self._copy_of(self._any())
-        self._copy_of(first)
+        return first
 
     def _lose_directory(self) -> None:
         """A shard's directory is read from the copy if that has the rows of this state."""
@@ -307,8 +312,10 @@ class History:
             self._copy_and_release(clone, run)
 
     def _back_up(self) -> None:
+        self._back_up_of(self._any())
+
+    def _back_up_of(self, clone: Clone) -> None:
         """Replace the backup by a store, if that follows from it."""
-        clone = self._any()
         if (run := self._opened(clone)) is None:
             return
         run.release()
@@ -406,8 +413,6 @@ class History:
             run.release()
             raise
         run.token = report.extra_state or 0
-        if options:
-            self._claim(clone)
         if clone.must_refuse:
             self.faults.append("a directory was put back, and nothing says so")
             clone.is_known = clone.must_refuse = False
@@ -416,6 +421,8 @@ class History:
                 self.faults.append(f"state {run.token} of {clone.tokens} was recovered")
             if len(clone.tokens) > 1 and run.token not in clone.events:
                 clone.events.append(run.token)  # it was there, though not acknowledged
+        if options:
+            self._claim(clone)
         clone.tokens = {run.token}
         clone.is_exact = report.rows_stale == 0
         if run.token:
@@ -426,8 +433,12 @@ class History:
         return run
 
     def _claim(self, clone: Clone) -> None:
-        """Note that a store that begins to be copied makes a commit of its own."""
-        clone.events.append(self._next())
+        """Note the claim on the copy of a store that begins to be copied, and its commit of that.
+
+        What is read from the copy has the claim. It has the commit only once a state of that store
+        was added: the commit is of all that the store holds, and the copy may lack some of it.
+        """
+        clone.events += [self._next(), self._next()]
 
 
 def _dense_manifest(clone: Clone) -> bytes:

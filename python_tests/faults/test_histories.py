@@ -1,11 +1,14 @@
 """A sample of random histories, and whether they would see a comparison that is missing."""
 
 import importlib
+from contextlib import suppress
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
 from cpr_ext.distributed.collective import recovery_decision
+from cpr_ext.errors import CprError
 from cpr_ext.recovery import sources
 from cpr_ext.storage import stale_manifests
 from cpr_ext.storage.remote.filling import Filling
@@ -14,10 +17,19 @@ from cpr_ext.storage.remote.remote_state import RemoteState
 from cpr_ext.storage.store import Store
 from cpr_ext.tools.publishing import publisher
 from python_tests.faults.histories import BACKUPS, COPIES, JOBS, PUBLICATIONS, History
+from python_tests.faults.history_model import cut_off
 
 repair_module = importlib.import_module("cpr_ext.tools.maintenance.repair")
 changed_rows_module = importlib.import_module("cpr_ext.tools.publishing.changed_rows")
 stale_rows, next_state = sources._stale_rows, publisher._Next
+
+require_descent = Filling._require_descent
+
+
+def _require_descent_or_claim(self, view):
+    if self.held is None or not set(self.held.ancestors[-2:]) & set(view.ancestors):
+        require_descent(self, view)
+
 
 # Every comparison of descent: where it is, what is in its place, and operations that show it.
 COMPARISONS = {
@@ -59,6 +71,10 @@ COMPARISONS = {
         *(Filling, "_require_descent", lambda *_: None),
         ("train", "clone", *BACKUPS),
     ),
+    "a backup is known by its commit, not by a claim before it": (
+        *(Filling, "_require_descent", _require_descent_or_claim),
+        ("train", "copy", "lose twice", *BACKUPS),
+    ),
     "a consumer follows by identity, not by number": (
         publisher,
         "_Next",
@@ -79,6 +95,42 @@ COMPARISONS = {
 @pytest.mark.parametrize("seed", range(12))
 def test_a_random_history_is_as_the_model_says(tmp_path, seed):
     assert History(tmp_path, seed).run(14) == []
+
+
+@pytest.fixture
+def history(tmp_path):
+    """A history whose steps a test chooses."""
+    history = History(tmp_path, 0)
+    with patch("cpr_ext.storage.remote.opening.open_objects", lambda options: history._objects):
+        yield history
+
+
+def test_a_claim_on_the_copy_is_not_the_commit_that_it_is_made_with(history):
+    """A reader of a copy that is only claimed has that claim, but not the claimant's commit."""
+    history._train()
+    history._copy()
+    claimant = history._take_over(saves=False)
+    history._lose()
+    for clone in (claimant, history._clones[-1], claimant):
+        history._back_up_of(clone)
+    assert history._backup.events == claimant.events
+    assert history.faults == []
+
+
+def test_a_claim_comes_after_a_save_that_was_cut_off_as_it_became_durable(history):
+    """So a clone from between the two has the save, and may not continue the copy."""
+    history._train()
+    (store,) = history._clones
+    run = history._opened(store)
+    with cut_off(2, is_after=True), suppress(CprError):
+        history._save(store, run, "partial")
+    run.release()
+    history._clone()
+    history._copy_of(store)
+    clone = history._clones[-1]
+    history._opened(clone).release()
+    history._copy_of(clone)
+    assert history.faults == []
 
 
 @pytest.mark.parametrize("comparison", COMPARISONS)

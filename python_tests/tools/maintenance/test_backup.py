@@ -12,9 +12,9 @@ from cpr_ext.storage import leases, manifest, replacing
 from cpr_ext.storage.remote import filling, opening
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.tools.maintenance import backup, fetch, verify
+from python_tests.faults.history_model import Objects
 from python_tests.faults.mixtures import Run
 from python_tests.helpers import flip
-from python_tests.storage.remote.faulty_objects import MemoryObjects
 
 # ``cpr_ext.tools.maintenance.backup`` is the function.
 backup_module = importlib.import_module("cpr_ext.tools.maintenance.backup")
@@ -259,21 +259,47 @@ def test_a_backup_older_than_all_listed_ancestors_is_known_by_its_note(run, tmp_
     assert not (store / "backups").exists() or not list((store / "backups").iterdir())
 
 
-def test_a_fetch_brings_an_earlier_state_up_to_the_copy_and_fences_it(tmp_path, monkeypatch):
-    objects = MemoryObjects()
+@pytest.fixture
+def objects(monkeypatch):
+    """What ``memory:///job`` holds."""
+    objects = Objects()
     for module in (opening, backup_module):
         monkeypatch.setattr(module, "open_objects", lambda options: objects)
+    return objects
 
-    def at(directory):
-        other = Run.at(directory, remote="memory:///job")
-        other.checkpointer.recover()
-        return other
 
-    def copied(other):
-        assert other.checkpointer._parts.remote.wait(60)
-        other.checkpointer._parts.remote.close(60)
-        other.release()
+def at(directory, remote="memory:///job"):
+    run = Run.at(directory, remote=remote)
+    run.checkpointer.recover()
+    return run
 
+
+def copied(run):
+    assert run.checkpointer._parts.remote.wait(60)
+    run.checkpointer._parts.remote.close(60)
+    run.release()
+
+
+def test_a_backup_with_the_claim_that_a_reader_of_the_copy_has_may_hold_more(tmp_path, objects):
+    run = at(tmp_path / "store")
+    save(run, "base")
+    copied(run)
+    run = at(tmp_path / "store", remote=None)
+    save(run)
+    run.release()
+    objects.states_left = 1  # that with the claim
+    run = at(tmp_path / "store")
+    backup(tmp_path / "store", tmp_path / "backup")
+    run.checkpointer._parts.remote.close(1)
+    run.release()
+    objects.states_left = None
+    copied(at(tmp_path / "reader"))
+    with pytest.raises(StoreError, match=r"holds step 2 of this store.*\(step 1\) does not follow"):
+        backup(tmp_path / "reader", tmp_path / "backup")
+    assert exact_step(tmp_path / "backup") == 2
+
+
+def test_a_fetch_brings_an_earlier_state_up_to_the_copy_and_fences_it(tmp_path, objects):
     run = at(tmp_path / "store")
     save(run, "base")
     shutil.copytree(tmp_path / "store", tmp_path / "earlier")
