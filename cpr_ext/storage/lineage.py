@@ -26,10 +26,6 @@ class Recorded(Protocol):
     """What a manifest says of a segment, as far as its descent goes."""
 
     @property
-    def kind(self) -> str:
-        """``base``: it holds every row of its shard."""
-
-    @property
     def chain(self) -> str:
         """Of its directory, once it was written."""
 
@@ -99,14 +95,3 @@ def shards_without(
         return tuple(range(len(shards)))
     pairs = enumerate(zip(dense.shards, shards, strict=True))
     return tuple(n for n, (chain, of_shard) in pairs if position_of(chain, of_shard, start) is None)
-
-
-def newest_reached(
-    dense: Sequence[Recorded], shards: Sequence[Sequence[Recorded]], start: str
-) -> int | None:
-    """Return the index of the newest snapshot whose state every shard holds; None: there is none.
-
-    Whatever takes a state from a store asks this, and never mixes the states of two commits.
-    """
-    found = (n for n in range(len(dense)) if not shards_without(dense[n], shards, start))
-    return max(found, default=None)
