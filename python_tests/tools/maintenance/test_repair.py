@@ -8,10 +8,12 @@ import pytest
 
 import cpr_ext
 from cpr_ext.cli.app import app
-from cpr_ext.errors import DamageError, StoreError
+from cpr_ext.errors import CprError, DamageError, StoreError
 from cpr_ext.storage.manifest import Manifest
 from cpr_ext.tools.maintenance import repair, survey, verify
 from python_tests.faults.damage_scene import SMALLEST, Scene, Tally, opened
+from python_tests.faults.history_model import cut_off
+from python_tests.faults.mixtures import Run
 from python_tests.faults.repairing import Flips, check_repair, flipped
 from python_tests.helpers import Trained, assert_same, flip
 
@@ -50,6 +52,46 @@ def test_an_older_manifest_put_back_is_rebuilt_from_the_segments(scene, tmp_path
     for name, data in older.items():
         check_repair(scene, tmp_path / "store", {name: data}, tally)
     assert tally.faults == []
+
+
+@pytest.mark.parametrize("with_descent", [True, False])
+def test_a_file_left_over_is_not_taken_for_one_of_a_lost_manifest(
+    tmp_path, monkeypatch, with_descent
+):
+    """Its number lies between those of two that are: only their chains show that it is none."""
+    store, left = tmp_path / "store", "00000004-partial.safetensors"
+    run = Run.at(store)
+    run.checkpointer.recover()
+    for kind in ("base", "partial"):
+        run.train()
+        run.save(kind)
+    run.train()
+    run.train()
+    with cut_off(0, is_after=False), pytest.raises(CprError):
+        run.save("partial")
+    run.release()
+    monkeypatch.setattr(Manifest, "remove_unlisted", _leave)
+    run = Run.at(store)
+    run.checkpointer.recover()
+    run.train()
+    run.save("partial")
+    run.release()
+    assert (store / "shard-00000" / left).exists()
+    (store / "shard-00000/MANIFEST.json").unlink()
+    if not with_descent:
+        monkeypatch.setattr(repair_module, "keep_descent", lambda *_: None)
+    assert repair(store, apply=True).is_applied
+    assert verify(store).is_sound
+    run = Run.at(store)
+    report = run.checkpointer.recover()
+    assert (report.step, report.rows_stale) == (3, 0)
+    assert (run.wrong_rows(3) == 0) == with_descent
+    run.release()
+
+
+def _leave(manifest):
+    """Remove nothing, as where the operating system refuses: only numbers are not used again."""
+    manifest.highest_left_over = 4
 
 
 def test_all_manifests_and_the_identity_at_once_are_rebuilt(scene, tmp_path):
