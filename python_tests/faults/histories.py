@@ -31,6 +31,7 @@ from unittest.mock import patch
 import torch
 
 from cpr_ext.errors import CprError
+from cpr_ext.storage.remote.fetching import fetch_store
 from cpr_ext.tools.maintenance import backup, compact, repair, verify
 from python_tests.faults.history_jobs import Jobs
 from python_tests.faults.history_model import Clone, Objects, cut_off
@@ -352,9 +353,23 @@ class History:
             return
         if clone.is_known and not follows:
             self.faults.append("a store continued a copy that it does not follow from")
+        if self._draw.random() < 0.3:
+            self._fetch_of(clone, run)
         if self._draw.random() < 0.5:
             self._save(clone, run)
         self._copy_and_release(clone, run)
+
+    def _fetch_of(self, clone: Clone, run: Run) -> None:
+        """Read a copy that is being made, as ``cpr fetch`` does: with its claim, without another.
+
+        Once a state was added, what was read may not continue the copy, though it has the claim.
+        """
+        copy = run.checkpointer._parts.remote
+        assert copy is not None
+        copy.wait(30)
+        fetched = self._new()
+        fetch_store(self._objects, fetched.directory)
+        self._inherit(fetched, clone)
 
     def _copy_and_release(self, clone: Clone, run: Run) -> None:
         copy = run.checkpointer._parts.remote
@@ -384,6 +399,8 @@ class History:
             return None
         if clone.is_known and not clone.must_refuse:
             self.faults.append(f"refused: {text}")
+        if verify(clone.directory).is_sound:
+            self.faults.append(f"it verifies, and is refused: {text}")
         with self._perhaps_cut_off():
             repair(clone.directory, apply=True)
         repaired = repair(clone.directory, apply=True)  # again, if it was cut off

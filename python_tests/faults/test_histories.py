@@ -11,10 +11,12 @@ from cpr_ext.distributed.collective import recovery_decision
 from cpr_ext.errors import CprError
 from cpr_ext.recovery import sources
 from cpr_ext.storage import stale_manifests
+from cpr_ext.storage.remote import opening
 from cpr_ext.storage.remote.filling import Filling
 from cpr_ext.storage.remote.opening import RemoteStore
 from cpr_ext.storage.remote.remote_state import RemoteState
 from cpr_ext.storage.store import Store
+from cpr_ext.tools.maintenance import verification
 from cpr_ext.tools.publishing import publisher
 from python_tests.faults.histories import BACKUPS, COPIES, JOBS, PUBLICATIONS, History
 from python_tests.faults.history_model import cut_off
@@ -63,9 +65,25 @@ COMPARISONS = {
         *(RemoteState, "may_be_continued_by", lambda self, view: view.descends_from(self.view)),
         ("train", "clone", "copy", "lose twice"),
     ),
+    "a store with the newest claim follows from what was added after that": (
+        *(RemoteState, "may_be_continued_by", lambda self, view: self.claim in view.ancestors),
+        ("train", "copy", "copy"),
+    ),
     "a directory that is read from the copy fits": (
         *(RemoteStore, "_fits", lambda *_: True),
         ("train", "copy", "lose directory"),
+    ),
+    "a directory that is read from the copy is of the same commit": (
+        *(opening, "shards_without", lambda *_: ()),
+        ("train", "clone", "copy", "lose directory"),
+    ),
+    "what is refused as of another commit does not verify": (
+        *(verification, "find_other_states", lambda *_: []),
+        ("train", "twins", "clone", "mix"),
+    ),
+    "what is refused as older does not verify": (
+        *(verification, "find_outdated", lambda manifests: []),
+        ("train", "put back"),
     ),
     "a backup is replaced by what follows from it": (
         *(Filling, "_require_descent", lambda *_: None),
