@@ -57,9 +57,9 @@ def _probe(name: str, num_blocks: int) -> DiskSpeed:
     descriptor, is_direct = _open(name)
     total = num_blocks * _BLOCK_BYTES
     try:
-        with mmap.mmap(-1, _BLOCK_BYTES) as block:  # aligned to pages, as direct I/O needs
-            block.write(os.urandom(_BLOCK_BYTES))
-            view = memoryview(block)
+        # Aligned to pages, as direct I/O needs.
+        with mmap.mmap(-1, _BLOCK_BYTES) as block, memoryview(block) as view:
+            view[:] = os.urandom(_BLOCK_BYTES)
             with suppress(OSError):  # snapshots reserve their bytes, where that is possible
                 os.posix_fallocate(descriptor, 0, total)
             started = time.perf_counter()
@@ -72,7 +72,6 @@ def _probe(name: str, num_blocks: int) -> DiskSpeed:
             for number in range(num_blocks):
                 _all(os.preadv, descriptor, view, number * _BLOCK_BYTES)
             read_seconds = time.perf_counter() - started
-            view.release()
     finally:
         os.close(descriptor)
     return DiskSpeed(total / write_seconds, total / read_seconds, total, is_direct)

@@ -207,6 +207,7 @@ def test_work_on_another_stream_comes_after_all_that_was_submitted_before(emulat
     assert counter.num_dirty() == 30
     counter.put_back(taken)
     assert counter.counts()[[0, 60, 95]].tolist() == [1, 2, 1]
+    del pending, taken  # they give memory back in the order of the stream
     emulator.destroy_stream(side)
 
 

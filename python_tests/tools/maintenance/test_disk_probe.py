@@ -48,3 +48,13 @@ def test_where_direct_io_is_refused_the_probe_falls_back_as_snapshots_do(tmp_pat
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(StorageError, match="none' cannot be probed: No such file"):
         probe_disk(tmp_path / "none", probe_bytes=BYTES)
+
+
+def test_an_interrupt_while_it_writes_is_not_hidden_by_another_error(tmp_path, monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "pwritev", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        probe_disk(tmp_path, probe_bytes=BYTES)
+    assert not list(tmp_path.iterdir())
