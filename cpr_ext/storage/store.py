@@ -16,6 +16,7 @@ a snapshot that ``dense/MANIFEST.json`` names is committed as a whole.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -205,7 +206,7 @@ class Store:
 
     def _not_opened(self, error: OSError) -> StorageError:
         remedy = "The directory must be one that this process can make and write"
-        if self.directory.exists() and not self.directory.is_dir():
+        if error.errno == errno.EEXIST:
             remedy = "It is no directory; choose another"
         text = f"cannot open the store '{self.directory}': {error.strerror or error}. {remedy}"
         return StorageError(error.errno, text, str(self.directory))

@@ -235,6 +235,20 @@ def test_a_store_whose_description_cannot_be_read_is_not_opened(store, monkeypat
     assert contents(store) == before
 
 
+def test_a_store_whose_own_directory_cannot_be_looked_at_is_not_opened(store, monkeypatch):
+    """Not even for the message that says so."""
+    stat = os.stat
+
+    def look(path, *arguments, **named):
+        if str(path) == str(store):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return stat(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "stat", look)
+    with pytest.raises(StorageError, match=r"cannot open the store.*Input/output error"):
+        open_run(store)
+
+
 @pytest.mark.parametrize("kind", ["dense", "partial", "base"])
 @pytest.mark.parametrize("tool", ["verify", "export", "compact", "read_rows", "inspect", "move"])
 def test_no_tool_calls_it_damage(store, tmp_path, monkeypatch, tool, kind):
