@@ -84,6 +84,7 @@ class CprRendezvous(RendezvousHandler):
         self._presence = Presence(self._host, self._arrive, self._hear)
         self._hosted: HostProcess | None = None
         self._was_heard, self._refusal = threading.Event(), ""
+        self._has_lost_node = False  # and its workers have not ended yet
 
     def _pass_on(self, parameters: RendezvousParameters) -> None:
         """Set what the workers read: torchrun gives them its own environment."""
@@ -108,6 +109,7 @@ class CprRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return at once, of an agent alone: its workers learn their ranks by themselves."""
+        self._has_lost_node = False
         self._presence.begin()
         if not self._was_heard.wait(self._join_seconds):
             raise RendezvousTimeoutError(
@@ -126,8 +128,12 @@ class CprRendezvous(RendezvousHandler):
         """Do nothing."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: otherwise torchrun would restart living workers for one that waits."""
-        return 0
+        """Return 0, for torchrun would restart living workers for one that waits.
+
+        If another agent has this one's node that is wanted: its workers save and leave, and others
+        stand by. torchrun does not count that as a restart.
+        """
+        return int(self._has_lost_node)
 
     def get_run_id(self) -> str:
         """Return the name of the job."""
@@ -158,10 +164,15 @@ class CprRendezvous(RendezvousHandler):
         self._was_heard.set()
 
     def _hear(self, news: dict[str, Any]) -> None:
-        if "node" in news:
-            self._node = int(news["node"])
-            number = self._said["num_nodes"]
-            logger.info("this agent has node %d of %d of the job", self._node, number)
+        if "node" not in news:
+            return
+        if news["node"] is None:
+            logger.info("another agent has node %s now; this one stands by", self._node)
+            self._node, self._has_lost_node = None, True
+            return
+        self._node = int(news["node"])
+        number = self._said["num_nodes"]
+        logger.info("this agent has node %d of %d of the job", self._node, number)
 
     def _host_here(self) -> None:
         """Host the rendezvous if its address is of this machine, and nobody listens there."""

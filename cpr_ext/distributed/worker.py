@@ -345,6 +345,8 @@ class Worker:
                 job.checkpointer.step(1 if job.num_samples is None else job.num_samples)
                 self._parity.finish_step(job.step)
                 self._report("step", job)
+                if self._parity.is_protected:
+                    self._rendezvous.note_may_be_lost(self._parity.nodes)
         except PeerLostError as error:
             self._lost = error
 
@@ -483,6 +485,7 @@ class Worker:
         self._rendezvous.note_lost = partial(self._end_round, job.group, self._round)
         if self._rendezvous.lost_epoch >= self._rendezvous.epoch:
             raise PeerLostError("a worker ended as soon as all had met")
+        self._parity.note_machines(self._rendezvous.machines)
         self._report("joined", job)
 
     def _end_round(

@@ -14,6 +14,8 @@ class ParityMetrics:
 
     Attributes:
         protected: any one worker of the parity group could be rebuilt now.
+        machines_at_risk: which have several workers of the group, so that it does not survive their
+            loss. 0 in a job of loopback addresses.
         completed_step: the newest.
         acknowledged_step: the newest of which the peers have the changes.
         bytes_sent: by this worker, in this round of all workers.
@@ -23,6 +25,7 @@ class ParityMetrics:
     """
 
     protected: bool = False
+    machines_at_risk: int = 0
     completed_step: int = 0
     acknowledged_step: int = 0
     bytes_sent: int = 0
@@ -81,5 +84,6 @@ class ParityMetrics:
 
     def write_scalars(self, writer: ScalarWriter, step: int) -> None:
         """Write scalars ``cpr/parity_...`` of ``step``."""
-        for name in ("protected", "lag_steps", "bytes_per_second", "rebuild_progress"):
+        names = ("protected", "machines_at_risk", "lag_steps", "bytes_per_second")
+        for name in (*names, "rebuild_progress"):
             writer.add_scalar(f"cpr/parity_{name}", float(getattr(self, name)), step)

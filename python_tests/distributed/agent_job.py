@@ -1,14 +1,19 @@
 """A job as agents start it; what its workers do is in files of its folder.
 
-    agent_job.py FOLDER
+    agent_job.py FOLDER [STEPS]
+
+With ``STEPS``, each takes 0.2 s until there is a file ``hurry``. ``trains-RANK`` has the process
+numbers of the worker that has this rank, and of its agent.
 
 ``fate-RANK`` says, once, what happens to a worker at the begin of a step: ``STEP kill`` or ``STEP
 wait`` (until somebody kills it; ``waits-RANK`` has the process numbers of worker and agent).
 """
 
+import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -49,7 +54,9 @@ def note(path, text):
     path.with_suffix(".new").replace(path)
 
 
-def train_step(folder, job, step):
+def train_step(folder, job, step, pause):
+    if pause and not (folder / "hurry").exists():
+        time.sleep(pause)
     meet_fate(folder, job.rank, step)
     generator = torch.Generator().manual_seed(1000 * step + job.rank)
     rows = torch.randint(ROWS, (16, 3), generator=generator)
@@ -62,14 +69,19 @@ def train_step(folder, job, step):
     return 16 * job.world_size
 
 
-def main(folder):
+def main(folder, num_steps=STEPS, pause=0.0):
     torch.set_num_threads(1)
+    logging.basicConfig()
     worker = Worker.from_environment(folder / "stores", recovery="exact", parity=Parity(2))
     size = worker.identity.world_size
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(worker.identity.rank), str(size))
-    for step in worker.steps(build, num_steps=STEPS, make_checkpointer=make_checkpointer):
+    is_noted = False
+    for step in worker.steps(build, num_steps=num_steps, make_checkpointer=make_checkpointer):
         with worker.attempt() as job:
-            job.num_samples = train_step(folder, job, step)
+            job.num_samples = train_step(folder, job, step, pause)
+        if not is_noted:
+            note(folder / f"trains-{job.rank}", f"{os.getpid()} {os.getppid()}")
+            is_noted = True
     job = worker.job
     torch.save(
         {
@@ -82,4 +94,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *((int(sys.argv[2]), 0.2) if sys.argv[2:] else ()))

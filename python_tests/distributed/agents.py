@@ -81,6 +81,13 @@ class Agents:
         self.wait_until(path.exists)
         return tuple(map(int, path.read_text().split()))
 
+    def agent_of(self, rank):
+        """The number of the agent whose worker has this rank; None: nobody trains with it yet."""
+        path = self.folder / f"trains-{rank}"
+        parent = int(path.read_text().split()[1]) if path.exists() else None
+        pids = [process.pid for process in self.processes]
+        return pids.index(parent) if parent in pids else None
+
     def codes(self):
         for process in self.processes:
             self.wait_until(lambda process=process: process.poll() is not None)

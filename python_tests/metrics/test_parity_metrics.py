@@ -60,6 +60,7 @@ def test_scalars_of_parity_are_written_beside_the_others(clock):
     metrics.write_scalars(scalars, 4)
     assert {tag: value for tag, value in scalars.items() if "parity" in tag} == {
         "cpr/parity_protected": (1.0, 4),
+        "cpr/parity_machines_at_risk": (0.0, 4),
         "cpr/parity_lag_steps": (2.0, 4),
         "cpr/parity_bytes_per_second": (150.0, 4),
         "cpr/parity_rebuild_progress": (1.0, 4),

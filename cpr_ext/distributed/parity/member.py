@@ -67,6 +67,7 @@ class ParityMember(NoParity):
         self._rank = identity.rank
         number = next(n for n, group in enumerate(self.groups) if identity.rank in group)
         self._group = self.groups[number]
+        self.nodes = tuple(sorted({rank // max(1, per_host) for rank in self._group}))
         self._parity = parity
         self._metrics = ParityMetrics()
         self._protection = Protection(identity.rank, self._group, self._metrics)
@@ -77,6 +78,11 @@ class ParityMember(NoParity):
         self._held = HeldParity(parity.every_steps)
         self._later: list[Piece] = []  # lost rows that are decoded during training
         self._serves = False  # lookups wait for missing rows while training
+
+    @property
+    def is_protected(self) -> bool:  # type: ignore[override]
+        """Whether any one worker of the group could be rebuilt now."""
+        return self._metrics.protected
 
     def attach(self, checkpointer: Checkpointer) -> None:
         """Protect the tables of a Checkpointer, from the first :meth:`begin` on.
@@ -107,6 +113,10 @@ class ParityMember(NoParity):
             return Report(None, {}, self._obstacle)
         obstacle = self._own.obstacle or self._held.obstacle
         return Report(self._own.log, self._held.logs if self._held.is_encoded else {}, obstacle)
+
+    def note_machines(self, machines: Sequence[str]) -> None:
+        """Note on which machine each worker of the new round is."""
+        self._protection.note_machines(machines)
 
     def connect(self, this_round: Round) -> None:
         """Connect the group in a new round; all its members call it.

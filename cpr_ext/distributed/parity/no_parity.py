@@ -20,6 +20,8 @@ class NoParity:
 
     groups: tuple[Group, ...] = ()
     extra_state: Any = None
+    nodes: tuple[int, ...] = ()  # of the group's ranks
+    is_protected = True  # as far as this worker can be
     has_spoiled_rows = False  # of a worker that lost its rows, by a rebuild that did not end
 
     def attach(self, checkpointer: Checkpointer) -> None:
@@ -28,6 +30,9 @@ class NoParity:
     def report(self, *, is_live: bool) -> Report | None:
         """Report this worker's state when workers have met."""
         return None
+
+    def note_machines(self, machines: Sequence[str]) -> None:
+        """Note on which machine each worker of the new round is."""
 
     def connect(self, this_round: Round) -> None:
         """Connect the group in a new round."""

@@ -43,6 +43,18 @@ def hosts_by_count(world_size: int, per_host: int) -> list[int]:
     return [rank // max(1, per_host) for rank in range(world_size)]
 
 
+def crowded(group: Group, hosts: Sequence[str | int]) -> dict[str | int, list[int]]:
+    """Return which hosts have several members of a group, which does not survive their loss.
+
+    Args:
+        hosts: of each rank, where it is now.
+    """
+    found: dict[str | int, list[int]] = {}
+    for rank in group:
+        found.setdefault(hosts[rank], []).append(rank)
+    return {host: ranks for host, ranks in found.items() if len(ranks) > 1}
+
+
 def holders(group: Group, member: int) -> list[int]:
     """Return the members that hold parity of ``member``, in the order of its parts."""
     at, size = group.index(member), len(group)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from cpr_ext.distributed.parity.placement import Group
+from cpr_ext.distributed.identity.own_address import is_loopback
+from cpr_ext.distributed.parity.placement import Group, crowded
 from cpr_ext.metrics.parity_metrics import ParityMetrics
 from cpr_ext.runtime.log_text import logger_of
 
@@ -26,9 +27,31 @@ class Protection:
         self.publish: Callable[[], None] = lambda: None
         self._rank = rank
         self._group = list(group)
+        self._at_risk: dict[str | int, list[int]] = {}
         self._metrics = metrics
         self._begins = False
         self._obstacle = ""
+
+    def note_machines(self, machines: Sequence[str]) -> None:
+        """Say which machines the group would not survive the loss of, if that has changed.
+
+        Args:
+            machines: the address of each rank of the job.
+        """
+        is_one_machine = is_loopback(machines[0])  # by intent
+        at_risk = {} if is_one_machine else crowded(tuple(self._group), machines)
+        self._metrics.machines_at_risk = len(at_risk)
+        before, self._at_risk = self._at_risk, at_risk
+        if at_risk == before or self._rank != self._group[0]:
+            return
+        for machine, ranks in at_risk.items():
+            logger.warning(
+                "parity group %s is not protected against the loss of machine %s, which has its "
+                "workers %s",
+                *(self._group, machine, ranks),
+            )
+        if not at_risk:
+            logger.info("each worker of parity group %s has a machine of its own", self._group)
 
     def begin(self) -> None:
         """Note that any one worker of the group could be rebuilt; called from any thread."""

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 from cpr_ext.distributed.identity.descriptors import describe
@@ -23,13 +23,12 @@ from cpr_ext.distributed.rendezvous import wire
 from cpr_ext.distributed.rendezvous.meeting import (
     FIND_SECONDS,
     Claim,
-    Meeting,
     MeetingError,
     SupersededError,
     UnknownRoundError,
 )
-from cpr_ext.distributed.rendezvous.nodes import Agent, Nodes
-from cpr_ext.distributed.rendezvous.values import MOST_NAMED, Values
+from cpr_ext.distributed.rendezvous.nodes import Agent
+from cpr_ext.distributed.rendezvous.served_job import ServedJob
 
 PROOF_SECONDS = 5.0
 MAX_STRANGERS = 256  # and as many more as jobs here have connections in all
@@ -41,89 +40,7 @@ _BACKLOG = 1024
 _CONNECTIONS_EACH = 2  # of a worker: one that shows that it lives, and one that asks
 _LOOK_SECONDS = 0.25  # between two looks at all agents and connections
 _GONE_SECONDS = 3.2  # since a machine was last heard of, which is probed each second
-_MISSING_SECONDS = 0.25  # between two looks for who is missing
 _STRANGERS_BYTES = 4096  # that are read ahead; more is read as a message needs it
-
-
-class _Job:
-    """What the host knows of one job."""
-
-    def __init__(self, knows_all_from: float) -> None:
-        self.meeting = Meeting(knows_all_from)
-        self.nodes = Nodes(knows_all_from)
-        self.values = Values()
-        self.world_size = 0  # as workers say
-        self.changed = asyncio.Condition()
-        # By visit, how to say something to a process that asks nothing; and those that left.
-        self.listeners: dict[int, Callable[[dict[str, Any]], None]] = {}
-        self._ended = 0  # the epoch of which all have heard that a member has ended
-        self._members = ("", "")  # of the round of this name, packed
-        self._missing: tuple[int, list[int]] = (0, [])
-        self._missing_from = float("-inf")
-
-    def tell_of_end(self, visit: int, *, is_silent: bool = False) -> None:
-        """Say to the others that the process of this connection has ended, if it is of a round.
-
-        Args:
-            is_silent: its kernel has not closed its connections, so that no peer notices.
-        """
-        has_arrived = self.listeners.pop(visit, None) is not None
-        epoch = self.meeting.lost_of(visit)
-        if epoch in (0, self._ended) or not (has_arrived or self.meeting.is_last(visit)):
-            return
-        self._ended = epoch
-        self.values.forget(lambda key: key.startswith(f"round/{self.meeting.round_id}/"))
-        for say in list(self.listeners.values()):
-            say({"lost_of": epoch, "is_silent": is_silent})
-
-    def listen(self, visit: int, say: Callable[[dict[str, Any]], None]) -> None:
-        """Have a process hear of ends, also of one in its round before it was connected."""
-        self.listeners[visit] = say
-        if self.has_lost_member and self.meeting.lost_of(visit):
-            say({"lost_of": self._ended, "is_silent": False})
-
-    @property
-    def has_lost_member(self) -> bool:
-        """Whether a member of the newest round has ended."""
-        return 0 < self._ended == self.meeting.epoch
-
-    async def assign(self) -> None:
-        """Give free nodes to agents that stand by, and say so to them and to their workers."""
-        given = self.nodes.assign(time.monotonic())
-        for visit, node in given.items():
-            if (say := self.listeners.get(visit)) is not None:
-                say({"node": node})
-        if given:
-            await self.wake()
-
-    async def wake(self) -> None:
-        """Have all that wait look again."""
-        async with self.changed:
-            self.changed.notify_all()
-
-    def members(self) -> str:
-        """Return who is in the newest round and where, packed once for all."""
-        meeting = self.meeting
-        if self._members[0] != meeting.round_id:
-            self._members = (meeting.round_id, wire.pack([meeting.roster, meeting.places]))
-        return self._members[1]
-
-    def missing(self, now: float) -> tuple[int, list[int]]:
-        """Return how many ranks are missing, and some of them; a moment old at most."""
-        if now > self._missing_from + _MISSING_SECONDS:
-            found = self.meeting.missing(self.world_size, now)
-            self._missing, self._missing_from = (len(found), found[:MOST_NAMED]), now
-        return self._missing
-
-    @contextlib.asynccontextmanager
-    async def changing(self) -> AsyncIterator[None]:
-        """Notify the waiters if a round is completed inside the block."""
-        before = self.meeting.round_id
-        yield
-        if self.meeting.round_id != before:
-            kept = f"round/{self.meeting.round_id}/"
-            self.values.forget(lambda key: key.startswith("round/") and not key.startswith(kept))
-            await self.wake()
 
 
 class Host:
@@ -137,7 +54,7 @@ class Host:
     def __init__(self, secret: bytes, *, is_first: bool = False) -> None:
         self._secret = secret
         knows_all_from = time.monotonic() + (0.0 if is_first else FIND_SECONDS)
-        self._jobs: dict[str, _Job] = defaultdict(lambda: _Job(knows_all_from))
+        self._jobs: dict[str, ServedJob] = defaultdict(lambda: ServedJob(knows_all_from))
         self._visits: set[asyncio.Future[None]] = set()
         self._known: dict[int, asyncio.StreamWriter] = {}  # by visit
         self._strangers: dict[asyncio.Future[None], float] = {}  # when they came; oldest first
@@ -273,6 +190,8 @@ class Host:
                     job = self._jobs[str(request["job"])]
                     job.listen(visit, say)
                     await job.assign()
+                    if request["ask"] == "attend" and job.nodes.is_replaced(visit):
+                        say({"node": None})
         except (asyncio.IncompleteReadError, ConnectionResetError):
             for job in self._jobs.values():
                 job.tell_of_end(visit)  # its kernel has closed it; nobody was cut off
@@ -307,18 +226,23 @@ class Host:
             return {}
         if what == "node":
             token, nodes = str(request["agent"]), job.nodes
+            nodes.note_ready(token)
             await _until(
                 job,
                 lambda: nodes.node_of(token) is not None or nodes.is_over(token),
                 request["seconds"],
             )
             return {"node": nodes.node_of(token), "is_over": nodes.is_over(token)}
+        if what == "may be lost":
+            _note_may_be_lost(job, str(request["member"]), request["may_be_lost"])
+            return {}
         if what == "over":
             job.nodes.end()
             await job.wake()
             return {}
         if what == "bye":
             job.meeting.say_bye(str(request["member"]))
+            job.note_must_not_be_lost(str(request["member"]))
             return {}
         if what == "take over":
             rank, member = int(request["rank"]), str(request["member"])
@@ -326,8 +250,9 @@ class Host:
             return {"is_yours": job.meeting.take_over(rank, member, visit=visit, now=now)}
         raise ValueError(f"what is {what!r}?")
 
-    async def _meet(self, job: _Job, request: dict[str, Any], visit: int) -> dict[str, Any]:
+    async def _meet(self, job: ServedJob, request: dict[str, Any], visit: int) -> dict[str, Any]:
         meeting, token, claim = job.meeting, str(request["token"]), _claim_in(request)
+        job.note_must_not_be_lost(claim.member)
         try:
             async with job.changing():
                 meeting.meet(
@@ -352,7 +277,7 @@ class Host:
             "obstacle": meeting.obstacle(),
         }
 
-    async def _gather(self, job: _Job, request: dict[str, Any]) -> dict[str, Any]:
+    async def _gather(self, job: ServedJob, request: dict[str, Any]) -> dict[str, Any]:
         keys = _keys_in(request)
         if keys and keys[0].startswith("round/"):
             round_id = keys[0].split("/")[1]
@@ -362,13 +287,14 @@ class Host:
                 raise MeetingError("a member of this round has ended")
         return await job.values.gather(keys, _bounded(request["seconds"]))
 
-    def _arrive(self, job: _Job, request: dict[str, Any], visit: int) -> dict[str, Any]:
+    def _arrive(self, job: ServedJob, request: dict[str, Any], visit: int) -> dict[str, Any]:
         claim = _claim_in(request)
         try:
             job.meeting.arrive(claim, visit=visit, now=time.monotonic())
         except UnknownRoundError:
             return {"asks_roster": True}
         job.world_size = claim.world_size
+        _note_may_be_lost(job, claim.member, request["may_be_lost"])
         return {}
 
     def _note_refusal(self, writer: asyncio.StreamWriter) -> None:
@@ -396,6 +322,10 @@ def _claim_in(request: dict[str, Any]) -> Claim:
     return Claim(**numbers, **texts, roster=roster, unreachable=unreachable)
 
 
+def _note_may_be_lost(job: ServedJob, member: str, said: dict[str, Any]) -> None:
+    job.note_may_be_lost(member, int(said["epoch"]), list(map(int, said["apart"])))
+
+
 def _agent_in(request: dict[str, Any]) -> Agent:
     plain = dict(request["agent"])
     had, only = (None if plain[name] is None else int(plain[name]) for name in ("had", "only"))
@@ -416,7 +346,7 @@ def _bounded(seconds: Any) -> float:
     return max(0.0, min(float(seconds), _MAX_WAIT_SECONDS))
 
 
-async def _until(job: _Job, is_so: Callable[[], bool], seconds: float) -> None:
+async def _until(job: ServedJob, is_so: Callable[[], bool], seconds: float) -> None:
     async def wait() -> None:
         async with job.changed:
             await job.changed.wait_for(is_so)

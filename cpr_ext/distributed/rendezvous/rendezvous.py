@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -66,6 +67,7 @@ class Rendezvous:
             whether peers cannot have noticed.
         lost_epoch: of the newest round of which a member is known to have ended.
         is_leaving: asked while this worker waits; if True, :meth:`join` raises LeavingError.
+        machines: of the workers of the newest round, by rank, as addresses.
         doubts_peers: the last round came to nothing, so peers are tried before the next.
 
     Raises:
@@ -76,6 +78,7 @@ class Rendezvous:
         self._identity = identity
         self.run: RunNote | None = None
         self.doubts_peers = False
+        self.machines: tuple[str, ...] = ()
         self.is_leaving: Callable[[], bool] = lambda: False
         self._beacon = None if address is None else Beacon(address)
         self._places: dict[str, str] = {}  # of the members of that round, but this one
@@ -88,6 +91,7 @@ class Rendezvous:
         self._epoch, self._roster = 0, tuple[str, ...]()
         self.note_lost: Callable[[int, bool], None] = lambda epoch, is_silent: None
         self.lost_epoch = 0
+        self._may_be_lost: dict[str, Any] = {"epoch": 0, "apart": []}
         self._present = HostConnection(identity)
         self._presence = Presence(self._present, self._arrive, self._hear)
         # Kept here, for torch holds only the part of it that is in C++.
@@ -131,12 +135,32 @@ class Rendezvous:
         return self._store
 
     def _arrive(self) -> None:
-        if self._present.ask("arrive", claim=self._claim(False)).get("asks_roster"):
-            self._present.ask("arrive", claim=self._claim(True))
+        def ask(*, shows_roster: bool) -> dict[str, Any]:
+            claim = self._claim(shows_roster)
+            return self._present.ask("arrive", claim=claim, may_be_lost=self._may_be_lost)
+
+        if ask(shows_roster=False).get("asks_roster"):
+            ask(shows_roster=True)
 
     def _hear(self, news: dict[str, Any]) -> None:
         self.lost_epoch = int(news["lost_of"])
         self.note_lost(self.lost_epoch, bool(news["is_silent"]))
+
+    def note_may_be_lost(self, apart: Sequence[int]) -> None:
+        """Say once in a round, from a thread, that this worker trains and is protected.
+
+        So it may be asked to leave in favour of another machine.
+
+        Args:
+            apart: nodes that protect each other.
+        """
+        if self._may_be_lost["epoch"] != self._epoch:
+            self._may_be_lost = {"epoch": self._epoch, "apart": list(apart)}
+            threading.Thread(target=self._say_may_be_lost, daemon=True).start()
+
+    def _say_may_be_lost(self) -> None:
+        with suppress(HostError, RefusedError):
+            self._host.ask("may be lost", member=self.member, may_be_lost=self._may_be_lost)
 
     def take_over(self, member: str) -> bool:
         """Return whether ``member``, which has this worker's rank, is gone and refused from now on.
@@ -197,6 +221,7 @@ class Rendezvous:
                 if answer["round"] is not None:
                     roster, places_by_rank = wire.unpack(answer["members"])
                     self._epoch, self._roster = answer["epoch"], tuple(roster)
+                    self.machines = tuple(place.partition(" ")[0] for place in places_by_rank)
                     places = dict(zip(roster, places_by_rank, strict=True))
                     self._places = {m: p for m, p in places.items() if p and m != self.member}
                     return str(answer["round"])

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr_ext.distributed.parity.placement import cut, holders, hosts_by_count, part_held, place
+from cpr_ext.distributed.parity.placement import (
+    crowded,
+    cut,
+    holders,
+    hosts_by_count,
+    part_held,
+    place,
+)
 from cpr_ext.errors import UsageError
 
 
@@ -30,6 +37,13 @@ def test_workers_of_one_host_are_in_different_groups():
     assert place(8, 4, hosts_by_count(8, 2)) == ((0, 2, 4, 6), (1, 3, 5, 7))
     assert place(4, 2, ["a", "a", "b", "b"]) == ((0, 2), (1, 3))
     assert place(4, 4, hosts_by_count(4, 4)) == ((0, 1, 2, 3),)
+
+
+def test_a_host_with_several_of_a_group_is_named():
+    assert crowded((0, 2), ["a", "b", "c", "b"]) == {}
+    assert crowded((0, 2), ["a", "b", "a", "b"]) == {"a": [0, 2]}
+    assert crowded((0, 1, 2, 3), list("abab")) == {"a": [0, 2], "b": [1, 3]}
+    assert crowded((0, 2), ["a"] * 4) == {"a": [0, 2]}
 
 
 @pytest.mark.parametrize(("world_size", "size"), [(6, 4), (2, 3), (5, 2)])

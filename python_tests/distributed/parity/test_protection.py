@@ -54,3 +54,21 @@ def test_what_ended_the_protection_of_a_round_is_not_said_of_the_next(protection
     protection.begin()
     assert protection.say(9, 8)
     assert (said(caplog), protection.published) == (["is"], [True])
+
+
+def test_machines_that_have_several_of_the_group_are_named_by_one_worker_when_that_changes(caplog):
+    caplog.set_level(logging.INFO, "cpr_ext.parity")
+    for rank, times in ((0, 1), (1, 0)):
+        metrics = ParityMetrics()
+        protection = Protection(rank, (0, 1), metrics)
+        caplog.clear()
+        loopback = ["127.0.0.1"] * 3
+        for machines, at_risk in ((loopback, 0), ("aac", 1), ("aac", 1), ("abc", 0), ("abd", 0)):
+            protection.note_machines(machines)
+            assert metrics.machines_at_risk == at_risk
+        text = "group [0, 1] is not protected against the loss of machine a, which has its workers"
+        assert caplog.text.count(f"{text} [0, 1]") == times
+        assert (
+            caplog.text.count("each worker of parity group [0, 1] has a machine of its own")
+            == times
+        )

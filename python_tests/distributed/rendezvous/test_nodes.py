@@ -3,7 +3,7 @@
 import pytest
 
 from cpr_ext.distributed.rendezvous.meeting import MeetingError
-from cpr_ext.distributed.rendezvous.nodes import Agent, Nodes
+from cpr_ext.distributed.rendezvous.nodes import STEADY_SECONDS, Agent, Nodes
 
 
 def come(nodes, visit, *, machine=None, now=0.0, num_nodes=2, **more):
@@ -109,3 +109,86 @@ def test_agents_that_do_not_fit_are_refused():
         come(nodes, 1, num_nodes=3)
     with pytest.raises(MeetingError, match="no node 2 of 2: they count from 0"):
         come(nodes, 1, only=2)
+
+
+def adopted(**returned):
+    """Machine a has both nodes since machine b has vanished; then an agent comes on machine c."""
+    nodes = Nodes()
+    come(nodes, 0, machine="a", adopt_seconds=5.0), come(nodes, 1, machine="b")
+    assert nodes.assign(0.0) == {0: 0, 1: 1}
+    come(nodes, 2, machine="a", adopt_seconds=5.0)
+    nodes.leave(1)
+    assert nodes.assign(1.0) == {}
+    assert nodes.assign(6.0) == {2: 1}
+    come(nodes, 3, machine="c", now=7.0, **returned)
+    return nodes
+
+
+def test_an_adopted_node_moves_once_a_fresh_machine_has_stood_by_and_its_workers_wait():
+    nodes = adopted()
+    assert nodes.move(100.0) == {}
+    nodes.note_ready("agent 3")
+    assert nodes.move(7.0 + STEADY_SECONDS - 0.1) == {}
+    assert nodes.move(7.0 + STEADY_SECONDS) == {2: None, 3: 1}
+    assert nodes.node_of("agent 2") is None
+    assert nodes.node_of("agent 3") == 1
+    assert nodes.move(200.0) == {}
+    assert nodes.assign(200.0) == {}
+
+
+def test_workers_of_an_agent_that_was_cut_off_have_to_say_again_that_they_wait():
+    nodes = adopted()
+    nodes.note_ready("agent 3")
+    nodes.leave(3, is_cut_off=True)
+    come(nodes, 3, machine="c", now=20.0)
+    assert nodes.move(100.0) == {}
+    nodes.note_ready("agent 3")
+    assert nodes.move(100.0) == {2: None, 3: 1}
+
+
+def test_nothing_moves_while_a_node_is_free():
+    nodes = adopted()
+    nodes.note_ready("agent 3")
+    nodes.leave(0)
+    assert nodes.move(100.0) == {}
+    assert nodes.assign(100.0) == {3: 0}
+    assert nodes.move(100.0) == {}
+
+
+def test_a_node_moves_only_if_its_agent_adopts_and_the_fresh_one_takes_it():
+    nodes = adopted(only=0)
+    nodes.note_ready("agent 3")
+    assert nodes.move(100.0) == {0: None, 3: 0}
+    nodes = Nodes()
+    come(nodes, 0, machine="a"), come(nodes, 1, machine="a")
+    nodes.assign(0.0)
+    come(nodes, 2, machine="b")
+    nodes.note_ready("agent 2")
+    assert nodes.move(100.0) == {}
+
+
+def test_an_agent_that_returns_hears_that_another_has_its_node():
+    nodes = Nodes()
+    for visit in range(3):
+        come(nodes, visit)
+    nodes.assign(0.0)
+    nodes.leave(1)
+    nodes.assign(1.0)
+    nodes.attend(Agent("agent 1", 2, "machine 1", 2.0, had=1), 3)
+    assert nodes.is_replaced(3)
+    assert not any(map(nodes.is_replaced, (0, 2)))
+
+
+def test_a_node_is_adopted_away_from_those_that_it_is_to_be_kept_apart_from():
+    """The agent on the machine of its mirror has come first."""
+    for apart, given in (([], {4: 0}), ([1], {5: 0}), ([2], {4: 0}), ([1, 2], {4: 0})):
+        nodes = Nodes()
+        for visit in range(3):
+            come(nodes, visit, num_nodes=3)
+        nodes.assign(0.0)
+        for visit in (4, 5):
+            come(nodes, visit, num_nodes=3, machine=f"machine {visit - 3}", now=visit)
+        if apart:
+            nodes.keep_apart([0, *apart])
+        nodes.leave(0)
+        assert nodes.assign(10.0) == given

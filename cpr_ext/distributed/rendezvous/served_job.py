@@ -1,0 +1,128 @@
+"""What the rendezvous' host knows of one job: who is there, who waits, who has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any
+
+from cpr_ext.distributed.rendezvous import wire
+from cpr_ext.distributed.rendezvous.meeting import Meeting
+from cpr_ext.distributed.rendezvous.nodes import Nodes
+from cpr_ext.distributed.rendezvous.values import MOST_NAMED, Values
+
+_MISSING_SECONDS = 0.25  # between two looks for who is missing
+
+
+class ServedJob:
+    """What the host knows of one job.
+
+    Args:
+        knows_all_from: by this time each living process has connected to this host.
+    """
+
+    def __init__(self, knows_all_from: float) -> None:
+        self.meeting = Meeting(knows_all_from)
+        self.nodes = Nodes(knows_all_from)
+        self.values = Values()
+        self.world_size = 0  # as workers say
+        self.changed = asyncio.Condition()
+        # By visit, how to say something to a process that asks nothing; and those that left.
+        self.listeners: dict[int, Callable[[dict[str, Any]], None]] = {}
+        self._ended = 0  # the epoch of which all have heard that a member has ended
+        self._members = ("", "")  # of the round of this name, packed
+        self._missing: tuple[int, list[int]] = (0, [])
+        self._missing_from = float("-inf")
+        self._may_be_lost: set[str] = set()  # members of the newest round
+
+    def tell_of_end(self, visit: int, *, is_silent: bool = False) -> None:
+        """Say to the others that the process of this connection has ended, if it is of a round.
+
+        Args:
+            is_silent: its kernel has not closed its connections, so that no peer notices.
+        """
+        has_arrived = self.listeners.pop(visit, None) is not None
+        epoch = self.meeting.lost_of(visit)
+        if epoch in (0, self._ended) or not (has_arrived or self.meeting.is_last(visit)):
+            return
+        self._ended = epoch
+        self.values.forget(lambda key: key.startswith(f"round/{self.meeting.round_id}/"))
+        for say in list(self.listeners.values()):
+            say({"lost_of": epoch, "is_silent": is_silent})
+
+    def listen(self, visit: int, say: Callable[[dict[str, Any]], None]) -> None:
+        """Have a process hear of ends, also of one in its round before it was connected."""
+        self.listeners[visit] = say
+        if self.has_lost_member and self.meeting.lost_of(visit):
+            say({"lost_of": self._ended, "is_silent": False})
+
+    @property
+    def has_lost_member(self) -> bool:
+        """Whether a member of the newest round has ended."""
+        return 0 < self._ended == self.meeting.epoch
+
+    def note_may_be_lost(self, member: str, epoch: int, apart: Iterable[int]) -> None:
+        """Note that a member of the round of this epoch trains and is protected.
+
+        Args:
+            apart: nodes that protect each other, its own among them.
+        """
+        self.nodes.keep_apart(apart)
+        if 0 < epoch == self.meeting.epoch:
+            self._may_be_lost.add(member)
+
+    def note_must_not_be_lost(self, member: str) -> None:
+        """Note that a member of a round waits for the next one, or leaves."""
+        self._may_be_lost.discard(member)
+
+    @property
+    def _all_may_be_lost(self) -> bool:
+        roster = self.meeting.roster
+        is_whole = bool(roster) and not self.has_lost_member
+        return is_whole and self._may_be_lost.issuperset(roster)
+
+    async def assign(self) -> None:
+        """Give free nodes to agents that stand by, and say so to them and to their workers."""
+        now = time.monotonic()
+        given: Mapping[int, int | None] = self.nodes.assign(now)
+        if not given and self._all_may_be_lost:
+            given = self.nodes.move(now)
+            if given:
+                self._may_be_lost.clear()  # until all have met again
+        for visit, node in given.items():
+            if (say := self.listeners.get(visit)) is not None:
+                say({"node": node})
+        if given:
+            await self.wake()
+
+    async def wake(self) -> None:
+        """Have all that wait look again."""
+        async with self.changed:
+            self.changed.notify_all()
+
+    def members(self) -> str:
+        """Return who is in the newest round and where, packed once for all."""
+        meeting = self.meeting
+        if self._members[0] != meeting.round_id:
+            self._members = (meeting.round_id, wire.pack([meeting.roster, meeting.places]))
+        return self._members[1]
+
+    def missing(self, now: float) -> tuple[int, list[int]]:
+        """Return how many ranks are missing, and some of them; a moment old at most."""
+        if now > self._missing_from + _MISSING_SECONDS:
+            found = self.meeting.missing(self.world_size, now)
+            self._missing, self._missing_from = (len(found), found[:MOST_NAMED]), now
+        return self._missing
+
+    @contextlib.asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """Notify the waiters if a round is completed inside the block."""
+        before = self.meeting.round_id
+        yield
+        if self.meeting.round_id != before:
+            self._may_be_lost.clear()
+            kept = f"round/{self.meeting.round_id}/"
+            self.values.forget(lambda key: key.startswith("round/") and not key.startswith(kept))
+            await self.wake()
