@@ -85,6 +85,8 @@ class Host:
             self._visits.add(visit)
             visit.add_done_callback(self._visits.discard)
             self._strangers[visit] = time.monotonic()
+            if looking.done():
+                looking.result()  # raises: without it nobody hears of machines that vanish
             await self._make_room()
 
     async def _look_after_jobs(self) -> None:
@@ -96,12 +98,14 @@ class Host:
 
     def _end_silent(self) -> None:
         """Close the connections of machines that vanished, so that the others hear of it."""
+        # Of one that is closed an answer may still be awaited here.
+        known = {v: w for v, w in self._known.items() if not w.transport.is_closing()}
         silent = [
             (visit, writer)
-            for visit, writer in self._known.items()
+            for visit, writer in known.items()
             if wire.silent_seconds(writer.get_extra_info("socket")) > _GONE_SECONDS
         ]
-        if silent and len(silent) == len(self._known):  # it is rather this machine that is cut off
+        if silent and len(silent) == len(known):  # it is rather this machine that is cut off
             for job in self._jobs.values():
                 job.nodes.knows_all_from = time.monotonic() + FIND_SECONDS
             return

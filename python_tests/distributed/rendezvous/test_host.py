@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -257,3 +258,26 @@ def test_requests_that_mean_nothing_are_answered_by_an_error_and_the_host_lives(
         with pytest.raises(Exception, match="not understood"):
             connection.ask(what, **values)
     ask_promptly(host)
+
+
+def attend(host, token, adopt_seconds=0.0):
+    connection = host.connection(job="of agents")
+    agent = {"token": token, "num_nodes": 2, "had": None, "only": None}
+    connection.ask("attend", agent={**agent, "adopt_seconds": adopt_seconds})
+    return connection
+
+
+def test_the_host_looks_after_agents_when_a_process_that_waits_is_reset(host):
+    """As that of a machine that has vanished; the host has not read of its end yet."""
+    waiting = host.connection(job="of agents")
+    deadline = time.monotonic() + PROMPT_SECONDS
+    connected = waiting._connect_again(deadline)
+    question = {"ask": "node", "job": "of agents", "agent": "nobody", "seconds": 60}
+    connected.sendall(waiting._asked.seal(question))
+    time.sleep(0.5)  # until the host waits, too
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connected.close()
+    time.sleep(1.0)
+    with closing(attend(host, "first")), closing(attend(host, "second", adopt_seconds=0.5)):
+        with closing(host.connection(job="of agents")) as worker:
+            assert worker.ask("node", agent="second", seconds=10, limit_seconds=60)["node"] == 1
