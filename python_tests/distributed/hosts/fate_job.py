@@ -199,7 +199,8 @@ class FateJob:
 def worker_options(settings):
     recovery, parity = MODES[settings.options["mode"]]
     if parity is not None:
-        parity = Parity(group_size=settings.world_size, **parity)
+        more = settings.options.get("parity", {})
+        parity = Parity(**{"group_size": settings.world_size, **parity, **more})
     return {
         "recovery": recovery, "parity": parity, "time_outs": TimeOuts(**settings.time_outs),
     }  # fmt: skip
