@@ -13,6 +13,7 @@ import torch
 
 from python_tests.distributed.agents import ROOT, agents
 from python_tests.distributed.cluster import free_port
+from python_tests.distributed.namespaces import Network, NoNamespacesError
 
 JOB = Path(__file__).with_name("agent_job.py")
 
@@ -121,22 +122,45 @@ def test_agents_that_say_different_numbers_of_nodes_are_refused(tmp_path):
         assert re.search(said, job.logs())
 
 
-def test_the_commands_of_the_readme_start_a_job_with_a_standby(tmp_path):
-    """Copied and pasted; the last one in three terminals, and with a free port."""
+def commands_of_the_readme(prompt):
     section = (ROOT / "README.md").read_text().partition("## Many processes")[2]
-    first, second, torchrun = re.findall(r"^\$ (.*)$", section, re.MULTILINE)[:3]
-    torchrun = torchrun.replace("29400", str(free_port()))
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    script = "\n".join(
-        [first, second, *(f"{torchrun} & pids[{n}]=$!" for n in range(3))]
-        + [f"wait ${{pids[{n}]}} || exit 1" for n in range(3)]
-    )
+    return re.findall(rf"^{re.escape(prompt)} (.*)$", section.partition("\n## ")[0], re.MULTILINE)
+
+
+def run_as_pasted(folder, lines):
+    (folder / "examples").symlink_to(ROOT / "examples")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    with agents(tmp_path / "job", "1") as job:
+    with agents(folder / "job", "1") as job:
         environment = {**job.environment, "PATH": path}
         del environment["CPR_JOB_SECRET_FILE"]
         done = subprocess.run(
-            ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
+            ["bash", "-c", "\n".join(lines)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
     assert done.returncode == 0, done.stderr
-    assert "step  350" in done.stdout
+    assert "step  350" in done.stdout, done.stderr
+
+
+def test_the_commands_of_the_readme_start_a_job_with_a_standby(tmp_path):
+    """Copied and pasted; the last one in three terminals, and with a free port."""
+    first, second, torchrun = commands_of_the_readme("$")[:3]
+    torchrun = torchrun.replace("29400", str(free_port()))
+    waits = [f"wait ${{pids[{n}]}} || exit 1" for n in range(3)]
+    starts = [f"{torchrun} & pids[{n}]=$!" for n in range(3)]
+    run_as_pasted(tmp_path, [first, second, *starts, *waits])
+
+
+def test_the_commands_of_the_readme_start_a_job_on_two_network_namespaces(tmp_path):
+    """With other names, as others may use these."""
+    try:
+        Network(1).close()
+    except NoNamespacesError as error:
+        pytest.skip(str(error))
+    *begin, end = (
+        line.replace("machine", f"cpr{os.getpid()}m") for line in commands_of_the_readme("#")
+    )
+    assert "netns del" in end
+    run_as_pasted(tmp_path, [*commands_of_the_readme("$")[:2], f"trap '{end}' EXIT", *begin])
