@@ -5,7 +5,10 @@
 Machines are network namespaces; each of five has an agent of torchrun, four train. ``killed``: the
 worker of one machine gets SIGKILL; its agent starts it again. ``moved``: the same with
 ``--max-restarts=0``, so that its agent ends and the standby has its node. ``cut``: a machine is cut
-off without a word, and the standby has its node. All three are exact (parity in peers' memory).
+off without a word, and the standby has its node. ``asked``: an agent gets SIGTERM, and the standby
+has its node. ``adopted``: a machine is cut off, nobody stands by, and a second agent on another
+machine has the node after 2 s. ``returned``: a machine comes after that, and the node moves there;
+from when the others notice. All of these are exact (parity in peers' memory).
 ``usual``: a machine is cut off in the same way, under torchrun's own rendezvous; all workers are
 started again and load a torch.distributed.checkpoint. Needs root. Keeps
 bench/results/host_loss.json.
@@ -36,7 +39,8 @@ from python_tests.distributed.agents import metadata
 from python_tests.distributed.namespaces import Network
 
 WORKERS, VICTIM, STEPS_BEFORE = 4, 2, 60
-WAYS = ("killed", "moved", "cut", "usual")
+WAYS = ("killed", "moved", "cut", "asked", "adopted", "returned", "usual")
+ADOPT_SECONDS = 2
 PATIENCE_SECONDS = 400.0
 
 
@@ -47,21 +51,27 @@ class Machines:
         self._way, self._folder = way, folder
         self._network = Network(WORKERS + 1)
         self._agents: list[subprocess.Popen[bytes]] = []
+        self._machine_of: dict[int, int] = {}  # by the process number of its agent
         (folder / "secret").write_text("of-the-benchmark-of-host-losses-alone")
         kind = "usual" if way == "usual" else "live"
         self._command = [str(WORKER), kind, json.dumps(settings), str(folder)]
         try:
-            for machine in self._network.hosts:
+            for machine in range(WORKERS):
                 self._start(machine)
-                if machine == WORKERS - 1:  # the standby is the last
-                    self._wait(lambda: self._newest_step() >= 1)
+            self._wait(lambda: self._newest_step() >= 1)
+            if way in ("adopted", "returned"):
+                self._start(0, is_parked=True)
+            else:
+                self._start(WORKERS)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, machine: int) -> None:
+    def _start(self, machine: int, *, is_parked: bool = False) -> None:
         # The loss must not be that of the machine that hosts the rendezvous: rank 2 is on another.
-        node = [] if machine == WORKERS else [f"--rdzv-conf=node={machine}"]
+        node = [f"--rdzv-conf=node={machine}"]
+        if is_parked or machine == WORKERS:
+            node = [f"--rdzv-conf=adopt_after={ADOPT_SECONDS}"]
         port, backend, nodes = 29400, "cpr", f"{WORKERS}:{WORKERS + 1}"
         if self._way == "usual":
             port, backend, nodes = 29500, "c10d", f"{WORKERS}"
@@ -79,16 +89,16 @@ class Machines:
             "CPR_JOB_SECRET_FILE": str(self._folder / "secret"),
             "PYTHONPATH": os.pathsep.join([str(self._metadata()), str(WORKER.parents[1])]),
         }  # fmt: skip
-        with (self._folder / f"log-{machine}").open("wb") as log:
-            self._agents.append(
-                subprocess.Popen(
-                    [*self._network.prefix(machine), *torchrun],
-                    env=environment,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+        with (self._folder / f"log-{len(self._agents)}").open("wb") as log:
+            agent = subprocess.Popen(
+                [*self._network.prefix(machine), *torchrun],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
+        self._agents.append(agent)
+        self._machine_of[agent.pid] = machine
 
     def _metadata(self) -> Path:
         known = self._folder / "metadata"
@@ -118,17 +128,20 @@ class Machines:
         at = time.time()
         if self._way in ("killed", "moved"):
             os.kill(pid, signal.SIGKILL)
+        elif self._way == "asked":
+            os.kill(parent_of(pid), signal.SIGTERM)
         else:
-            self._network.cut(self._machine_of(pid))
+            self._network.cut(self._machine_of[parent_of(pid)])
+        if self._way == "returned":
+            self._wait(lambda: first_after(self._journal(0), "recovered", at))
+            self._start(WORKERS)
+            come = time.time()
+            at = self._wait(lambda: first_after(self._journal(0), "peer_lost", come))
         recovered = self._wait(lambda: first_after(self._journal(0), "recovered", at))
         stepped = self._wait(lambda: first_after(self._journal(0), "step", recovered))
         noticed = first_after(self._journal(0), "peer_lost", at)
         loss = {"recovered": recovered - at, "total": stepped - at}
         return loss if noticed is None else {"noticed": noticed - at, **loss}
-
-    def _machine_of(self, pid: int) -> int:
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        return [agent.pid for agent in self._agents].index(parent)
 
     def close(self) -> None:
         for machine in self._network.hosts:
@@ -140,6 +153,10 @@ class Machines:
         for agent in self._agents:
             agent.wait()
         self._network.close()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def main() -> None:

@@ -1,17 +1,34 @@
-"""A trial whose workers are started by torchrun, with an agent more than there are nodes."""
+"""A trial whose workers are started by torchrun.
+
+There is a machine more than there are nodes, and on some machines a second agent. So nodes are
+adopted, and move on.
+"""
 
 import json
 import os
 import signal
+import time
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
+from cpr_ext.distributed.rendezvous import nodes
 from python_tests.distributed.agents import Agents
 from python_tests.distributed.hosts import faults
 from python_tests.distributed.hosts.trial import HostsCluster, Trial
+from python_tests.distributed.meeting_place import serve
 
 WORKER = Path(__file__).with_name("agent_worker.py")
 NUM_RESTARTS = 100
+NUM_PARKED = 3  # so that one is left if two machines are cut off
+ADOPT_SECONDS = 1
+NUM_STEPS = 400  # as nodes move, too
+
+
+def serve_hastily(*arguments):
+    """Host the rendezvous; an agent need not have stood by for long."""
+    nodes.STEADY_SECONDS = 1.0
+    serve(*arguments)
 
 
 class AgentCluster(HostsCluster):
@@ -20,19 +37,22 @@ class AgentCluster(HostsCluster):
     def begin(self, network, num_agents):
         folder = Path(self.settings.directory)
         (folder / "settings").write_text(json.dumps(asdict(self.settings)))
-        nodes = f"{self.settings.world_size}:{num_agents}"
+        num_nodes = f"{self.settings.world_size}:{num_agents}"
         endpoint = f"{self.settings.host}:{self.settings.port}"
         self.agents = Agents(
-            folder, nodes, WORKER, folder, endpoint=endpoint, num_restarts=NUM_RESTARTS
+            folder, num_nodes, WORKER, folder, endpoint=endpoint, num_restarts=NUM_RESTARTS
         )
         (folder / "secret").write_text(self.settings.secret)
-        self.network, self.host_of_agent = network, {}
-        for host in range(num_agents):
-            self.start_agent(host)
+        self.network, self.agent_of = network, {}
+        self.host_of_agent, self.agent_in = {}, []
+        for host in (*range(num_agents), *range(NUM_PARKED)):
+            self.agent_in.append(self.start_agent(host))
 
     def start_agent(self, host):
-        process = self.agents.start(prefix=["ip", "netns", "exec", self.network.name(host)])
+        prefix = self.network.prefix(host)
+        process = self.agents.start(prefix=prefix, adopt_after=ADOPT_SECONDS)
         self.host_of_agent[process.pid] = host
+        return process
 
     def look(self):
         """Return the host of each rank whose worker has begun."""
@@ -40,12 +60,9 @@ class AgentCluster(HostsCluster):
         for rank in self.ranks:
             if begun := self.events(rank, "began"):
                 self.pids[rank] = begun[-1]["pid"]
+                self.agent_of[rank] = begun[-1]["parent"]
                 found[rank] = self.host_of_agent[begun[-1]["parent"]]
         return found
-
-    def agent_on(self, host):
-        """The newest one there."""
-        return [pid for pid, where in self.host_of_agent.items() if where == host][-1]
 
     def diagnosis(self):
         return self.agents.logs() + self.logs()
@@ -70,11 +87,25 @@ def agent_asked_to_end(trial, rank):
 
 def machine_cut_off(trial, rank):
     """Without a word; a standby has its node, and it returns."""
-    host = trial.host_of[rank]
-    trial.killed.add(trial.cluster.pids[rank])  # its worker ends once it can hear that
-    trial.network.cut(host)
+    trial.cut_off(trial.host_of[rank])
     trial.wait_until_trained()
-    trial.network.mend(host)
+    trial.mend_all()
+
+
+def machine_cut_off_and_all_that_stand_by(trial, rank):
+    """Another machine adopts its node."""
+    idle = set(range(trial.world_size + 1)) - set(trial.host_of.values())
+    for host in idle:
+        trial.cut_off(host)
+    time.sleep(5.0 if idle else 0.0)
+    trial.cut_off(trial.host_of[rank])
+    trial.wait_until_trained()
+    trial.mend_all()
+
+
+def time_to_move(trial, rank):
+    """For what was adopted."""
+    trial.pass_time(4.0, 6.0)
 
 
 def ends_its_agent(trial, rank):
@@ -92,38 +123,60 @@ FAULTS = {
         )
     },
     "exit(0)": ends_its_agent, "agent KILL": agent_killed, "agent SIGTERM": agent_asked_to_end,
-    "machine cut off": machine_cut_off,
+    "machine cut off": machine_cut_off, "time to move": time_to_move,
+    "machine cut off, others stand by no more": machine_cut_off_and_all_that_stand_by,
 }  # fmt: skip
 
 
 class AgentTrial(Trial):
     def __init__(self, around, folder, seed, **options):
         super().__init__(around, folder, seed, world_size=len(around[1]) - 2, **options)
-        self.faults = FAULTS
-        self.ended_agents = set()
+        self.faults, self.serve = FAULTS, (__name__, "serve_hastily")
+        self.settings["num_steps"] = NUM_STEPS
+        self.ended_agents, self.is_cut_off = set(), set()
 
     def make_cluster(self):
         settings = {**self.settings, "addresses": {}}
-        cluster = AgentCluster(self.nurseries[:-1], self.nurseries[-1], self.folder, **settings)
+        *nurseries, meeting = self.nurseries
+        cluster = AgentCluster(nurseries, meeting, self.folder, serve=self.serve, **settings)
         cluster.start = lambda: cluster.begin(self.network, self.world_size + 1)
         return cluster
 
     def agent_of(self, rank):
-        return self.cluster.agent_on(self.host_of[rank])
+        return self.cluster.agent_of[rank]
+
+    def cut_off(self, host):
+        """Its workers end once they can hear that they were replaced."""
+        self.host_of |= self.cluster.look()
+        self.killed |= {self.cluster.pids[r] for r, where in self.host_of.items() if where == host}
+        self.is_cut_off.add(host)
+        self.network.cut(host)
+
+    def mend_all(self):
+        while self.is_cut_off:
+            self.network.mend(self.is_cut_off.pop())
+
+    def note_moves(self, rank):
+        """Workers of agents that live, whose rank a worker on another machine has."""
+        for event, following in pairwise(self.cluster.events(rank, "began")):
+            one, other = (self.cluster.host_of_agent[e["parent"]] for e in (event, following))
+            lives = any(agent.pid == event["parent"] for agent in self.cluster.agent_in)
+            if one != other and lives and event["pid"] not in self.killed | self.asked:
+                self.asked.add(event["pid"])
+                self.counts["moved"] = self.counts.get("moved", 0) + 1
 
     def supervise(self):
         """Start again agents that a fault has ended; workers are theirs to start."""
         self.host_of |= self.cluster.look()
-        for process in list(self.cluster.agents.processes):
+        for place, process in enumerate(self.cluster.agent_in):
             code, host = process.poll(), self.cluster.host_of_agent[process.pid]
-            if code is None or process.pid != self.cluster.agent_on(host):
-                continue
-            if code == 0 and self.is_over():
+            if code is None or (code == 0 and self.is_over()):
                 continue
             is_known = process.pid in self.ended_agents
             self.require(is_known, f"the agent on host {host} ended with {code}: nobody caused it")
-            self.cluster.start_agent(host)
+            self.cluster.agent_in[place] = self.cluster.start_agent(host)
         for rank in self.cluster.ranks:
+            self.note_moves(rank)
             for event in self.cluster.events(rank, "began")[:-1]:
                 self.require_cause(rank, event["pid"])
 

@@ -81,7 +81,7 @@ class Trial:
     def key(self):
         """What decides how the job ends without faults."""
         options = self.settings["options"]
-        return self.world_size, options["model"], str(self.hands)
+        return self.world_size, options["model"], str(self.hands), self.settings["num_steps"]
 
     def run(self, faults=(), num_faults=0):
         """Run the job to its end; raises ViolationError if it does not come."""
@@ -240,6 +240,6 @@ class Finals:
                 world_size=size,
             )  # fmt: skip
             right.settings["options"] = {**trial.settings["options"]}
-            right.settings["step_seconds"] = 0.0
+            right.settings |= {"step_seconds": 0.0, "num_steps": trial.settings["num_steps"]}
             self._known[key] = right.run().finals()
         return self._known[key]
