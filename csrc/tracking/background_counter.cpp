@@ -11,15 +11,10 @@ namespace cpr_ext {
 
 namespace {
 
-// Fewer are counted before a thread would be awake.
-constexpr int64_t kFewest = 512;
+// So many wake the thread. Until then whoever waits counts them, in some tens of microseconds.
+constexpr int64_t kFewest = 1 << 14;
 // More are counted in place, so that their copy takes little memory (32 MiB).
 constexpr int64_t kMost = 1 << 22;
-
-template <class Index>
-void append(const Index* indices, int64_t num_indices, int64_t* to) {
-  std::copy(indices, indices + num_indices, to);
-}
 
 }  // namespace
 
@@ -28,6 +23,10 @@ BackgroundCounter::BackgroundCounter(std::shared_ptr<ThreadPool> pool)
 
 BackgroundCounter::~BackgroundCounter() {
   stop();
+  try {
+    if (!error_) count_gathered();
+  } catch (...) {  // as of the thread: there is no later call to report it
+  }
   for (RowTracker* tracker : known_) tracker->set_backlog(nullptr);
 }
 
@@ -40,6 +39,57 @@ void BackgroundCounter::stop() {
   thread_.join();
 }
 
+void BackgroundCounter::Batch::add(const std::vector<RowTracker*>& trackers,
+                                   const std::vector<Lookup>& lookups) {
+  const size_t num_indices = indices.size(), num_parts = parts.size();
+  try {
+    for (size_t i = 0; i < lookups.size(); ++i) {
+      const bool is_repeated = i > 0 && lookups[i].indices == lookups[i - 1].indices &&
+                               lookups[i].num_indices == lookups[i - 1].num_indices &&
+                               lookups[i].dtype == lookups[i - 1].dtype;
+      if (is_repeated) {  // another tracker of the same table
+        parts.push_back({trackers[i], parts.back().begin, parts.back().end});
+        continue;
+      }
+      const auto begin = static_cast<int64_t>(indices.size());
+      visit_indices(lookups[i], [&](const auto* first, int64_t size) {
+        indices.insert(indices.end(), first, first + size);
+      });
+      parts.push_back({trackers[i], begin, static_cast<int64_t>(indices.size())});
+    }
+  } catch (...) {
+    indices.resize(num_indices);
+    parts.resize(num_parts);
+    throw;
+  }
+}
+
+void BackgroundCounter::Batch::count(ThreadPool* pool) {
+  std::vector<RowTracker*> trackers;
+  std::vector<Lookup> lookups;
+  trackers.reserve(parts.size());
+  lookups.reserve(parts.size());
+  for (const Part& part : parts) {
+    trackers.push_back(part.tracker);
+    lookups.push_back(
+        {indices.data() + part.begin, DType::kInt64, part.end - part.begin, kHostMemory});
+  }
+  parts.clear();
+  count_lookups(trackers, lookups, pool);
+  indices.clear();
+}
+
+void BackgroundCounter::know(const std::vector<RowTracker*>& trackers) {
+  if (trackers == newest_) return;
+  for (RowTracker* tracker : trackers) {
+    const auto place = std::lower_bound(known_.begin(), known_.end(), tracker);
+    if (place != known_.end() && *place == tracker) continue;
+    known_.insert(place, tracker);
+    tracker->set_backlog(this);
+  }
+  newest_ = trackers;
+}
+
 void BackgroundCounter::count(const std::vector<RowTracker*>& trackers,
                               const std::vector<Lookup>& lookups) {
   int64_t num_indices = 0;
@@ -47,46 +97,44 @@ void BackgroundCounter::count(const std::vector<RowTracker*>& trackers,
     trackers[i]->check(lookups[i]);
     num_indices += lookups[i].num_indices;
   }
-  wait();
-  if (num_indices < kFewest || num_indices > kMost || ::getpid() != creator_) {
+  if (::getpid() != creator_) return count_lookups(trackers, lookups, pool_.get());
+  if (num_indices > kMost) {
+    wait();
     return count_lookups(trackers, lookups, pool_.get());
   }
-  for (RowTracker* tracker : trackers) {
-    const auto place = std::lower_bound(known_.begin(), known_.end(), tracker);
-    if (place != known_.end() && *place == tracker) continue;
-    known_.insert(place, tracker);
-    tracker->set_backlog(this);
-  }
-  indices_.resize(static_cast<size_t>(num_indices));  // before lookups point into it
-  trackers_ = trackers;
-  lookups_ = lookups;
-  int64_t* to = indices_.data();
-  for (size_t i = 0; i < lookups.size(); ++i) {
-    const bool is_repeated = i > 0 && lookups[i].indices == lookups[i - 1].indices &&
-                             lookups[i].num_indices == lookups[i - 1].num_indices &&
-                             lookups[i].dtype == lookups[i - 1].dtype;
-    if (is_repeated) {  // another tracker of the same table
-      lookups_[i] = lookups_[i - 1];
-      continue;
-    }
-    visit_indices(lookups[i],
-                  [&](const auto* indices, int64_t size) { append(indices, size, to); });
-    lookups_[i].indices = to;
-    lookups_[i].dtype = DType::kInt64;
-    to += lookups[i].num_indices;
-  }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    is_busy_ = true;
-  }
+  Lock lock(mutex_);
+  if (error_) std::rethrow_exception(error_);
+  know(trackers);
+  const auto size = static_cast<int64_t>(gathered_.indices.size()) + num_indices;
+  if (size > kMost) wait_until_idle(lock);
+  gathered_.add(trackers, lookups);
+  if (is_busy_ || size < kFewest) return;
+  std::swap(gathered_, counted_);
+  is_busy_ = true;
+  lock.unlock();
   wake_.notify_one();
+}
+
+// REQUIRES: the mutex is held, nothing is wrong, and the thread is idle.
+void BackgroundCounter::count_gathered() {
+  try {
+    gathered_.count(pool_.get());
+  } catch (...) {
+    error_ = std::current_exception();
+    throw;
+  }
+}
+
+void BackgroundCounter::wait_until_idle(Lock& lock) {
+  idle_.wait(lock, [&] { return !is_busy_; });
+  if (error_) std::rethrow_exception(error_);
 }
 
 void BackgroundCounter::wait() {
   if (::getpid() != creator_) return;
-  std::unique_lock<std::mutex> lock(mutex_);
-  idle_.wait(lock, [&] { return !is_busy_; });
-  if (error_) std::rethrow_exception(error_);
+  Lock lock(mutex_);
+  wait_until_idle(lock);
+  if (!gathered_.parts.empty()) count_gathered();
 }
 
 std::optional<std::string> BackgroundCounter::error() {
@@ -101,14 +149,14 @@ std::optional<std::string> BackgroundCounter::error() {
 }
 
 void BackgroundCounter::work() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [&] { return is_busy_ || is_stopping_; });
     if (!is_busy_) return;
     lock.unlock();
     std::exception_ptr error;
     try {
-      count_lookups(trackers_, lookups_, pool_.get());
+      counted_.count(pool_.get());
     } catch (...) {
       error = std::current_exception();
     }

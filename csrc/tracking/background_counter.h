@@ -21,8 +21,8 @@
 
 namespace cpr_ext {
 
-// One batch is counted at a time; the next one waits for it. All trackers that were given a batch
-// wait for it in their public calls, so that no caller sees a tracker without it.
+// Small batches are gathered, so that the thread is not woken for each. All trackers that were given
+// a batch wait for it in their public calls, so that no caller sees a tracker without it.
 class BackgroundCounter : public CountBacklog {
  public:
   // `pool` shares large batches; nullptr for no other threads. Throws std::system_error if the
@@ -37,30 +37,50 @@ class BackgroundCounter : public CountBacklog {
   // a tracker, one thread calls at a time.
   void count(const std::vector<RowTracker*>& trackers, const std::vector<Lookup>& lookups);
 
-  // Returns once all is counted, also by several threads at once. Rethrows what counting threw,
-  // each time: rows are missing from then on. In a forked child, which has no such thread, it
-  // returns at once.
+  // Returns once all is counted, also by several threads at once: what was gathered is counted by
+  // the caller. Rethrows what counting threw, each time: rows are missing from then on. In a forked
+  // child, which has no such thread, it returns at once.
   void wait() override;
 
   // The message of what counting threw, if it has. Does not wait.
   std::optional<std::string> error();
 
  private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  // Lookups of several calls, in their order.
+  struct Batch {
+    struct Part {
+      RowTracker* tracker;
+      int64_t begin, end;  // of its lookup, in `indices`
+    };
+
+    std::vector<int64_t> indices;
+    std::vector<Part> parts;
+
+    // On an exception nothing was added.
+    void add(const std::vector<RowTracker*>& trackers, const std::vector<Lookup>& lookups);
+    void count(ThreadPool* pool);  // once
+  };
+
   void work();
   void stop();
+  void know(const std::vector<RowTracker*>& trackers);
+  void wait_until_idle(Lock& lock);
+  void count_gathered();
 
   const pid_t creator_;
   const std::shared_ptr<ThreadPool> pool_;
-  std::mutex mutex_;  // guards all below but the batch, which belongs to the thread while busy
+  std::mutex mutex_;  // guards all below but `counted_`, which belongs to the thread while busy
   std::condition_variable wake_;
   std::condition_variable idle_;
   bool is_busy_ = false;
   bool is_stopping_ = false;
   std::exception_ptr error_;
-  std::vector<int64_t> indices_;       // of the batch, table by table
-  std::vector<RowTracker*> trackers_;  // of the batch
-  std::vector<Lookup> lookups_;        // parts of indices_
-  std::vector<RowTracker*> known_;     // those that wait for this object; ascending
+  Batch gathered_;
+  Batch counted_;
+  std::vector<RowTracker*> known_;   // those that wait for this object; ascending
+  std::vector<RowTracker*> newest_;  // of the last call; all are known
   std::thread thread_;
 };
 

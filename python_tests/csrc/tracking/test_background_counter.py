@@ -14,6 +14,8 @@ from python_tests.csrc.backends import find
 from python_tests.examples import examples
 
 ROWS = 5000
+# Rows of a gradient that wait for more, and of one that the thread counts at once.
+GATHERED, COUNTED = 2000, 20000
 POOL = _C.ThreadPool(num_threads=2)
 
 
@@ -34,9 +36,9 @@ def counters(number, num_rows=ROWS):
 
 @examples(40)
 @given(
-    # around the sizes at which counting is done in place
+    # around the size at which the thread counts
     steps=st.lists(
-        st.lists(st.sampled_from([0, 1, 200, 511, 512, 5000]), min_size=3, max_size=3),
+        st.lists(st.sampled_from([0, 1, 200, 5000, 9000, 16384]), min_size=3, max_size=3),
         min_size=1,
         max_size=6,
     ),
@@ -142,13 +144,13 @@ def test_an_error_of_the_thread_is_raised_by_every_later_call():
     failing = emulated.emulator.FailingTracker(name="t", num_rows=ROWS)
     counter = emulated.GradientCounter([parameter], [[failing]])
     assert counter.error is None
-    set_gradient(parameter, [1] * 2000)
+    set_gradient(parameter, [1] * COUNTED)
     counter.count([0])  # on the thread
     for call in (counter.wait, failing.num_dirty, lambda: failing.take_range(0, ROWS)):
         for _ in range(2):
             with pytest.raises(MemoryError):
                 call()
-    for size in (2000, 1, 0):
+    for size in (COUNTED, GATHERED, 0):
         set_gradient(parameter, [1] * size)
         with pytest.raises(MemoryError):
             counter.count([0])
@@ -162,10 +164,11 @@ def test_an_error_of_the_thread_is_raised_by_every_later_call():
     assert failing.num_dirty() == 0
 
 
-def test_a_forked_child_waits_for_nothing():
+@pytest.mark.parametrize("size", [GATHERED, COUNTED])
+def test_a_forked_child_waits_for_nothing(size):
     parameter, (tracker,) = weight(), counters(1)
     counter = _C.GradientCounter([parameter], [[tracker]])
-    set_gradient(parameter, [1] * 2000)
+    set_gradient(parameter, [1] * size)
     counter.count([0])
     child = os.fork()
     if child == 0:
@@ -175,20 +178,21 @@ def test_a_forked_child_waits_for_nothing():
         del counter, tracker
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert tracker.counts()[1] == 2000
+    assert tracker.counts()[1] == size
 
 
-def test_a_tracker_outlives_its_counter():
+@pytest.mark.parametrize("size", [GATHERED, COUNTED])
+def test_a_tracker_outlives_its_counter(size):
     parameter, (tracker,) = weight(), counters(1)
     counter = _C.GradientCounter([parameter], [[tracker]])
-    set_gradient(parameter, [1] * 2000)
+    set_gradient(parameter, [1] * size)
     counter.count([0])
     del counter
-    assert tracker.counts()[1] == 2000
+    assert tracker.counts()[1] == size
     again = _C.GradientCounter([parameter], [[tracker]])
     again.count([0])
     assert tracker.num_dirty() == 1
-    assert tracker.counts()[1] == 4000
+    assert tracker.counts()[1] == 2 * size
 
 
 def test_calls_in_place_come_after_those_on_the_thread():
