@@ -460,39 +460,54 @@ class GradientCounter:
     def error(self) -> str | None:
         """The message of the error that ended counting, or None."""
 
-class TensorVersions:
-    """PyTorch's version counters of the tensors of tables."""
-
-    def __init__(self, num_tables: typing.SupportsIndex) -> None: ...
-    def accept(self, tables: collections.abc.Sequence[typing.SupportsIndex]) -> bool:
-        """Read the versions of the tables at these positions.
-
-        Returns False, with nothing read, if the state of one has another size.
-        """
-
-    def are_same(self) -> bool:
-        """Check that no version and no state's size has changed."""
-
-    def set(
-        self,
-        table: typing.SupportsIndex,
-        tensors: list[torch.Tensor],
-        state: collections.abc.Sized | None,
-    ) -> None:
-        """Take these tensors for the table at this position, as they are now.
-
-        state: the sized container of an optimizer that some of them are in, or None.
-        """
-
-    def values(self, table: typing.SupportsIndex) -> list[int]:
-        """Return the versions of a table's tensors, as last read."""
-
 class ParameterLists:
     """The parameters of an optimizer's groups, as they were."""
 
     def __init__(self, groups: list[dict[str, typing.Any]]) -> None: ...
     def are_same(self, groups: list[dict[str, typing.Any]]) -> bool:
         """Check that the groups hold the same parameters in the same order."""
+
+class TensorVersions:
+    """The weights of tables and their optimizers' state by row, and PyTorch's version counters
+    of both. Tables are given by their positions.
+    """
+
+    def __init__(
+        self,
+        num_tables: typing.SupportsIndex,
+        is_row_state: collections.abc.Callable[[typing.Any, int], bool],
+    ) -> None:
+        """is_row_state: called with a value of a state and the number of rows. Nothing is read
+        yet. all, below: a cpr_ext.Table each, always the same ones.
+        """
+
+    def accept(
+        self, all: list[typing.Any], tables: collections.abc.Sequence[typing.SupportsIndex]
+    ) -> None:
+        """Read the versions of the tensors that tables had. One that another has replaced still
+        differs. Tables with more or fewer of them are read.
+        """
+
+    def are_same(self, all: list[typing.Any]) -> bool:
+        """Check that all consist of the same tensors, in the same versions."""
+
+    def differences(
+        self, all: list[typing.Any], tables: collections.abc.Sequence[typing.SupportsIndex]
+    ) -> list[tuple[int, int]]:
+        """Return the tables that differ, each with 1: weight written, 2: it has other memory,
+        3: state replaced, 4: state written.
+        """
+
+    def has_other_state(self, all: list[typing.Any], table: typing.SupportsIndex) -> bool:
+        """Check whether one was in this table's state."""
+
+    def have_same_tensors(self, all: list[typing.Any]) -> bool:
+        """Check that no tensor of a state was made, dropped or replaced."""
+
+    def read(
+        self, all: list[typing.Any], tables: collections.abc.Sequence[typing.SupportsIndex]
+    ) -> None:
+        """Take tables as they are now, whatever tensors they consist of."""
 
 class StreamMark:
     """A place in the stream that this thread trains on: behind all that it has

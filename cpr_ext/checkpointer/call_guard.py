@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from cpr_ext.errors import UsageError
 from cpr_ext.runtime.cuda import is_capturing, use_training_streams
@@ -14,7 +13,16 @@ from cpr_ext.tracking.table_watch import TableWatch
 
 
 class _Call:
-    """A call in progress. It ends with its frame, also if Ctrl-C comes before its last line."""
+    """A call in progress. It ends with its block, also if Ctrl-C comes before its last line."""
+
+    def __init__(self, guard: CallGuard) -> None:
+        self._guard = guard
+
+    def __enter__(self) -> None:
+        self._guard.begin(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._guard.end()
 
 
 def _no_call() -> None:
@@ -70,8 +78,8 @@ class CallGuard:
 
     def require_savable(self) -> None:
         """Raise UsageError if a snapshot of the tables would be wrong."""
-        if self._watch.changes.problem is not None:
-            raise UsageError(self._watch.changes.problem)
+        if (problem := self._watch.changes.problem) is not None:
+            raise UsageError(problem)
 
     def require_idle(self, name: str) -> None:
         """Raise UsageError while another call is being made, or a CUDA graph captured."""
@@ -83,14 +91,16 @@ class CallGuard:
                 "outside of the graph, after each replay"
             )
 
-    @contextmanager
-    def in_call(self, name: str) -> Iterator[None]:
-        """Allow one call at a time: a signal handler may interrupt one."""
+    def in_call(self, name: str) -> _Call:
+        """Allow one call at a time, in a block: a signal handler may interrupt one."""
         self.require_idle(name)
-        call = _Call()
-        try:
-            self._call = weakref.ref(call)
-            use_training_streams(self._devices)
-            yield
-        finally:
-            self._call = _no_call
+        return _Call(self)
+
+    def begin(self, call: _Call) -> None:
+        """Note that a call is being made for as long as it exists."""
+        self._call = weakref.ref(call)
+        use_training_streams(self._devices)
+
+    def end(self) -> None:
+        """Note that the call has ended."""
+        self._call = _no_call

@@ -15,6 +15,7 @@ from cpr_ext.state.table import WEIGHT, Table
 
 # Steps after which the speed of training is told: the first ones are slower.
 _STEPS_FOR_SPEED = 20
+_STEPS_WITH_NEWS = (_STEPS_FOR_SPEED, 10 * _STEPS_FOR_SPEED, 100 * _STEPS_FOR_SPEED)
 
 
 class CostMeter:
@@ -70,7 +71,7 @@ class CostMeter:
     @property
     def has_news(self) -> bool:
         """Whether speed is known since this step, or is known much better than when last asked."""
-        return self._steps in (_STEPS_FOR_SPEED, 10 * _STEPS_FOR_SPEED, 100 * _STEPS_FOR_SPEED)
+        return self._steps in _STEPS_WITH_NEWS
 
     def note_snapshot(self, file_bytes: int, *, is_base: bool) -> None:
         """Record a committed snapshot."""

@@ -46,11 +46,14 @@ class RunState:
         self, num_samples: int, stall_seconds: float, *, is_saving: bool, row_updates: int
     ) -> None:
         """Record a training step that checkpointing blocked for ``stall_seconds``."""
-        self.metrics.stall_seconds += stall_seconds
-        self.metrics.max_stall_seconds = max(self.metrics.max_stall_seconds, stall_seconds)
-        self.metrics.row_updates = row_updates
+        metrics = self.metrics
+        metrics.stall_seconds += stall_seconds
+        if stall_seconds > metrics.max_stall_seconds:
+            metrics.max_stall_seconds = stall_seconds
+        metrics.row_updates = row_updates
         self._meter.note_step(num_samples, stall_seconds, is_saving=is_saving)
-        self._spread_lost_samples()
+        if metrics.samples_lost:
+            self._spread_lost_samples()
         if self._meter.has_news:
             self.publish()
 

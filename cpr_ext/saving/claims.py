@@ -200,6 +200,8 @@ class Claims:
 
     def _record_proofs(self) -> None:
         """Have the store record which snapshots are proven by now; waits for nothing."""
+        if not self._unproven:
+            return
         proven = [snapshot for snapshot in self._unproven if snapshot.is_proven]
         if not proven:
             return

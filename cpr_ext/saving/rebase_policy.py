@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cpr_ext._native import native
 from cpr_ext.errors import SnapshotError
 from cpr_ext.saving.selection import SnapshotKind
-from cpr_ext.state.table import Table
+from cpr_ext.state.table import Table, is_row_state
 from cpr_ext.storage.retention import keep_needed
 from cpr_ext.storage.store import Store
 
@@ -23,16 +24,24 @@ class RebasePolicy:
 
     def __init__(self, store: Store, tables: Sequence[Table], rebase_after: float | None) -> None:
         self._store = store
-        self._tables = tables
+        self._tables = list(tables)
         self._rebase_after = rebase_after
         self._base_bytes = 0
         self._partial_bytes = 0
         self._base_arrays: ArrayNames | None = None
+        self._names: ArrayNames | None = None  # as of the last call, of tables without keys
+        self._states = native.TensorVersions(len(tables), is_row_state)
         self._has_failed = False
 
     def array_names(self) -> ArrayNames:
         """Return the arrays of a row now, by table: an optimizer may add to them."""
-        return {table.name: table.array_names() for table in self._tables}
+        if self._names is not None and self._states.have_same_tensors(self._tables):
+            return self._names
+        names = {table.name: table.array_names() for table in self._tables}
+        if all(table.slots is None for table in self._tables):
+            self._states.read(self._tables, range(len(self._tables)))
+            self._names = names
+        return names
 
     def next_kind(self) -> SnapshotKind:
         """Return ``base`` if partial snapshots could not be recovered, or are too many."""

@@ -243,12 +243,15 @@ class Table:
             return True  # it was frozen: nothing updates it
         if _decays(group):
             return False
-        # A subclass may do anything in its step.
-        return (
-            type(self.optimizer) in _KNOWN
-            or bool(getattr(self.optimizer, "updates_only_looked_up_rows", False))
-            or bool(self.is_trusted)
-        )
+        return self.is_known() or bool(self.is_trusted)
+
+    def is_known(self) -> bool:
+        """Return whether its optimizer is known to leave rows without a gradient alone.
+
+        Momentum and weight decay are not looked at. A subclass may do anything in its step.
+        """
+        says_so = getattr(self.optimizer, "updates_only_looked_up_rows", False)
+        return type(self.optimizer) in _KNOWN or bool(says_so)
 
     def may_earn_trust(self) -> bool:
         """Return whether it is not known if the optimizer moves rows without a gradient."""

@@ -56,10 +56,12 @@ class GradientRows:
         """
         if rows_change is not None or (self._devices and is_capturing()):
             return self._count_each(owned, rows_change)
-        stepped: list[int]
-        kept: list[torch.Tensor] = []
-        with kept_for_stream(kept, self._devices):
-            num_rows, stepped, unread = self._counter.count(owned, kept)
+        if self._devices:
+            kept: list[torch.Tensor] = []
+            with kept_for_stream(kept, self._devices):
+                num_rows, stepped, unread = self._counter.count(owned, kept)
+        else:
+            num_rows, stepped, unread = self._counter.count(owned)
         self.num_updates += num_rows
         if unread:
             self._count_each(unread, None)

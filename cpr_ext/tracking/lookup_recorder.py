@@ -103,6 +103,8 @@ class LookupRecorder:
             RowIndexError: an index outside its table; nothing of the batch was counted. Of a table
                 on a GPU this is known one flush later, and only such indices were not counted.
         """
+        if not self._pending:
+            return
         pending, self._pending, self._pending_lookups = self._pending, [], 0
         self._count(pending)
         self.num_lookups += sum(indices.numel() for _, indices in pending)
@@ -123,16 +125,16 @@ class LookupRecorder:
 
     def _note_of(self, table: Table, indices: torch.Tensor) -> None:
         if self._is_noting:
+            index = self._index[table.name]
             self._from_source = True
-            self._seen.add(self._index[table.name])
-            self._note(self._index[table.name], indices)
+            self._seen.add(index)
+            self._note(index, indices)
 
     def _note(self, index: int, indices: torch.Tensor) -> None:
         if indices.is_nested or not indices.is_contiguous():
             indices = indices.values() if indices.is_nested else indices.contiguous()
-        if (
-            is_capturing() and device_of(indices) is not None
-        ):  # each replay counts what is in its memory then
+        # Each replay of a graph counts what is in its memory then.
+        if device_of(indices) is not None and is_capturing():
             self._captured.add(index)
             self._count([(index, indices)])
             return

@@ -103,7 +103,8 @@ class OutsideChanges:
 
     def end_step(self) -> None:
         """End a training step: rows of tables that none of its steps was seen of may differ."""
-        self.note(self._unseen.end_step(), UNSEEN)
+        if unseen := self._unseen.end_step():
+            self.note(unseen, UNSEEN)
 
     def begin_step(self) -> None:
         """Expect no more changes."""

@@ -8,18 +8,33 @@ from typing import Any
 
 import torch
 
+# What torch's compiler compiles frames with now; None: it does not.
+_compiler: Callable[[], Any] | None = getattr(
+    torch._C._dynamo.eval_frame, "get_eval_frame_callback", None
+)
+
 
 def hook_of(watch: Any, name: str) -> Callable[..., Any]:
     """Make a hook that calls this method of the watch for as long as the watch exists."""
-    known = weakref.ref(watch)
+    known, method = weakref.ref(watch), getattr(type(watch), name)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    def call(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         watch = known()
-        return None if watch is None else getattr(watch, name)(optimizer, args, kwargs)
+        return None if watch is None else method(watch, optimizer, args, kwargs)
 
-    listening: Callable[..., Any] = hook
-    return listening
+    uncompiled: Callable[..., Any] = torch.compiler.disable(call)  # type: ignore[no-untyped-call]
+    # Without a wrapper, which costs more than the hook. It does not reach what a function calls.
+    skip = getattr(torch._dynamo, "skip", None) or getattr(torch._dynamo.decorators, "skip", None)
+    if _compiler is None or skip is None:
+        return uncompiled
+    is_compiling = _compiler
+
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        chosen = call if is_compiling() is None else uncompiled
+        return chosen(optimizer, args, kwargs)
+
+    skipped: Callable[..., Any] = skip(hook)
+    return skipped
 
 
 def identity_of(optimizer: torch.optim.Optimizer) -> int:

@@ -105,7 +105,7 @@ class TableWatch:
         self.held = HeldTime()
         self.gradients = PendingGradients()
         self._optimizers = optimizers
-        self._hooks: dict[int, tuple[Any, Any]] = {}  # before and after, by optimizer
+        self._hooks: dict[int, tuple[int, int]] = {}  # numbers: before and after, by optimizer
         self._foreign_tables: set[int] = set()
         self._parameters: dict[int, tuple[Any, list[int]]] = {}  # see _owned
         self._running: list[_Step] = []
@@ -118,17 +118,15 @@ class TableWatch:
             return
         # Weak: hooks of torch.optim live as long as the process.
         before, after = (hook_of(self, call) for call in ("_before_step", "_after_step"))
-        self._hooks = {
-            identity_of(optimizer): (
+        self._handles = [register_optimizer_step_pre_hook(hook_of(self, "_before_any_step"))]
+        self._hooks = {}
+        for optimizer in self._optimizers:
+            pair = (
                 optimizer.register_step_pre_hook(before),
                 optimizer.register_step_post_hook(after),
             )
-            for optimizer in self._optimizers
-        }
-        self._handles = [
-            register_optimizer_step_pre_hook(hook_of(self, "_before_any_step")),
-            *(handle for pair in self._hooks.values() for handle in pair),
-        ]
+            self._hooks[identity_of(optimizer)] = pair[0].id, pair[1].id
+            self._handles += pair
         sources: dict[int, Any] = {id(t.lookups): t.lookups for t in self._tables}
         for source in sources.values():
             if isinstance(source, AssignmentSource):
@@ -232,26 +230,28 @@ class TableWatch:
             self._parameters[id(optimizer)] = known
         return known[1]
 
-    def _before_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    def _before_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """See to it that other hooks of an optimizer come between this watch's two, or before."""
-        if identity_of(optimizer) not in self._hooks:
-            if self.stranger_stepped is not None:
-                self.stranger_stepped(optimizer)
-            owned = self._owned(optimizer)
-            if owned and not self._running:
-                name = self._tables[owned[0]].name
-                # Unless it is a wrapper, inside of which a given optimizer steps.
-                self.changes.foreign_step = STRANGER.format(
-                    kind=type(optimizer).__name__, name=name
-                )
-                self._foreign_tables = set(owned)
-                self.has_stepped = True
-                if self.before_change is not None:
-                    self.before_change()
+        own = self._hooks.get(identity_of(optimizer))
+        if own is None:
+            self._note_stranger(optimizer)
             return
-        before, after = self._hooks[identity_of(optimizer)]
-        place_hook(optimizer._optimizer_step_pre_hooks, before.id, last=True)
-        place_hook(optimizer._optimizer_step_post_hooks, after.id, last=False)
+        place_hook(optimizer._optimizer_step_pre_hooks, own[0], last=True)
+        place_hook(optimizer._optimizer_step_post_hooks, own[1], last=False)
+
+    def _note_stranger(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.stranger_stepped is not None:
+            self.stranger_stepped(optimizer)
+        owned = self._owned(optimizer)
+        if not owned or self._running:
+            return
+        name = self._tables[owned[0]].name
+        # Unless it is a wrapper, inside of which a given optimizer steps.
+        self.changes.foreign_step = STRANGER.format(kind=type(optimizer).__name__, name=name)
+        self._foreign_tables = set(owned)
+        self.has_stepped = True
+        if self.before_change is not None:
+            self.before_change()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         self.has_stepped = True
@@ -259,13 +259,14 @@ class TableWatch:
         if not owned:
             return None  # it changes no table
         started = time.perf_counter()
-        if not is_capturing():
+        if self._unseen.is_possible and not is_capturing():
             self._unseen.note_seen(owned)
-        if self.changes.foreign_step is not None and self._foreign_tables <= set(owned):
-            self.changes.foreign_step = None
+        changes = self.changes
+        if changes.foreign_step is not None and self._foreign_tables <= set(owned):
+            changes.foreign_step = None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         step = self._enter(optimizer, owned)
-        step.written.update(self.changes.drifted.note_step(optimizer, owned))
+        step.written.update(changes.drifted.note_step(optimizer, owned))
         if callable(closure):
             # The gradient exists once the closure has run, which may be several times.
             self.held.add_since(started)
@@ -279,12 +280,12 @@ class TableWatch:
             use_training_streams(self._devices)
         if self.before_change is not None:
             self.before_change()
-        if any(step.optimizer is optimizer for step in self._running):
+        if self._running and any(step.optimizer is optimizer for step in self._running):
             self._running.clear()  # its last step ended by an exception
         if self._running:  # this step is part of another one, or that ended by an exception
             self.changes.look(owned)
-        else:
-            self.check()
+        elif not self.changes.versions.are_same():
+            self.changes.look()
         self._running.append(_Step(optimizer, set()))
         return self._running[-1]
 
@@ -312,10 +313,11 @@ class TableWatch:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.gradients.note_step(optimizer)
-        if not any(step.optimizer is optimizer for step in self._running):
+        running = self._running
+        if not running or not any(step.optimizer is optimizer for step in running):
             return
         started = time.perf_counter()
-        while (step := self._running.pop()).optimizer is not optimizer:
+        while (step := running.pop()).optimizer is not optimizer:
             pass  # a step inside of this one that ended by an exception
-        self.changes.versions.accept_step(step.written)
+        self.changes.versions.accept_tables(step.written)
         self.held.add_since(started)

@@ -42,6 +42,11 @@ class UnseenSteps:
             elif isinstance(table.optimizer, torch.optim.Optimizer):
                 self._expected[index] = _NO_STEP
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether a graph may change a table of which steps are to be seen."""
+        return bool(self._expected)
+
     def note_seen(self, indexes: Collection[int]) -> None:
         """Note that rows of these tables were counted, or that they have not changed."""
         if self._expected:
@@ -59,6 +64,8 @@ class UnseenSteps:
 
     def end_step(self) -> dict[int, str]:
         """Return the tables that may have changed uncounted in the last step, and why."""
+        if not self._expected and not self._uncounted:
+            return {}
         seen, self._seen = self._seen | self.captured, set()
         unseen = {index: why for index, why in self._expected.items() if index not in seen}
         return {**unseen, **dict.fromkeys(self._uncounted, _NOT_LISTED)}

@@ -18,8 +18,9 @@ class Tensor : public pybind11::object {
   PYBIND11_OBJECT_DEFAULT(Tensor, object, is_any_object)
 };
 
-class SizedOrNone : public pybind11::object {
-  PYBIND11_OBJECT_DEFAULT(SizedOrNone, object, is_any_object)
+// A cpr_ext.Table, which this module does not know.
+class AnyTable : public pybind11::object {
+  PYBIND11_OBJECT_DEFAULT(AnyTable, object, is_any_object)
 };
 
 template <class T>
@@ -48,8 +49,8 @@ struct handle_type_name<cpr_ext::Tensor> {
 };
 
 template <>
-struct handle_type_name<cpr_ext::SizedOrNone> {
-  static constexpr auto name = const_name("collections.abc.Sized | None");
+struct handle_type_name<cpr_ext::AnyTable> {
+  static constexpr auto name = const_name("typing.Any");
 };
 
 template <class T>

@@ -17,8 +17,13 @@ struct AttributeNames {
   PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
   PyObject* layout = PyUnicode_InternFromString("layout");
   PyObject* nnz = PyUnicode_InternFromString("_nnz");
+  PyObject* num_embeddings = PyUnicode_InternFromString("num_embeddings");
   PyObject* numel = PyUnicode_InternFromString("numel");
+  PyObject* optimizer = PyUnicode_InternFromString("optimizer");
+  PyObject* state = PyUnicode_InternFromString("state");
+  PyObject* values = PyUnicode_InternFromString("values");
   PyObject* version = PyUnicode_InternFromString("_version");
+  PyObject* weight = PyUnicode_InternFromString("weight");
 };
 
 inline const AttributeNames& names() {

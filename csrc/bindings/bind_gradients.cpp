@@ -1,5 +1,5 @@
-// Watches an optimizer's step: one call reads the gradients of all tables, one the version counters
-// of all tensors. A batch of 26 tables must cost microseconds here.
+// Watches an optimizer's step: one call reads the gradients of all tables. A batch of 26 tables
+// must cost microseconds here.
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -156,77 +156,6 @@ class GradientCounter {
   std::unique_ptr<BackgroundCounter, DeleteInCreator> counter_;  // first to go: it uses trackers
 };
 
-// PyTorch's version counters of the tensors of tables, as they were when last accepted. Each write
-// in place increments one.
-class TensorVersions {
- public:
-  explicit TensorVersions(size_t num_tables) : tables_(num_tables) {}
-
-  void set(size_t table, const TensorList& tensors, const SizedOrNone& state) {
-    VersionedTable now{{}, state, size_of(state)};
-    for (const py::handle tensor : tensors) {
-      auto object = py::reinterpret_borrow<py::object>(tensor);
-      const int64_t version = read(object);
-      now.entries.push_back({std::move(object), version});
-    }
-    tables_.at(table) = std::move(now);
-  }
-
-  bool accept(const std::vector<size_t>& tables) {
-    for (const size_t index : tables) {
-      if (!has_its_tensors(tables_.at(index))) return false;
-    }
-    for (const size_t index : tables) {
-      for (Entry& entry : tables_[index].entries) entry.version = read(entry.tensor);
-    }
-    return true;
-  }
-
-  bool are_same() const {
-    for (const VersionedTable& table : tables_) {
-      if (!has_its_tensors(table)) return false;
-      for (const Entry& entry : table.entries) {
-        if (read(entry.tensor) != entry.version) return false;
-      }
-    }
-    return true;
-  }
-
-  std::vector<int64_t> values(size_t table) const {
-    std::vector<int64_t> versions;
-    for (const Entry& entry : tables_.at(table).entries) versions.push_back(entry.version);
-    return versions;
-  }
-
- private:
-  struct Entry {
-    py::object tensor;
-    int64_t version;
-  };
-  struct VersionedTable {
-    std::vector<Entry> entries;
-    py::object state = py::none();  // of an optimizer; some of the tensors are in it
-    Py_ssize_t num_states = 0;
-  };
-
-  static int64_t read(const py::object& tensor) {
-    return to_int64(attribute(tensor, names().version));
-  }
-
-  static Py_ssize_t size_of(const py::object& state) {
-    if (state.is_none()) return 0;
-    const Py_ssize_t size = PyObject_Size(state.ptr());
-    if (size < 0) throw py::error_already_set();
-    return size;
-  }
-
-  static bool has_its_tensors(const VersionedTable& table) {
-    return size_of(table.state) == table.num_states;
-  }
-
-  std::vector<VersionedTable> tables_;
-};
-
 // The parameters of an optimizer's groups, as they were.
 class ParameterLists {
  public:
@@ -284,19 +213,6 @@ void register_gradients(py::module_& module) {
   module.def("use_dlpack", &use_dlpack, py::arg("use"),
              "Let torch's DLPack exchange API read tensors, or not; for tests and measurements.\n\n"
              "Returns whether it does: torch 2.10 and later have it.");
-  py::class_<TensorVersions>(module, "TensorVersions",
-                             "PyTorch's version counters of the tensors of tables.")
-      .def(py::init<size_t>(), py::arg("num_tables"))
-      .def("set", &TensorVersions::set, py::arg("table"), py::arg("tensors"), py::arg("state"),
-           "Take these tensors for the table at this position, as they are now.\n\n"
-           "state: the sized container of an optimizer that some of them are in, or None.")
-      .def("accept", &TensorVersions::accept, py::arg("tables"),
-           "Read the versions of the tables at these positions.\n\n"
-           "Returns False, with nothing read, if the state of one has another size.")
-      .def("are_same", &TensorVersions::are_same,
-           "Check that no version and no state's size has changed.")
-      .def("values", &TensorVersions::values, py::arg("table"),
-           "Return the versions of a table's tensors, as last read.");
   py::class_<ParameterLists>(module, "ParameterLists",
                              "The parameters of an optimizer's groups, as they were.")
       .def(py::init<const ParameterGroups&>(), py::arg("groups"))

@@ -70,6 +70,7 @@ PYBIND11_MODULE(CPR_EXT_MODULE, module) {
   cpr_ext::register_tracking(module);
   cpr_ext::register_scrub(module);
   cpr_ext::register_gradients(module);
+  cpr_ext::register_versions(module);
   cpr_ext::register_selection(module);
   cpr_ext::register_device(module);
   cpr_ext::register_segment_table(module);

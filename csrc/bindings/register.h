@@ -8,6 +8,7 @@ namespace cpr_ext {
 void register_tracking(pybind11::module_& module);
 void register_scrub(pybind11::module_& module);
 void register_gradients(pybind11::module_& module);
+void register_versions(pybind11::module_& module);
 void register_selection(pybind11::module_& module);
 void register_staging(pybind11::module_& module);
 void register_rounding(pybind11::module_& module);

@@ -39,8 +39,8 @@ void BackgroundCounter::stop() {
   thread_.join();
 }
 
-void BackgroundCounter::Batch::add(const std::vector<RowTracker*>& trackers,
-                                   const std::vector<Lookup>& lookups) {
+void BackgroundCounter::GatheredRows::add(const std::vector<RowTracker*>& trackers,
+                                          const std::vector<Lookup>& lookups) {
   const size_t num_indices = indices.size(), num_parts = parts.size();
   try {
     for (size_t i = 0; i < lookups.size(); ++i) {
@@ -64,12 +64,12 @@ void BackgroundCounter::Batch::add(const std::vector<RowTracker*>& trackers,
   }
 }
 
-void BackgroundCounter::Batch::count(ThreadPool* pool) {
+void BackgroundCounter::GatheredRows::count(ThreadPool* pool) {
   std::vector<RowTracker*> trackers;
   std::vector<Lookup> lookups;
   trackers.reserve(parts.size());
   lookups.reserve(parts.size());
-  for (const Part& part : parts) {
+  for (const GatheredLookup& part : parts) {
     trackers.push_back(part.tracker);
     lookups.push_back(
         {indices.data() + part.begin, DType::kInt64, part.end - part.begin, kHostMemory});

@@ -21,8 +21,8 @@
 
 namespace cpr_ext {
 
-// Small batches are gathered, so that the thread is not woken for each. All trackers that were given
-// a batch wait for it in their public calls, so that no caller sees a tracker without it.
+// Small batches are gathered, so that the thread is not woken for each. All trackers that were
+// given a batch wait for it in their public calls, so that no caller sees a tracker without it.
 class BackgroundCounter : public CountBacklog {
  public:
   // `pool` shares large batches; nullptr for no other threads. Throws std::system_error if the
@@ -49,14 +49,14 @@ class BackgroundCounter : public CountBacklog {
   using Lock = std::unique_lock<std::mutex>;
 
   // Lookups of several calls, in their order.
-  struct Batch {
-    struct Part {
+  struct GatheredRows {
+    struct GatheredLookup {
       RowTracker* tracker;
       int64_t begin, end;  // of its lookup, in `indices`
     };
 
     std::vector<int64_t> indices;
-    std::vector<Part> parts;
+    std::vector<GatheredLookup> parts;
 
     // On an exception nothing was added.
     void add(const std::vector<RowTracker*>& trackers, const std::vector<Lookup>& lookups);
@@ -77,8 +77,8 @@ class BackgroundCounter : public CountBacklog {
   bool is_busy_ = false;
   bool is_stopping_ = false;
   std::exception_ptr error_;
-  Batch gathered_;
-  Batch counted_;
+  GatheredRows gathered_;
+  GatheredRows counted_;
   std::vector<RowTracker*> known_;   // those that wait for this object; ascending
   std::vector<RowTracker*> newest_;  // of the last call; all are known
   std::thread thread_;

@@ -178,7 +178,7 @@ class FailedCounter:
 
     error = "std::bad_alloc"
 
-    def count(self, tables, kept):
+    def count(self, tables, kept=None):
         raise MemoryError(self.error)
 
 

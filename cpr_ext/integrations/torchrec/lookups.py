@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -92,11 +92,12 @@ class KernelLookups:
             read_bounds = copy_to_host(offsets[list(firsts)])
 
         def split() -> Iterator[tuple[Table, torch.Tensor]]:
-            bounds = read_bounds()
-            for feature, position in enumerate(features):
-                begin, end = bounds[feature], bounds[feature + 1]
+            bounds = read_bounds()[: len(features) + 1]
+            sizes = [end - begin for begin, end in pairwise(bounds)]
+            pieces = indices[bounds[0] : bounds[-1]].split(sizes)  # type: ignore[no-untyped-call]
+            for position, piece, size in zip(features, pieces, sizes, strict=True):
                 table = self.tables.get(position)
-                if table is not None and begin < end:
-                    yield table, indices[begin:end]
+                if table is not None and size > 0:
+                    yield table, piece
 
         return split

@@ -1,0 +1,185 @@
+"""What tables consist of, and version counters, compared in one call."""
+
+from collections.abc import Mapping
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from cpr_ext import _C
+from cpr_ext.errors import UsageError
+from cpr_ext.state.table import is_row_state
+
+WEIGHT, MEMORY, REPLACED, WRITTEN = 1, 2, 3, 4
+ROWS = 3
+
+
+class Shown(Mapping):
+    """A state that is no dict, such as of TorchRec's optimizers."""
+
+    def __init__(self, of):
+        self.of = of
+
+    def __getitem__(self, key):
+        return self.of[key]
+
+    def __iter__(self):
+        return iter(self.of)
+
+    def __len__(self):
+        return len(self.of)
+
+
+def optimizer_of(tables, *, as_mapping=False):
+    state = {
+        table.weight: {"sum": torch.zeros(ROWS), "step": torch.tensor(0.0)} for table in tables
+    }
+    return SimpleNamespace(state=Shown(state) if as_mapping else state)
+
+
+def table_of(optimizer=None):
+    return SimpleNamespace(
+        weight=torch.nn.Parameter(torch.zeros(ROWS, 2)), num_embeddings=ROWS, optimizer=optimizer
+    )
+
+
+def tables_of(number, **options):
+    tables = [table_of() for _ in range(number)]
+    optimizer = optimizer_of(tables, **options)
+    for table in tables:
+        table.optimizer = optimizer
+    return tables
+
+
+class Versions:
+    """Native ones of these tables."""
+
+    def __init__(self, tables, check=is_row_state):
+        self.tables, self.native = tables, _C.TensorVersions(len(tables), check)
+
+    def __getattr__(self, name):
+        return partial(getattr(self.native, name), self.tables)
+
+
+def versions_of(tables, check=is_row_state):
+    versions = Versions(tables, check)
+    versions.read(range(len(tables)))
+    return versions
+
+
+def write(tensor):
+    with torch.no_grad():
+        tensor.add_(1)
+
+
+def state_of(table):
+    return table.optimizer.state[table.weight]
+
+
+@pytest.mark.parametrize("as_mapping", [False, True])
+def test_a_write_is_seen_until_it_is_accepted(as_mapping):
+    tables = tables_of(3, as_mapping=as_mapping)
+    versions = versions_of(tables)
+    assert versions.are_same()
+    assert versions.differences([0, 1, 2]) == []
+    write(tables[1].weight)
+    write(state_of(tables[2])["sum"])
+    assert not versions.are_same()
+    assert versions.have_same_tensors()
+    assert versions.differences([0, 1, 2]) == [(1, WEIGHT), (2, WRITTEN)]
+    assert versions.differences([0, 1]) == [(1, WEIGHT)]
+    versions.read([1])
+    assert versions.differences([2, 1, 0]) == [(2, WRITTEN)]
+    versions.accept([2])
+    assert versions.are_same()
+
+
+@pytest.mark.parametrize("as_mapping", [False, True])
+def test_a_state_that_is_made_dropped_or_replaced_is_seen(as_mapping):
+    tables = tables_of(2, as_mapping=as_mapping)
+    state = state_of(tables[1])
+    changes = [
+        lambda: state.update(sum=torch.zeros(ROWS)),
+        lambda: state.update(more=torch.zeros(ROWS, 2)),
+        lambda: state.pop("sum"),
+        lambda: state.clear(),
+        lambda: state.update(step=torch.zeros(ROWS)),
+        lambda: setattr(tables[1], "optimizer", optimizer_of(tables)),
+        lambda: setattr(tables[1], "optimizer", None),
+    ]
+    versions = versions_of(tables)
+    for change in changes:
+        change()
+        assert not versions.are_same()
+        assert not versions.have_same_tensors()
+        assert versions.has_other_state(1)
+        assert not versions.has_other_state(0)
+        assert versions.differences([0, 1]) == [(1, REPLACED)]
+        versions.read([1])
+        assert versions.are_same()
+
+
+def test_what_is_no_state_of_rows_may_be_replaced():
+    tables = tables_of(2)
+    versions = versions_of(tables)
+    for step in (torch.tensor(1.0), 2, 2.5, None, torch.zeros(ROWS + 1)):
+        state_of(tables[0])["step"] = step
+        assert versions.are_same()
+    state_of(tables[0])["name"] = "other"
+    assert versions.are_same()
+
+
+def test_a_weight_in_other_memory_is_seen_by_differences():
+    tables = tables_of(2)
+    versions = versions_of(tables)
+    tables[0].weight.data = torch.zeros(ROWS, 2)
+    assert versions.differences([0, 1]) == [(0, MEMORY)]
+    versions.read([0])
+    assert versions.differences([0, 1]) == []
+
+
+def test_a_replaced_state_is_not_accepted_but_a_new_one_is():
+    tables = tables_of(2)
+    versions = versions_of(tables)
+    write(tables[0].weight)
+    state_of(tables[0])["sum"] = torch.zeros(ROWS)
+    versions.accept([0])
+    assert versions.differences([0, 1]) == [(0, REPLACED)]
+    state_of(tables[0])["more"] = torch.zeros(ROWS)
+    versions.accept([0])
+    assert versions.are_same()
+
+
+def test_the_state_is_found_wherever_its_optimizer_has_it():
+    tables = tables_of(3)
+    versions = versions_of(tables)
+    state = tables[0].optimizer.state
+    for table in tables:  # each is the last one now
+        state[table.weight] = state.pop(table.weight)
+        assert versions.are_same()
+    first = tables[0].weight
+    del state[first]
+    assert versions.differences([0, 1, 2]) == [(0, REPLACED)]
+    versions.read([0])
+    assert versions.are_same()
+    state[first] = {"sum": torch.zeros(ROWS)}
+    assert versions.differences([0, 1, 2]) == [(0, REPLACED)]
+
+
+def test_a_table_without_an_optimizer_has_a_weight_alone():
+    table = table_of()
+    versions = versions_of([table])
+    write(table.weight)
+    assert versions.differences([0]) == [(0, WEIGHT)]
+
+
+def test_mistakes_are_refused():
+    with pytest.raises(IndexError):
+        Versions([]).read([0])
+    with pytest.raises(UsageError, match="1 tables, not 0"):
+        _C.TensorVersions(0, is_row_state).are_same(tables_of(1))
+    with pytest.raises(AttributeError, match="weight"):
+        versions_of([SimpleNamespace(optimizer=None)])
+    with pytest.raises(ZeroDivisionError):
+        versions_of(tables_of(1), lambda value, num_rows: 1 // 0)
