@@ -57,21 +57,21 @@ def _probe(name: str, num_blocks: int) -> DiskSpeed:
     descriptor, is_direct = _open(name)
     total = num_blocks * _BLOCK_BYTES
     try:
-        # Aligned to pages, as direct I/O needs.
-        with mmap.mmap(-1, _BLOCK_BYTES) as block, memoryview(block) as view:
-            view[:] = os.urandom(_BLOCK_BYTES)
-            with suppress(OSError):  # snapshots reserve their bytes, where that is possible
-                os.posix_fallocate(descriptor, 0, total)
-            started = time.perf_counter()
-            for number in range(num_blocks):
-                _all(os.pwritev, descriptor, view, number * _BLOCK_BYTES)
-            os.fsync(descriptor)
-            write_seconds = time.perf_counter() - started
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            started = time.perf_counter()
-            for number in range(num_blocks):
-                _all(os.preadv, descriptor, view, number * _BLOCK_BYTES)
-            read_seconds = time.perf_counter() - started
+        # Aligned to pages, as direct I/O needs. It goes with its last view: an interrupt has some.
+        view = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
+        view[:] = os.urandom(_BLOCK_BYTES)
+        with suppress(OSError):  # snapshots reserve their bytes, where that is possible
+            os.posix_fallocate(descriptor, 0, total)
+        started = time.perf_counter()
+        for number in range(num_blocks):
+            _all(os.pwritev, descriptor, view, number * _BLOCK_BYTES)
+        os.fsync(descriptor)
+        write_seconds = time.perf_counter() - started
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        started = time.perf_counter()
+        for number in range(num_blocks):
+            _all(os.preadv, descriptor, view, number * _BLOCK_BYTES)
+        read_seconds = time.perf_counter() - started
     finally:
         os.close(descriptor)
     return DiskSpeed(total / write_seconds, total / read_seconds, total, is_direct)
