@@ -473,9 +473,7 @@ class TensorVersions:
     """
 
     def __init__(
-        self,
-        num_tables: typing.SupportsIndex,
-        is_row_state: collections.abc.Callable[[typing.Any, int], bool],
+        self, num_tables: typing.SupportsIndex, is_row_state: collections.abc.Callable[..., bool]
     ) -> None:
         """is_row_state: called with a value of a state and the number of rows. Nothing is read
         yet. all, below: a cpr_ext.Table each, always the same ones.

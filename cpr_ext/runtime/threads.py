@@ -26,15 +26,18 @@ class _Closable(Protocol):
 _PATIENCE_SECONDS = 60.0
 # The owner of each thread, and the process that has it: a forked child has not.
 _owners: weakref.WeakKeyDictionary[_Closable, int] = weakref.WeakKeyDictionary()
+# Those of owners that are garbage, too: they were asked to end, and may not have yet.
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-def close_at_exit(owner: _Closable) -> None:
+def close_at_exit(owner: _Closable, thread: threading.Thread) -> None:
     """Have ``owner`` close its thread before the interpreter ends, if it is still there.
 
     ``owner.close(timeout_seconds)`` may be called again after an interrupt, and at any moment after
-    this call.
+    this call. An owner that goes asks its thread to end, which is then waited for.
     """
     _owners[owner] = os.getpid()
+    _threads.add(thread)
 
 
 @atexit.register
@@ -43,6 +46,10 @@ def _close_all() -> None:
         for owner, pid in reversed(list(_owners.items())):  # the newer ones may need the older
             if pid == os.getpid():
                 _close(owner)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        for thread in list(_threads):
+            if thread.is_alive():  # so none is that a forked child does not have
+                thread.join(max(deadline - time.monotonic(), 0.0))
 
 
 def _close(owner: _Closable) -> None:

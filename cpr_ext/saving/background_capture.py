@@ -54,7 +54,7 @@ class CaptureThread:
         self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._stop = native.StopFlag()
         self._thread = threading.Thread(target=self._run, name="cpr_ext-capture", daemon=True)
-        close_at_exit(self)  # first: an interrupt may come between the two
+        close_at_exit(self, self._thread)  # first: an interrupt may come between the two
         self._thread.start()
 
     def resume(self, work: Callable[[native.StopFlag], None]) -> None:

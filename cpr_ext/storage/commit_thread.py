@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol, TypeVar
 
 from cpr_ext.runtime.log_text import logger_of
@@ -42,7 +43,7 @@ class CommitThread:
             target=_serve, args=(self._queue, self._idle), name="cpr_ext-committer", daemon=True
         )
         weakref.finalize(self, self._queue.put, None).atexit = False
-        close_at_exit(self)  # first: an interrupt may come between the two
+        close_at_exit(self, self._thread)  # first: an interrupt may come between the two
         self._thread.start()
 
     def submit(self, change: Callable[[], None]) -> None:
@@ -52,14 +53,7 @@ class CommitThread:
     def call(self, change: Callable[[], T]) -> Future[T]:
         """Hand a change of manifests over; its result or error is in the future."""
         future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(change())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._queue.put((self, run))
+        self._queue.put((self, partial(_resolve, future, change)))
         return future
 
     def do_when_idle(self, work: IdleWork) -> None:
@@ -81,6 +75,14 @@ class CommitThread:
 
 _Queue = queue.SimpleQueue[tuple[CommitThread, Callable[[], None]] | None]
 _Idle = list[weakref.ref[IdleWork]]
+
+
+def _resolve(future: Future[T], change: Callable[[], T]) -> None:
+    try:
+        future.set_result(change())
+    except BaseException as error:
+        future.set_exception(error)
+        del future  # which has the error, which has this frame: a circle keeps a store open
 
 
 def _serve(changes: _Queue, idle: _Idle) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -55,7 +56,7 @@ class Compactor:
         )
         # Also a merge under way: it has the store open.
         weakref.finalize(self, _end, self._is_stopped, self._requests).atexit = False
-        close_at_exit(self)  # first: an interrupt may come between the two
+        close_at_exit(self, self._thread)  # first: an interrupt may come between the two
         self._thread.start()
 
     @property
@@ -118,11 +119,11 @@ class _Merges:
         try:
             for shard in range(self._store.num_shards):
                 self._compact(shard)
-        except SnapshotError:
-            pass  # stopped
+        except SnapshotError as stopped:
+            _forget_frames(stopped)
         except Exception as error:
             logger.error("compaction failed: %s", error)
-            self.errors.append(error)
+            self.errors.append(_forget_frames(error))
         finally:
             self.is_idle.set()
 
@@ -140,17 +141,25 @@ class _Merges:
                 merged = write_merged(manifest, shard, ranges, merge, self._limits, pace)
             except SnapshotError:
                 raise
-            except Exception:
+            except Exception as error:
                 if set(merge.sources) <= set(manifest.segments):
                     raise
+                _forget_frames(error)
                 continue  # a newer base took their place meanwhile
-            swapped = self._committer.call(partial(commit_merged, manifest, merged))
-            self.num_done += swapped.result()
+            # By no name: an error has this frame, and the future the error.
+            swapped = partial(commit_merged, manifest, merged)
+            self.num_done += self._committer.call(swapped).result()
 
     def _is_due(self, merge: Merge, segments: tuple[SegmentRecord, ...]) -> bool:
         base_bytes = max((r.file_bytes for r in segments if r.kind == "base"), default=0)
         added_bytes = sum(record.file_bytes for record in merge.read[1:])
         return added_bytes > self._after * base_bytes
+
+
+def _forget_frames(error: Exception) -> Exception:
+    """Return an error that keeps no store open: frames have it, and it has them."""
+    traceback.clear_frames(error.__traceback__)
+    return error.with_traceback(None)
 
 
 def _end(is_stopped: threading.Event, requests: queue.SimpleQueue[bool]) -> None:

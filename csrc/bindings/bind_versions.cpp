@@ -19,7 +19,7 @@ namespace cpr_ext {
 namespace {
 
 using TableList = py::typing::List<AnyTable>;
-using RowStateCheck = py::typing::Callable<bool(py::object, py::int_)>;
+using RowStateCheck = py::typing::Callable<bool(py::ellipsis)>;
 
 // Numbers of differences, for TableVersions of Python.
 enum Difference : int { kNone, kWeightWritten, kOtherMemory, kStateReplaced, kStateWritten };

@@ -191,14 +191,21 @@ def test_no_memory_costs_the_snapshot_and_not_the_training(tmp_path, monkeypatch
         raise MemoryError
 
     monkeypatch.setattr("cpr_ext.saving.snapshot_rows.SegmentCapture", refuse)
+
+    def train_until_one_fails():  # a busy machine captures late
+        while run.checkpointer.metrics.failed_snapshots == 0:
+            assert run.checkpointer.step_count < 100
+            run.train(1)
+
     with pytest.warns(SnapshotFailedWarning):
-        run.train(6)
+        train_until_one_fails()
     monkeypatch.undo()
+    failed_at = run.checkpointer.step_count
     run.train(4)
     run.checkpointer.wait()
     run.checkpointer.close()  # later snapshots were committed
     again = Trained(tmp_path / "store", overlap=overlap)
-    assert again.checkpointer.recover().step > 7
+    assert again.checkpointer.recover().step > failed_at
     again.checkpointer.close()
 
 
@@ -263,6 +270,31 @@ def test_threads_end_once_a_checkpointer_is_garbage(tmp_path, at):
     gc.collect()
     assert known() is None
     assert end_soon(begun)
+
+
+def test_the_end_of_a_program_waits_for_a_thread_whose_owner_is_gone():
+    """It is in the native core, off which the interpreter would tear it, and abort."""
+    run_python("""
+import threading
+import numpy as np
+from cpr_ext._native import native
+from cpr_ext.runtime.threads import close_at_exit
+
+class Owner:
+    def close(self, timeout_seconds=None):
+        raise AssertionError("it is gone")
+
+def work():
+    for _ in range(3):
+        native.top_rows(scores, 1_000_000)
+    print("done", flush=True)
+
+scores = np.random.default_rng(0).integers(0, 2**32, 10_000_000, dtype=np.uint32)
+thread = threading.Thread(target=work, daemon=True)
+close_at_exit(Owner(), thread)
+thread.start()
+del thread
+""")
 
 
 def test_a_capture_is_ended_without_a_lock():

@@ -1,11 +1,13 @@
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 
 import cpr_ext
-from cpr_ext.errors import SnapshotFailedWarning
-from cpr_ext.storage import merge
+from cpr_ext.errors import DamageError, SnapshotFailedWarning
+from cpr_ext.storage import compactor, merge
 from cpr_ext.storage.retention import Retention
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.tools.maintenance import verify
@@ -94,6 +96,37 @@ def test_a_base_committed_meanwhile_wins_and_the_merge_is_dropped(tmp_path, held
     assert verify(tmp_path / "store").left_overs == []
     assert [r.kind for r in StoreReader(tmp_path / "store").shards[0].segments] == ["base"]
     assert_same(recovered(tmp_path / "store")[1], expected)
+
+
+def test_a_merge_that_is_dropped_leaves_no_store_open(tmp_path, held_up, monkeypatch):
+    """Its error has frames that have the error: they would keep the store until a collection."""
+    reached, go_on = held_up
+
+    def gone(*given):
+        reached.set()
+        assert go_on.wait(30)
+        error = DamageError("its file is gone")
+        raise error
+
+    monkeypatch.setattr(compactor, "write_merged", gone)
+    trained = trained_store(tmp_path / "store", snapshots=4, **OPTIONS)
+    assert reached.wait(30)
+    trained.checkpointer.save("base")
+    trained.checkpointer.wait()
+    gc.collect()
+    gc.disable()
+    try:
+        go_on.set()
+        settle(trained)
+        merges = weakref.ref(trained.checkpointer._saver.outcomes._compactor._merges)
+        trained.checkpointer.close()
+        del trained.checkpointer
+        deadline = time.monotonic() + 10
+        while merges() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert merges() is None
+    finally:
+        gc.enable()
 
 
 def test_snapshots_committed_during_a_merge_are_kept(tmp_path, held_up):

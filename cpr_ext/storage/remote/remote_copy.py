@@ -92,7 +92,7 @@ class RemoteCopy:
         self._is_fenced = False
         writer.spend = self._spend
         self._thread = threading.Thread(target=self._run, name="cpr_ext-remote", daemon=True)
-        close_at_exit(self)  # first: an interrupt may come between the two
+        close_at_exit(self, self._thread)  # first: an interrupt may come between the two
         self._thread.start()
 
     def fetch(self, directory: str, record: SegmentRecord, path: Path) -> bool:
