@@ -83,7 +83,7 @@ void submit(cudaStream_t stream, std::function<void()> work) {
 }
 
 void reach(EmulatedEvent* event, int64_t record) {
-  if (event->stream == nullptr) return;
+  if (event->num_reached >= record) return;  // its stream may be gone
   run_stream(event->stream, [=] { return event->num_reached >= record; });
 }
 
