@@ -45,6 +45,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "gpu_host_cost_before": SAVING,
     "gpu_host_cost_loop": SAVING,
     "gpu_host_cost_native": SAVING,
+    "host_loss": JOBS,
     "key_costs": JOBS,
     "operations": RECOVERY,
     "parity_overhead": JOBS,
@@ -73,7 +74,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
 }
 #: The results whose figures a page has; None: all, in a table.
 PAGES: dict[str, tuple[str, ...] | None] = {
-    "README.md": ("training_overhead", "recovery_time"),
+    "README.md": ("training_overhead", "recovery_time", "host_loss"),
     "docs/benchmarks.md": None,
 }
 BEGIN, END = "<!-- begin of figures: bench/figures.py -->", "<!-- end of figures -->"
@@ -124,12 +125,12 @@ def marks(page: str, folder: Path = FOLDER) -> str:
             for name, mark in found.items()
         ]
         return "\n".join([head, "|---|---|---|---|---|", *rows])
-    text = "; ".join(
-        f"`{name}` at commit {commits} ({dates}), "
-        f"{state if state != 'older' else '*older than the code*'}"
+    text = " ".join(
+        f"`{name}` was measured at commit {commits} ({dates}), "
+        f"{state if state != 'older' else '*older than the code*'}."
         for name, (commits, dates, state) in found.items()
     )
-    return textwrap.fill(f"Measured: {text}.", 100, break_on_hyphens=False)
+    return textwrap.fill(text, 100, break_on_hyphens=False)
 
 
 def marked(text: str, marks: str) -> str:
