@@ -291,7 +291,7 @@ class OneByOne:
 
 def test_a_copy_is_let_go_without_a_lock_and_copies_what_it_was_given(monkeypatch):
     """A finalizer does it, on a thread that may hold any lock."""
-    monkeypatch.setattr(remote_copy, "close_at_exit", lambda copy: None)
+    monkeypatch.setattr(remote_copy, "close_at_exit", lambda copy, thread: None)
     writer = OneByOne()
     copy = remote_copy.RemoteCopy(writer)
     copy.submit("a")
