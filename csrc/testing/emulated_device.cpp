@@ -38,6 +38,17 @@ cudaError_t break_capture(cudaError_t error) {
   return note(error);
 }
 
+cudaError_t planned_failure(const char* name) {
+  Machine& m = machine();
+  for (auto failure = m.failures.begin(); failure != m.failures.end(); ++failure) {
+    if (failure->name != name || --failure->nth > 0) continue;
+    const cudaError_t error = failure->error;
+    m.failures.erase(failure);
+    return note(error);
+  }
+  return cudaSuccess;
+}
+
 cudaError_t begin_call(const char* name, InCapture in_capture) {
   Machine& m = machine();
   ++m.calls[name];
@@ -45,12 +56,7 @@ cudaError_t begin_call(const char* name, InCapture in_capture) {
   this_thread().contexts.back() = current_device();  // the runtime makes it
   m.used_devices.insert(current_device());
   if (m.is_broken) return note(cudaErrorLaunchFailure);
-  for (auto failure = m.failures.begin(); failure != m.failures.end(); ++failure) {
-    if (failure->name != name || --failure->nth > 0) continue;
-    const cudaError_t error = failure->error;
-    m.failures.erase(failure);
-    return note(error);
-  }
+  if (const cudaError_t error = planned_failure(name)) return error;
   const bool is_unsafe =
       in_capture == InCapture::kUnsafe && this_thread().mode != cudaStreamCaptureModeRelaxed;
   if (m.capturing != nullptr && is_unsafe) return break_capture(cudaErrorStreamCaptureUnsupported);

@@ -91,8 +91,10 @@ cudaError_t note(cudaError_t error);
 // As note(), of a call that ends the capture.
 cudaError_t break_capture(cudaError_t error);
 
-// Counts the call, which uses the current device; returns the error that a test has chosen for it,
-// or that a capture has, if any.
+// The error that a test has chosen for this call, if any.
+cudaError_t planned_failure(const char* name);
+
+// Counts the call, which uses the current device; returns planned_failure(), or what a capture has.
 cudaError_t begin_call(const char* name, InCapture in_capture = InCapture::kAllowed);
 
 EmulatedStream* of(cudaStream_t stream);

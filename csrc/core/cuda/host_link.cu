@@ -76,14 +76,16 @@ void HostLink::download_locked(void* to, const void* from, int64_t bytes) {
 
 HostLink::HostLink(int device) : device_(device) {
   for (int i = kNumSlots - 1; i >= 0; --i) free_slots_.push_back(slots_.data() + i * kSlotBytes);
+  std::thread([this] { run_later(); }).detach();
 }
 
 std::future<void> HostLink::later(std::function<void()> work) {
-  std::packaged_task<void()> task(std::move(work));
+  std::packaged_task<void()> task([this, work = std::move(work)] {
+    const DeviceGuard guard(device_);  // its error is the task's: it must not end the process
+    work();
+  });
   std::future<void> done = task.get_future();
   std::lock_guard<std::mutex> lock(later_mutex_);
-  if (!has_thread_) std::thread([this] { run_later(); }).detach();
-  has_thread_ = true;
   later_.push_back(std::move(task));
   is_later_.notify_one();
   return done;
@@ -96,7 +98,6 @@ void HostLink::run_later() {
     std::packaged_task<void()> task = std::move(later_.front());
     later_.pop_front();
     lock.unlock();
-    const DeviceGuard guard(device_);
     task();
   }
 }

@@ -32,8 +32,8 @@ class HostLink {
   void download(void* to, const void* from, int64_t bytes, cudaStream_t stream);
   void download(void* to, const void* from, int64_t bytes, Event& event);
 
-  // Does `work`, which may download, on a thread of this link, one after the other. The caller
-  // waits for it before anything goes that it uses.
+  // Does `work`, which may download, on a thread of this link, one after the other; what it throws
+  // is in the future. The caller waits for it before anything goes that it uses.
   std::future<void> later(std::function<void()> work);
 
  private:
@@ -53,7 +53,7 @@ class HostLink {
     std::array<Event, kNumBlocks> done;
   };
 
-  explicit HostLink(int device);  // the current one
+  explicit HostLink(int device);  // the current one; its thread ends with the process
   void download_locked(void* to, const void* from, int64_t bytes);
 
   const int device_;
@@ -70,7 +70,6 @@ class HostLink {
   std::mutex later_mutex_;  // guards all below
   std::condition_variable is_later_;
   std::deque<std::packaged_task<void()>> later_;
-  bool has_thread_ = false;  // made at the first later(); it ends with the process
 };
 
 // A small copy to the host that arrives by itself, so that nobody has to wait for it.

@@ -10,6 +10,7 @@ import pytest
 from cpr_ext.errors import CudaError, RowIndexError, UsageError
 from python_tests.csrc import backends, reference
 from python_tests.csrc.backends import live_bytes
+from python_tests.helpers import run_python
 
 HIGHEST_COUNT = 2**32 - 1
 
@@ -219,6 +220,27 @@ def test_a_failing_call_leaves_the_counts_as_they_are(emulated, call, nth):
         counter.select(0, 1000, 50)
     emulated.native.emulator.fail_call("", 0)
     assert counter.select(0, 1000, 50).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("call", ["cuCtxPushCurrent", "cudaEventSynchronize", "cudaMemcpyAsync"])
+def test_an_error_while_many_ids_go_to_the_host_is_told_and_ends_nothing(emulated, call):
+    """They go on a thread of the library, whose every call may fail."""
+    run_python(f"""
+import contextlib
+import numpy as np
+from cpr_ext import _emulated as native
+from cpr_ext.errors import CudaError
+native.emulator.set_num_devices(3)
+counter = native.DeviceAccessCounter(name="t", num_rows=20_000, device=2)  # nobody's current one
+lookups = np.arange(10_000)
+counter.observe(lookups)
+for nth in 10 * list(range(1, 12)):  # which thread makes it is chance
+    native.emulator.fail_call("{call}", nth, 719)
+    with contextlib.suppress(CudaError):  # not every call is made so often
+        assert len(counter.begin_select(0, 20_000, 5000).read()) == 5000
+    native.emulator.fail_call("", 0)
+assert counter.select(0, 20_000, 5000).tolist() == list(range(5000))
+""")
 
 
 def test_a_device_that_is_not_there_is_refused(device):
