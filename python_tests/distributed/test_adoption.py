@@ -5,7 +5,7 @@ import torch
 
 from python_tests.distributed.agent_job import __file__ as JOB
 from python_tests.distributed.agents import agents
-from python_tests.distributed.namespaces import Network, NoNamespacesError
+from python_tests.distributed.namespaces import Network, or_skipped
 
 STEPS = 500  # 100 s of training, in which all of it happens, however busy this machine is
 ADOPT_SECONDS = 2
@@ -13,10 +13,8 @@ ADOPT_SECONDS = 2
 
 @pytest.fixture
 def network():
-    try:
+    with or_skipped():
         found = Network(3)
-    except NoNamespacesError as error:
-        pytest.skip(str(error))
     yield found
     found.close()
 

@@ -14,7 +14,7 @@ from cpr_ext.distributed.collective.process_group import ReformableGroup, Round
 from cpr_ext.distributed.rendezvous.host import _GONE_SECONDS as GONE_SECONDS
 from cpr_ext.errors import PeerLostError
 from python_tests.distributed.cluster import Cluster
-from python_tests.distributed.namespaces import NoNamespacesError, hosts
+from python_tests.distributed.namespaces import hosts, or_skipped
 
 
 @pytest.fixture
@@ -23,11 +23,9 @@ def make_job(tmp_path):
     opened = []
 
     def make(num_hosts, *, workers=None, collective_seconds=2.0, **settings):
-        try:
-            around = hosts(num_hosts)
+        around = hosts(num_hosts)
+        with or_skipped():
             network, nurseries = around.__enter__()
-        except NoNamespacesError as error:
-            pytest.skip(str(error))
         opened.append(around)
         world_size = workers or num_hosts
         addresses = {str(rank): network.address(rank % num_hosts) for rank in range(world_size)}
@@ -139,11 +137,9 @@ def connect_in_vain(rank, folder, address):
 
 def test_a_pair_that_cannot_connect_outlives_what_its_kernels_tried(tmp_path):
     """Gloo aborts a process whose connection fails after it gave up the group, after 5.5 s."""
-    try:
-        around = hosts(2)
+    around = hosts(2)
+    with or_skipped():
         network, nurseries = around.__enter__()
-    except NoNamespacesError as error:
-        pytest.skip(str(error))
     try:
         for host in network.hosts:
             tries = ["sysctl", "-w", "net.ipv4.tcp_syn_retries=3"]

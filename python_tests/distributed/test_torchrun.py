@@ -13,7 +13,7 @@ import torch
 
 from python_tests.distributed.agents import ROOT, agents
 from python_tests.distributed.cluster import free_port
-from python_tests.distributed.namespaces import Network, NoNamespacesError
+from python_tests.distributed.namespaces import Network, or_skipped
 
 JOB = Path(__file__).with_name("agent_job.py")
 
@@ -155,10 +155,8 @@ def test_the_commands_of_the_readme_start_a_job_with_a_standby(tmp_path):
 
 def test_the_commands_of_the_readme_start_a_job_on_two_network_namespaces(tmp_path):
     """With other names, as others may use these."""
-    try:
+    with or_skipped():
         Network(1).close()
-    except NoNamespacesError as error:
-        pytest.skip(str(error))
     *begin, end = (
         line.replace("machine", f"cpr{os.getpid()}m") for line in commands_of_the_readme("#")
     )

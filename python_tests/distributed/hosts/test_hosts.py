@@ -3,17 +3,14 @@
 import pytest
 
 from python_tests.distributed.hosts.trial import Finals, Trial, ViolationError
-from python_tests.distributed.namespaces import NoNamespacesError, hosts
+from python_tests.distributed.namespaces import hosts, or_skipped
 
 
 @pytest.fixture(scope="module")
 def around():
     """Four hosts; the last one has the rendezvous."""
-    try:
-        with hosts(4) as found:
-            yield found
-    except NoNamespacesError as error:
-        pytest.skip(str(error))
+    with or_skipped(), hosts(4) as found:
+        yield found
 
 
 def test_a_job_that_is_hurt_ends_in_the_bits_of_one_that_is_not(around, tmp_path):

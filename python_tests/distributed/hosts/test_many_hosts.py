@@ -7,7 +7,7 @@ import pytest
 
 from python_tests.distributed.hosts.oracle import differences, rounds
 from python_tests.distributed.hosts.trial import HostsCluster, Trial
-from python_tests.distributed.namespaces import NoNamespacesError, hosts
+from python_tests.distributed.namespaces import hosts, or_skipped
 
 MACHINES, SPARES, GROUP = 8, 2, 4
 STEPS = 500
@@ -16,11 +16,8 @@ STEPS = 500
 @pytest.fixture(scope="module")
 def around():
     """The last one has the rendezvous."""
-    try:
-        with hosts(MACHINES + SPARES + 1) as found:
-            yield found
-    except NoNamespacesError as error:
-        pytest.skip(str(error))
+    with or_skipped(), hosts(MACHINES + SPARES + 1) as found:
+        yield found
 
 
 class ManyTrial(Trial):
