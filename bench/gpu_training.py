@@ -87,6 +87,7 @@ def speed(sizes: Sizes) -> Iterator[Target]:
 
         off, on = [without()], []
         for _ in range(sizes.training_rounds):
+            saving.protected.watch()  # else the step that fills it would be one unseen
             fill_budget(saving.protected)
             gpu_device.synchronize()
             step = saving.train_step
