@@ -26,6 +26,10 @@ class Recorded(Protocol):
     """What a manifest says of a segment, as far as its descent goes."""
 
     @property
+    def snapshot(self) -> int:
+        """The number of the snapshot that wrote it; merged: of the last one."""
+
+    @property
     def chain(self) -> str:
         """Of its directory, once it was written."""
 
@@ -90,8 +94,19 @@ def position_of(chain: str, records: Sequence[Recorded], start: str) -> int | No
 def shards_without(
     dense: Recorded, shards: Sequence[Sequence[Recorded]], start: str
 ) -> tuple[int, ...]:
-    """Return the shards that do not hold the state of a snapshot: they are older, or others."""
+    """Return the shards that do not hold the state of a snapshot: they are older, or others.
+
+    What follows its state in a shard is of later snapshots. Others show another history: of a
+    snapshot that changed no row of the shard, its chain does not.
+    """
     if len(dense.shards) != len(shards):
         return tuple(range(len(shards)))
+
+    def holds_it(chain: str, records: Sequence[Recorded]) -> bool:
+        position = position_of(chain, records, start)
+        return position is not None and all(
+            record.snapshot > dense.snapshot for record in records[position:]
+        )
+
     pairs = enumerate(zip(dense.shards, shards, strict=True))
-    return tuple(n for n, (chain, of_shard) in pairs if position_of(chain, of_shard, start) is None)
+    return tuple(n for n, (chain, of_shard) in pairs if not holds_it(chain, of_shard))

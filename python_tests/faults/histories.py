@@ -47,6 +47,8 @@ PUBLICATIONS = (
 JOBS = ("start job", "start job", "move worker")
 BACKUPS = ("back up", "back up", "resume backup")
 OPERATIONS = (*STORES, *COPIES, *BACKUPS, *PUBLICATIONS, *JOBS)
+ALL_ROWS = range(NUM_ROWS)
+ROWS_OF_SHARDS = (range(NUM_ROWS // 2), range(NUM_ROWS // 2, NUM_ROWS))
 
 
 class History:
@@ -109,10 +111,11 @@ class History:
             self._save(clone, run)
             run.release()
 
-    def _save(self, clone: Clone, run: Run, kind: str = "") -> None:
+    def _save(self, clone: Clone, run: Run, kind: str = "", of: range | None = None) -> None:
         """Change some rows, differently each time, and save them."""
         token = self._next()
-        rows = torch.tensor(self._draw.sample(range(NUM_ROWS), 20))
+        among = of or self._draw.choice((ALL_ROWS, ALL_ROWS, *ROWS_OF_SHARDS))
+        rows = torch.tensor(self._draw.sample(among, 20))
         run.optimizer.zero_grad()
         (0.5 * (run.model(rows) - token) ** 2).sum().backward()
         run.optimizer.step()

@@ -1,8 +1,10 @@
 """A sample of random histories, and whether they would see a comparison that is missing."""
 
 import importlib
+import shutil
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -10,20 +12,29 @@ import pytest
 from cpr_ext.distributed.collective import recovery_decision
 from cpr_ext.errors import CprError
 from cpr_ext.recovery import sources
-from cpr_ext.storage import stale_manifests
+from cpr_ext.storage import lineage, stale_manifests
 from cpr_ext.storage.remote import opening
 from cpr_ext.storage.remote.filling import Filling
 from cpr_ext.storage.remote.opening import RemoteStore
 from cpr_ext.storage.remote.remote_state import RemoteState
 from cpr_ext.storage.store import Store
-from cpr_ext.tools.maintenance import verification
+from cpr_ext.tools.maintenance import verification, verify
 from cpr_ext.tools.publishing import publisher
-from python_tests.faults.histories import BACKUPS, COPIES, JOBS, PUBLICATIONS, History
+from python_tests.faults.histories import (
+    BACKUPS,
+    COPIES,
+    JOBS,
+    PUBLICATIONS,
+    ROWS_OF_SHARDS,
+    History,
+)
 from python_tests.faults.history_model import cut_off
+from python_tests.faults.mixtures import DIRECTORIES
 
 repair_module = importlib.import_module("cpr_ext.tools.maintenance.repair")
 changed_rows_module = importlib.import_module("cpr_ext.tools.publishing.changed_rows")
 stale_rows, next_state = sources._stale_rows, publisher._Next
+shards_without = lineage.shards_without
 
 require_descent = Filling._require_descent
 
@@ -33,11 +44,19 @@ def _require_descent_or_claim(self, view):
         require_descent(self, view)
 
 
+def _shards_that_did_not_pass(dense, shards, start):
+    return shards_without(SimpleNamespace(snapshot=0, shards=dense.shards), shards, start)
+
+
 # Every comparison of descent: where it is, what is in its place, and operations that show it.
 COMPARISONS = {
     "a shard holds the rows of each snapshot": (
         *(stale_manifests, "shards_without", lambda *_: ()),
         ("train", "twins", "clone", "mix"),
+    ),
+    "what follows it in a shard is of later snapshots": (
+        *(stale_manifests, "shards_without", _shards_that_did_not_pass),
+        ("train", "twins"),
     ),
     "no manifest is older than another has seen": (
         *(stale_manifests, "find_outdated", lambda manifests: []),
@@ -121,6 +140,24 @@ def history(tmp_path):
     history = History(tmp_path, 0)
     with patch("cpr_ext.storage.remote.opening.open_objects", lambda options: history._objects):
         yield history
+
+
+def test_a_shard_that_a_snapshot_did_not_change_is_not_taken_from_a_clone_that_did(history):
+    history._train()
+    (store,) = history._clones
+    history._clone()
+    clone = history._clones[-1]
+    for each, rows in zip((store, clone), ROWS_OF_SHARDS, strict=True):
+        run = history._opened(each)
+        history._save(each, run, "partial", rows)
+        run.release()
+    name = DIRECTORIES[2]
+    shutil.rmtree(store.directory / name)
+    shutil.copytree(clone.directory / name, store.directory / name)
+    store.is_known = False
+    assert not verify(store.directory).is_sound
+    history._opened(store).release()
+    assert history.faults == []
 
 
 def test_a_claim_on_the_copy_is_not_the_commit_that_it_is_made_with(history):

@@ -24,16 +24,18 @@ START = new_id()
 
 @dataclass(frozen=True)
 class Segment:
+    snapshot: int
     chain: str
     shards: tuple[str, ...] = ()
 
 
 def chain_of(*headers):
-    """The segments of a directory that got these headers."""
+    """The segments of a directory that got these headers; None: a snapshot changed nothing."""
     found, chain = [], START
-    for header in headers:
-        chain = chain_after(chain, "file", header)
-        found.append(Segment(chain))
+    for snapshot, header in enumerate(headers, 1):
+        if header is not None:
+            chain = chain_after(chain, "file", header)
+            found.append(Segment(snapshot, chain))
     return found
 
 
@@ -47,22 +49,28 @@ def test_chains_are_equal_exactly_if_all_that_was_written_is(one, other):
 
 @given(st.data())
 def test_the_shards_without_a_state_are_those_that_did_not_pass_through_it(data):
-    """A model of it: shards go on from a common history, each up to where it likes."""
-    num_shards, num_snapshots = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
-    common = [chain_of(*(b"%d %d" % (shard, n) for n in range(num_snapshots)))
-              for shard in range(num_shards)]  # fmt: skip
-    dense = [Segment("", tuple(shard[n].chain for shard in common)) for n in range(num_snapshots)]
-    held = []
-    for shard in common:
-        size = data.draw(st.integers(0, num_snapshots))
-        held.append(shard[:size] + chain_of(b"of another history"))
-    for n, each in enumerate(dense):
-        behind = tuple(s for s, shard in enumerate(held) if len(shard) - 1 <= n)
-        assert shards_without(each, held, START) == behind
+    """A model of it: stores go on from a common history, and some shards are of another one."""
+    num_shards, num_snapshots = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    changes = st.lists(st.booleans(), min_size=num_snapshots, max_size=num_snapshots)
+    of_dense, held, first_wrong = [], [], []
+    for shard in range(num_shards):
+        changed, common = data.draw(changes), data.draw(st.integers(0, num_snapshots))
+        others = changed[:common] + data.draw(changes)[common:]
+        own_headers = [b"%d %d" % (shard, n) if yes else None for n, yes in enumerate(changed)]
+        other_headers = [b"other %d" % n if yes else None for n, yes in enumerate(others)]
+        of_dense.append(chain_of(*own_headers))
+        held.append(chain_of(*own_headers[:common], *other_headers[common:]))
+        differ = (n for n in range(common, num_snapshots) if changed[n] or others[n])
+        first_wrong.append(next(differ, num_snapshots))
+    for n in range(num_snapshots):
+        chains = ([s.chain for s in shard if s.snapshot <= n + 1] for shard in of_dense)
+        dense = Segment(n + 1, "", tuple([START, *each][-1] for each in chains))
+        behind = tuple(shard for shard, first in enumerate(first_wrong) if first <= n)
+        assert shards_without(dense, held, START) == behind
 
 
 def test_a_dense_part_of_other_shards_is_reached_by_none():
-    assert shards_without(Segment("", (START,)), [[], []], START) == (0, 1)
+    assert shards_without(Segment(1, "", (START,)), [[], []], START) == (0, 1)
 
 
 def test_a_directory_without_segments_is_where_it_began():
