@@ -1,13 +1,16 @@
 """What tracking and partial snapshots cost a TorchRec job: steps per second with and without.
 
-    python bench/torchrec_overhead.py [--rounds 10] [--ways none,cpr_ext] [--add] [--tiny]
+    python bench/torchrec_overhead.py [--workers 1] [--rounds 10] [--ways none,cpr_ext] [--tiny]
 
 Trains the DLRM of examples/torchrec_dlrm.py (DistributedModelParallel, tables cut by rows, gloo) in
-one job, in blocks of steps that take turns, so that each ratio is of neighbours in time: without
-anything, with a Checkpointer that takes one partial snapshot (12.5 % of the rows) in each block and
-has it durable at its end, and with TorchRec's own ModelDeltaTracker, which is asked for the changed
-ids once per block and saves nothing. Every second round goes through the ways backwards. Keeps
-bench/results/torchrec_overhead.json; ``--add`` adds its rounds to those that are kept.
+one job, with the features and layers of TorchRec's own example. Blocks of steps take turns, so that
+each ratio is of neighbours in time: without anything; with a Checkpointer that takes one partial
+snapshot (12.5 % of the rows) in each block and has it durable at its end; with the simplest
+counting there can be, a hook that keeps the indices, and a loop in C without checks; and with
+TorchRec's own ModelDeltaTracker, which is asked for the changed ids once per block and saves
+nothing. Every second round goes through the ways backwards. Keeps
+bench/results/torchrec_overhead.json, of several workers torchrec_overhead_N_workers.json; ``--add``
+adds its rounds to those that are kept.
 """
 
 from __future__ import annotations
@@ -19,17 +22,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "torchrec_overhead.json"
-TARGET = 0.97
+TARGET = 0.99
+# https://github.com/facebookresearch/dlrm/blob/main/torchrec_dlrm/dlrm_main.py, its defaults
+FEATURES, DIM = 26, 64
+DENSE_LAYERS, OVER_LAYERS = [512, 256, DIM], [512, 512, 256, 1]
 WAYS = {
     "none": "neither tracking nor saving",
     "cpr_ext": "lookups counted; a partial snapshot per block, durable",
     "tracking": "lookups counted, nothing saved",
+    "simple": "lookups counted by the simplest loop",
     "ModelDeltaTracker": "TorchRec's tracker, ids only, asked once per block; nothing saved",
 }
 Block = Callable[[int], None]
@@ -45,6 +52,9 @@ def train(options: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     example.options, example.BATCH = options, options.batch_size
+    example.TABLES = [f"table_{number}" for number in range(options.features)]
+    if not options.tiny:
+        example.DIM, example.DENSE_LAYERS, example.OVER_LAYERS = DIM, DENSE_LAYERS, OVER_LAYERS
     dist.init_process_group("gloo")
     group, rank = dist.group.WORLD, dist.get_rank()
     model, optimizer = example.build(group)
@@ -98,6 +108,12 @@ def blocks_of(model: Any, ckpt: Any, step: Callable[[], int], length: int) -> di
         tracking(num_steps // 2)
         ckpt.wait()
 
+    def simple(num_steps: int) -> None:
+        with counted_simply(model) as count:
+            for _ in range(num_steps):
+                step()
+                count()
+
     def delta_tracker(num_steps: int) -> None:
         watch(tracker.record_lookup)
         for _ in range(num_steps):
@@ -112,7 +128,42 @@ def blocks_of(model: Any, ckpt: Any, step: Callable[[], int], length: int) -> di
 
     watch(None)
     ckpt._recorder.detach()
-    return dict(zip(WAYS, (none, saving, tracking, delta_tracker), strict=True))
+    return dict(zip(WAYS, (none, saving, tracking, simple, delta_tracker), strict=True))
+
+
+@contextmanager
+def counted_simply(model: Any) -> Iterator[Callable[[], None]]:
+    """Keep what FBGEMM's operators look up; count it when the function that is given is called."""
+    import bounds
+    import torch
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        SplitTableBatchedEmbeddingBagsCodegen as Operator,
+    )
+
+    operators = [module for module in model.modules() if isinstance(module, Operator)]
+    counts = {
+        operator: [torch.zeros(rows, dtype=torch.int32) for rows, _ in operator.embedding_specs_2d]
+        for operator in operators
+    }
+    seen: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+
+    def note(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(zip(("indices", "offsets"), args, strict=False)) | kwargs
+        seen.append((operator, given["indices"], given["offsets"]))
+
+    def count() -> None:
+        for operator, indices, offsets in seen:
+            features = operator.feature_table_map
+            begins = offsets[:: (len(offsets) - 1) // len(features)].tolist()
+            for table, begin, end in zip(features, begins[:-1], begins[1:], strict=True):
+                here = bounds.addresses([counts[operator][table]])
+                bounds.count(here, bounds.addresses([indices[begin:]]), end - begin)
+        seen.clear()
+
+    handles = [each.register_forward_pre_hook(note, with_kwargs=True) for each in operators]
+    yield count
+    for handle in handles:
+        handle.remove()
 
 
 def summarize(rounds: list[dict[str, float]], steps: int) -> list[dict[str, Any]]:
@@ -141,12 +192,13 @@ def summarize(rounds: list[dict[str, float]], steps: int) -> list[dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--ways", default=",".join(WAYS), help="with commas between; none first")
     parser.add_argument("--add", action="store_true", help="to the rounds that are kept")
-    parser.add_argument("--steps", type=int, default=160, help="of a block: 10 s on two cores")
-    parser.add_argument("--rows", type=int, default=500_000, help="of each of 8 tables")
+    parser.add_argument("--steps", type=int, default=100, help="of a block: 10 s on two cores")
+    parser.add_argument("--features", type=int, default=FEATURES, help="each with a table")
+    parser.add_argument("--rows", type=int, default=100_000, help="of each table")
     parser.add_argument("--batch-size", type=int, default=2048, help="of each worker")
     parser.add_argument("--tiny", action="store_true", help="a small model, nothing is kept")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -157,7 +209,8 @@ def main() -> None:
         return
     if options.tiny:
         options.workers, options.rounds, options.steps, options.rows = 2, 1, 4, 1000
-    given = [f"--{name}={getattr(options, name)}" for name in ("rounds", "steps", "rows", "ways")]
+    names = ("rounds", "steps", "features", "rows", "ways")
+    given = [f"--{name}={getattr(options, name)}" for name in names] + ["--tiny"] * options.tiny
     with tempfile.TemporaryDirectory(prefix="cpr_bench.") as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(options.workers), __file__, *given]
@@ -165,11 +218,13 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(done.stderr)
-    kept = ("workers", "steps", "rows", "batch_size")
+    kept = ("workers", "steps", "features", "rows", "batch_size")
     settings = {key: getattr(options, key) for key in kept} | {"target": TARGET}
     rounds = json.loads(done.stdout.splitlines()[-1])
+    of_workers = "" if options.workers == 1 else f"_{options.workers}_workers"
+    results = HERE / "results" / f"torchrec_overhead{of_workers}.json"
     if options.add:
-        earlier = json.loads(RESULTS.read_text())
+        earlier = json.loads(results.read_text())
         if earlier["settings"] != settings:
             raise SystemExit(f"kept are rounds of {earlier['settings']}, these are of {settings}")
         rounds = earlier["rounds"] + rounds
@@ -186,8 +241,8 @@ def main() -> None:
         from cpr_ext.lab.emulation.machine import describe_machine
 
         result = {"machine": describe_machine(), "settings": settings, "rows": rows}
-        RESULTS.write_text(json.dumps(result | {"rounds": rounds}, indent=1) + "\n")
-        print(f"kept in {RESULTS.relative_to(HERE.parent)}")
+        results.write_text(json.dumps(result | {"rounds": rounds}, indent=1) + "\n")
+        print(f"kept in {results.relative_to(HERE.parent)}")
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ __all__: list[str] = [
     "DeviceRowSampler",
     "DeviceStager",
     "DirtyRows",
-    "GradientCounter",
     "HostRowHashes",
     "ParameterLists",
     "PendingComparison",
     "PendingRows",
     "RestoreSource",
+    "RowCounter",
     "RowDelta",
     "RowHashes",
     "RowSampler",
@@ -422,9 +422,9 @@ class DeviceRowHashes(RowHashes):
     ) -> None:
         """Record rows that the table's tracker has chosen, and that were read."""
 
-class GradientCounter:
-    """Counts the rows of the tables' sparse gradients on a thread of its own. A tracker's calls
-    wait for the rows that it was given.
+class RowCounter:
+    """Counts rows of tables, such as those of sparse gradients, on a thread of its own. A
+    tracker's calls wait for the rows that it was given.
     """
 
     def __init__(
@@ -435,7 +435,7 @@ class GradientCounter:
     ) -> None:
         """weights: the tables' tensors; trackers: of each table, those that count its rows."""
 
-    def count(
+    def count_gradients(
         self,
         tables: collections.abc.Sequence[typing.SupportsIndex],
         kept: list[torch.Tensor] | None = None,
@@ -448,6 +448,17 @@ class GradientCounter:
         Returns the number of their row ids, the positions of tables that have a gradient, and
         the positions of those whose gradient it cannot read: dense, not contiguous.
         Raises RowIndexError, with nothing counted, and the error that ended counting.
+        """
+
+    def count_rows(
+        self,
+        tables: collections.abc.Sequence[typing.SupportsIndex],
+        rows: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+    ) -> None:
+        """Count rows of the tables at these positions.
+
+        rows: of each, int32 or int64 of any shape, contiguous, where the trackers are. Raises
+        RowIndexError, with no row on the CPU counted, and the error that ended counting.
         """
 
     def wait(self) -> None:

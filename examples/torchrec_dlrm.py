@@ -28,6 +28,7 @@ from cpr_ext.integrations.torchrec import make_checkpointer, sharding_env
 
 TABLES = [f"table_{number}" for number in range(8)]
 DENSE, DIM, BATCH = 13, 16, 256
+DENSE_LAYERS, OVER_LAYERS = [64, DIM], [64, 1]
 
 
 def build(group):
@@ -41,7 +42,7 @@ def build(group):
     ]
     bags = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
     apply_optimizer_in_backward(RowWiseAdagrad, bags.parameters(), {"lr": 0.05})
-    dlrm = DLRMTrain(DLRM(bags, DENSE, [64, DIM], [64, 1], dense_device=torch.device("cpu")))
+    dlrm = DLRMTrain(DLRM(bags, DENSE, DENSE_LAYERS, OVER_LAYERS, torch.device("cpu")))
     sharder, world_size = EmbeddingBagCollectionSharder(), group.size()
     cut = construct_module_sharding_plan(
         bags, dict.fromkeys(TABLES, row_wise()), sharder, world_size, world_size, "cpu"

@@ -119,8 +119,8 @@ class _Tracking:
             )
             for table in tables
         }
-        self.recorder = LookupRecorder(tables, list(self.trackers.values()), threads)
         self.watch = TableWatch(tables, trained.optimizers, self.trackers, threads)
+        self.recorder = LookupRecorder(tables, self.watch.rows.counter)
         self.keys = KeyWatch(tables, self.trackers, self.watch.count_rows)
         self.inventory = Inventory(
             *(trained.model, trained.optimizers, tables, trained.declared, self.watch.gradients)

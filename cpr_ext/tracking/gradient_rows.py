@@ -26,6 +26,7 @@ class GradientRows:
 
     Attributes:
         num_updates: rows counted so far, with multiplicity.
+        counter: of rows, in the trackers of their tables.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class GradientRows:
         self._pool = pool
         self._unseen = unseen
         self._devices = devices_of(table.weight for table in tables)
-        self._counter = native.GradientCounter([table.weight for table in tables], trackers, pool)
+        self.counter = native.RowCounter([table.weight for table in tables], trackers, pool)
 
     @property
     def error(self) -> str | None:
         """Why rows were not counted; None: all were."""
-        return self._counter.error
+        return self.counter.error
 
     def count(self, owned: Sequence[int], rows_change: RowsChange | None) -> Sequence[int]:
         """Count the rows of the gradients; returns the positions of the tables that have one.
@@ -59,9 +60,9 @@ class GradientRows:
         if self._devices:
             kept: list[torch.Tensor] = []
             with kept_for_stream(kept, self._devices):
-                num_rows, stepped, unread = self._counter.count(owned, kept)
+                num_rows, stepped, unread = self.counter.count_gradients(owned, kept)
         else:
-            num_rows, stepped, unread = self._counter.count(owned)
+            num_rows, stepped, unread = self.counter.count_gradients(owned)
         self.num_updates += num_rows
         if unread:
             self._count_each(unread, None)
@@ -100,12 +101,4 @@ class GradientRows:
     def count_rows(self, indexes: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
         """Count rows (n,) of tables as changed, once each; not as updates."""
         with kept_for_stream(list(rows), self._devices):
-            native.count_lookups(
-                [tracker for index in indexes for tracker in self._trackers[index]],
-                [
-                    row_ids
-                    for index, row_ids in zip(indexes, rows, strict=True)
-                    for _ in self._trackers[index]
-                ],
-                self._pool,
-            )
+            self.counter.count_rows(indexes, rows)

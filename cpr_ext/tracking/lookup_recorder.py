@@ -21,25 +21,25 @@ from cpr_ext.runtime.cuda import (
     use_training_streams,
 )
 from cpr_ext.state.table import ChangeSource, Table
-from cpr_ext.tracking.trackers import Tracker, native_trackers
 
 # A long run of forward passes without a step must not keep all its indices alive.
 _MAX_PENDING_LOOKUPS = 1 << 24
 
 
 class LookupRecorder:
-    """Notes reported lookups and counts them at :meth:`flush`, in one native call per batch."""
+    """Notes reported lookups and counts them at :meth:`flush`, in one native call per batch.
 
-    def __init__(
-        self, tables: Sequence[Table], trackers: Sequence[Tracker], pool: native.ThreadPool | None
-    ) -> None:
+    Args:
+        counter: of the tables' rows.
+    """
+
+    def __init__(self, tables: Sequence[Table], counter: native.RowCounter) -> None:
         self._tables = tables
-        self._natives = [native_trackers(tracker) for tracker in trackers]
+        self._counter = counter
         #: Lookups counted so far.
         self.num_lookups = 0
         self._devices = devices_of(table.weight for table in tables)
         self._index = {table.name: index for index, table in enumerate(tables)}
-        self._pool = pool
         self._pending: list[tuple[int, torch.Tensor]] = []
         self._pending_lookups = 0
         self._from_source = False
@@ -151,8 +151,6 @@ class LookupRecorder:
         # Those that are current now: a step() may have been on another stream, or not yet.
         use_training_streams(self._devices)
         with kept_for_stream([indices for _, indices in lookups], self._devices):
-            native.count_lookups(
-                [tracker for index, _ in lookups for tracker in self._natives[index]],
-                [indices for index, indices in lookups for _ in self._natives[index]],
-                self._pool,
+            self._counter.count_rows(
+                [index for index, _ in lookups], [indices for _, indices in lookups]
             )

@@ -12,6 +12,7 @@
 #include "bindings/annotations.h"
 #include "bindings/attributes.h"
 #include "bindings/dlpack.h"
+#include "bindings/index_view.h"
 #include "bindings/register.h"
 #include "bindings/tensor_view.h"
 #include "core/error.h"
@@ -36,11 +37,10 @@ bool is_sparse_coo(py::handle tensor) {
 }
 
 // Counts the rows of sparse gradients, table by table.
-class GradientCounter {
+class RowCounter {
  public:
-  GradientCounter(const SequenceOf<Tensor>& weights,
-                  const SequenceOf<SequenceOf<RowTracker>>& trackers,
-                  std::shared_ptr<ThreadPool> pool)
+  RowCounter(const SequenceOf<Tensor>& weights, const SequenceOf<SequenceOf<RowTracker>>& trackers,
+             std::shared_ptr<ThreadPool> pool)
       : counter_(new BackgroundCounter(std::move(pool)), DeleteInCreator()) {
     for (size_t i = 0; i < weights.size(); ++i) {
       CountedTable table{weights[i], {}, {}};
@@ -54,7 +54,7 @@ class GradientCounter {
 
   // The number of rows, the tables that have gradients, and those of them whose gradients must be
   // read in another way. kept: gets what devices will read; without it, their gradients are left.
-  std::tuple<int64_t, std::vector<size_t>, std::vector<size_t>> count(
+  std::tuple<int64_t, std::vector<size_t>, std::vector<size_t>> count_gradients(
       const std::vector<size_t>& tables, std::optional<TensorList> kept) {
     int64_t num_rows = 0;
     std::vector<size_t> stepped;
@@ -90,12 +90,29 @@ class GradientCounter {
       if (!is_on_host) kept->append(indices);
       kept_alive.push_back(std::move(indices));
     }
-    py::gil_scoped_release release;
-    counter_->count(on_host.trackers, on_host.lookups);
-    if (!on_devices.trackers.empty()) {
-      count_lookups(on_devices.trackers, on_devices.lookups, nullptr);
-    }
+    count(on_host, on_devices);
     return {num_rows, stepped, left};
+  }
+
+  // Rows of tables, one tensor of row ids for each.
+  void count_rows(const std::vector<size_t>& tables, const SequenceOf<ArrayLike>& rows) {
+    if (tables.size() != rows.size()) {
+      throw UsageError("there are " + std::to_string(tables.size()) + " tables but " +
+                       std::to_string(rows.size()) + " tensors of row ids; pass one for each");
+    }
+    Batch on_host(tables.size());
+    Batch on_devices(0);
+    std::vector<py::object> kept_alive;  // another thread may change the list meanwhile
+    kept_alive.reserve(tables.size());
+    for (size_t i = 0; i < tables.size(); ++i) {
+      kept_alive.push_back(rows[i]);
+      for (RowTracker* tracker : tables_.at(tables[i]).trackers) {
+        Batch& batch = tracker->device() == kHostMemory ? on_host : on_devices;
+        batch.trackers.push_back(tracker);
+        batch.lookups.push_back(view_indices(kept_alive[i], tracker->name(), tracker->device()));
+      }
+    }
+    count(on_host, on_devices);
   }
 
   void wait() {
@@ -121,6 +138,14 @@ class GradientCounter {
     std::vector<RowTracker*> trackers;
     std::vector<Lookup> lookups;
   };
+
+  void count(const Batch& on_host, const Batch& on_devices) {
+    py::gil_scoped_release release;
+    counter_->count(on_host.trackers, on_host.lookups);
+    if (!on_devices.trackers.empty()) {
+      count_lookups(on_devices.trackers, on_devices.lookups, nullptr);
+    }
+  }
 
   // Row ids, one after the other; a negative size: they are not so.
   struct GradientRows {
@@ -190,25 +215,31 @@ class ParameterLists {
 }  // namespace
 
 void register_gradients(py::module_& module) {
-  py::class_<GradientCounter>(
-      module, "GradientCounter",
-      "Counts the rows of the tables' sparse gradients on a thread of its own. A tracker's calls\n"
-      "wait for the rows that it was given.")
+  py::class_<RowCounter>(
+      module, "RowCounter",
+      "Counts rows of tables, such as those of sparse gradients, on a thread of its own. A\n"
+      "tracker's calls wait for the rows that it was given.")
       .def(py::init<const SequenceOf<Tensor>&, const SequenceOf<SequenceOf<RowTracker>>&,
                     std::shared_ptr<ThreadPool>>(),
            py::arg("weights"), py::arg("trackers"), py::arg("pool") = nullptr,
            "weights: the tables' tensors; trackers: of each table, those that count its rows.")
       .def(
-          "count", &GradientCounter::count, py::arg("tables"), py::arg("kept") = std::nullopt,
+          "count_gradients", &RowCounter::count_gradients, py::arg("tables"),
+          py::arg("kept") = std::nullopt,
           "Read the gradients of the tables at these positions.\n\n"
           "kept: gets the tensors that GPUs will read, for the caller to keep until then. Without\n"
           "it, gradients on GPUs are not read.\n\n"
           "Returns the number of their row ids, the positions of tables that have a gradient, and\n"
           "the positions of those whose gradient it cannot read: dense, not contiguous.\n"
           "Raises RowIndexError, with nothing counted, and the error that ended counting.")
-      .def("wait", &GradientCounter::wait,
+      .def(
+          "count_rows", &RowCounter::count_rows, py::arg("tables"), py::arg("rows"),
+          "Count rows of the tables at these positions.\n\n"
+          "rows: of each, int32 or int64 of any shape, contiguous, where the trackers are. Raises\n"
+          "RowIndexError, with no row on the CPU counted, and the error that ended counting.")
+      .def("wait", &RowCounter::wait,
            "Wait until all rows are counted.\n\nRaises the error that ended counting, each time.")
-      .def_property_readonly("error", &GradientCounter::error,
+      .def_property_readonly("error", &RowCounter::error,
                              "The message of the error that ended counting, or None.");
   module.def("use_dlpack", &use_dlpack, py::arg("use"),
              "Let torch's DLPack exchange API read tensors, or not; for tests and measurements.\n\n"

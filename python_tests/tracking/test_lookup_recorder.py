@@ -35,7 +35,10 @@ class Tracked:
         self.trackers = [
             native.AccessCounter(name=table.name, num_rows=NUM_ROWS) for table in self.tables
         ]
-        self.recorder = LookupRecorder(self.tables, self.trackers, None)
+        counter = native.RowCounter(
+            [table.weight for table in self.tables], [[tracker] for tracker in self.trackers]
+        )
+        self.recorder = LookupRecorder(self.tables, counter)
         self.recorder.attach()
 
     def report(self, *rows):

@@ -178,7 +178,7 @@ class FailedCounter:
 
     error = "std::bad_alloc"
 
-    def count(self, tables, kept=None):
+    def count_gradients(self, tables, kept=None):
         raise MemoryError(self.error)
 
 
@@ -186,7 +186,7 @@ def test_rows_that_could_not_be_counted_are_never_forgotten(run):
     backward(run, 3)
     run.optimizers[0].step()
     snapshot = run.ckpt.save()  # requested: an optimizer has stepped
-    run.ckpt._watch.rows._counter = FailedCounter()
+    run.ckpt._watch.rows.counter = FailedCounter()
     for _ in range(3):
         for call in (run.ckpt.step, run.ckpt.save, lambda: run.ckpt.save("base")):
             with pytest.raises(UsageError, match=r"could not be counted: std::bad_alloc.* new"):

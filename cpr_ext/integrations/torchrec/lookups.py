@@ -54,7 +54,7 @@ class KernelLookups:
 
             def report(gradient: torch.Tensor) -> None:
                 for table, indices in lookups():
-                    before(table, indices.long())
+                    before(table, indices)
                 self.cache.note_change()  # last: the update follows
 
             # Runs once the gradient is there, before the operator's backward, which is the update.
@@ -75,7 +75,7 @@ class KernelLookups:
         offsets: torch.Tensor,
         batch_sizes: Sequence[Sequence[int]] | None,
     ) -> Callable[[], Iterator[tuple[Table, torch.Tensor]]]:
-        """Return what yields indices (n,) of all features, one after the other, by table.
+        """Return what yields indices (n,) int64 of all features, one after the other, by table.
 
         Of offsets on a GPU the host gets a copy; what is returned waits for that, and not more.
 
@@ -94,7 +94,7 @@ class KernelLookups:
         def split() -> Iterator[tuple[Table, torch.Tensor]]:
             bounds = read_bounds()[: len(features) + 1]
             sizes = [end - begin for begin, end in pairwise(bounds)]
-            pieces = indices[bounds[0] : bounds[-1]].split(sizes)  # type: ignore[no-untyped-call]
+            pieces = torch.split_with_sizes(indices[bounds[0] : bounds[-1]].long(), sizes)
             for position, piece, size in zip(features, pieces, sizes, strict=True):
                 table = self.tables.get(position)
                 if table is not None and size > 0:

@@ -106,7 +106,7 @@ def gradient_of(row_ids, *, num_values=2):
 def test_gradients_are_read_alike(dlpack, row_ids):
     parameter = gradient_of(row_ids)
     tracker = _C.AccessCounter(name="t", num_rows=ROWS)
-    counter = _C.GradientCounter([parameter], [[tracker]])
+    counter = _C.RowCounter([parameter], [[tracker]])
     assert counter.count([0]) == (row_ids.numel(), [0], [])
     assert tracker.counts().tolist() == expected(row_ids)
 
@@ -119,7 +119,7 @@ def test_gradients_elsewhere_are_left_to_the_caller(dlpack):
     emulated, sparse = backend.native, gradient_of(BASE)
     on_device = emulated.DeviceAccessCounter(name="t", num_rows=ROWS, device=0)
     emulated.use_dlpack(dlpack)
-    counter = emulated.GradientCounter([parameter, sparse], [[on_device], [on_device]])
+    counter = emulated.RowCounter([parameter, sparse], [[on_device], [on_device]])
     assert counter.count([0, 1]) == (0, [0, 1], [0, 1])
     emulated.count_lookups([on_device], [BASE])
     assert on_device.counts().tolist() == expected(BASE)
@@ -133,7 +133,7 @@ def test_sparse_gradients_on_a_device_are_counted_there_and_given_to_keep(dlpack
     weights = [gradient_of(BASE), gradient_of(BASE), torch.nn.Parameter(torch.zeros(ROWS, 2))]
     weights[2].grad = torch.zeros(ROWS, 2)
     emulated.use_dlpack(dlpack)
-    counter = emulated.GradientCounter(weights, [[on_device], [on_host], [on_device]])
+    counter = emulated.RowCounter(weights, [[on_device], [on_host], [on_device]])
     kept: list[torch.Tensor] = []
     assert counter.count([0, 1, 2], kept) == (2 * BASE.numel(), [0, 1, 2], [2])
     assert [tensor.data_ptr() for tensor in kept] == [weights[0].grad._indices().data_ptr()]
@@ -143,7 +143,7 @@ def test_sparse_gradients_on_a_device_are_counted_there_and_given_to_keep(dlpack
 def test_reading_keeps_nothing_alive_and_leaks_nothing(dlpack):
     tracker = _C.AccessCounter(name="t", num_rows=ROWS)
     parameter = gradient_of(BASE)
-    counter = _C.GradientCounter([parameter], [[tracker]])
+    counter = _C.RowCounter([parameter], [[tracker]])
     gradient, kinds = parameter.grad, [BASE, BASE.int(), BASE.as_subclass(Sub)]
     refused = [BASE[::2], BASE.to_sparse()]
     watched = [gradient, parameter, *kinds, *refused, torch.Tensor]
@@ -174,7 +174,7 @@ def test_memory_may_go_at_once(dlpack):
     """What was read is copied before the call returns."""
     tracker = _C.AccessCounter(name="t", num_rows=ROWS)
     parameter = gradient_of(torch.zeros(4000, dtype=torch.int64))
-    counter = _C.GradientCounter([parameter], [[tracker]])
+    counter = _C.RowCounter([parameter], [[tracker]])
     for _ in range(50):
         parameter.grad = gradient_of(torch.full((4000,), 3)).grad
         counter.count([0])

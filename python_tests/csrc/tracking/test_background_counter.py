@@ -1,4 +1,4 @@
-"""Rows of gradients are counted on another thread; no call of a tracker shows that."""
+"""Rows are counted on another thread; no call of a tracker shows that."""
 
 import os
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr_ext import _C
-from cpr_ext.errors import RowIndexError
+from cpr_ext.errors import RowIndexError, UsageError
 from python_tests.csrc.backends import find
 from python_tests.examples import examples
 
@@ -50,15 +50,22 @@ def test_every_call_waits_for_what_was_counted(steps, seed, pool):
     weights = [weight() for _ in range(3)]
     trackers = counters(3)
     beside = [_C.DirtyRows(name=f"t{i}", num_rows=ROWS) for i in range(3)]
-    counter = _C.GradientCounter(weights, list(zip(beside, trackers, strict=True)), pool)
+    of_first = trackers[0], beside[0]
+    counter = _C.RowCounter(weights, list(zip(beside, trackers, strict=True)), pool)
     expected = np.zeros((3, ROWS), dtype=np.int64)
     taken = None
     for sizes in steps:
-        for table, size in enumerate(sizes):
-            row_ids = random.integers(0, ROWS, size)
+        given_rows = [random.integers(0, ROWS, size) for size in sizes]
+        for table, row_ids in enumerate(given_rows):
             set_gradient(weights[table], row_ids)
             np.add.at(expected[table], row_ids, 1)
-        assert counter.count([0, 1, 2]) == (sum(sizes), [0, 1, 2], [])
+        if random.integers(0, 2):
+            assert counter.count_gradients([0, 1, 2]) == (sum(sizes), [0, 1, 2], [])
+        else:
+            kinds = random.choice([np.int32, np.int64], 3)
+            counter.count_rows(
+                [2, 0, 1], [given_rows[table].astype(kinds[table]) for table in (2, 0, 1)]
+            )
         match random.integers(0, 5):
             case 0:
                 np.testing.assert_array_equal(trackers[1].counts(), expected[1])
@@ -73,11 +80,10 @@ def test_every_call_waits_for_what_was_counted(steps, seed, pool):
                 best = np.sort(best[expected[2][best] > 0])
                 np.testing.assert_array_equal(trackers[2].select(0, ROWS, 7), best)
             case 3 if taken is None:
-                kinds = trackers[0], beside[0]
-                taken = [each.take_range(0, ROWS) for each in kinds], expected[0].copy()
+                taken = [each.take_range(0, ROWS) for each in of_first], expected[0].copy()
                 expected[0] = 0
             case 4 if taken is not None:
-                for each, rows in zip(kinds, taken[0], strict=True):
+                for each, rows in zip(of_first, taken[0], strict=True):
                     each.put_back(rows)
                 expected[0] += taken[1]
                 taken = None
@@ -85,9 +91,9 @@ def test_every_call_waits_for_what_was_counted(steps, seed, pool):
         np.testing.assert_array_equal(trackers[table].counts(), expected[table])
 
 
-def test_gradients_may_be_overwritten_at_once():
+def test_what_was_counted_may_be_overwritten_at_once():
     parameter, (tracker,) = weight(), counters(1)
-    counter = _C.GradientCounter([parameter], [[tracker]])
+    counter = _C.RowCounter([parameter], [[tracker]])
     buffer = torch.zeros(4000, dtype=torch.int64)
     expected = np.zeros(ROWS, dtype=np.int64)
     random = np.random.default_rng(0)
@@ -96,7 +102,10 @@ def test_gradients_may_be_overwritten_at_once():
         np.add.at(expected, row_ids, 1)
         buffer.copy_(torch.from_numpy(row_ids))
         gradient = set_gradient(parameter, buffer)
-        counter.count([0])
+        if random.integers(0, 2):
+            counter.count_gradients([0])
+        else:
+            counter.count_rows([0], [buffer])
         gradient._indices().fill_(1)
         buffer.fill_(2)
         parameter.grad = None
@@ -105,14 +114,19 @@ def test_gradients_may_be_overwritten_at_once():
 
 def test_a_row_outside_the_table_is_refused_and_nothing_is_counted():
     weights, trackers = [weight(), weight()], counters(2)
-    counter = _C.GradientCounter(weights, [[tracker] for tracker in trackers])
+    counter = _C.RowCounter(weights, [[tracker] for tracker in trackers])
     set_gradient(weights[0], [1] * 1000)
     set_gradient(weights[1], [2] * 999)
     weights[1].grad._indices()[0, 700] = ROWS
     with pytest.raises(RowIndexError, match=f"table 't1': index {ROWS} at position 700"):
-        counter.count([0, 1])
+        counter.count_gradients([0, 1])
+    rows = [torch.tensor([1] * 1000), torch.tensor([2, -1])]
+    with pytest.raises(RowIndexError, match="table 't1': index -1 at position 1"):
+        counter.count_rows([0, 1], rows)
+    with pytest.raises(UsageError, match="1 tables but 2 tensors"):
+        counter.count_rows([0], rows)
     assert trackers[0].num_dirty() == trackers[1].num_dirty() == 0
-    counter.count([0])
+    counter.count_gradients([0])
     assert trackers[0].counts()[1] == 1000
 
 
@@ -126,8 +140,8 @@ def test_gradients_that_are_not_read_here_are_named():
     # Two sparse dimensions: rows and columns.
     halves.grad = torch.sparse_coo_tensor(torch.tensor([[7, 8], [0, 1]]), torch.ones(2), (ROWS, 2))
     weights, trackers = [sparse, dense, without, strided, halves], counters(5)
-    counter = _C.GradientCounter(weights, [[tracker] for tracker in trackers])
-    num_rows, stepped, unread = counter.count(range(5))
+    counter = _C.RowCounter(weights, [[tracker] for tracker in trackers])
+    num_rows, stepped, unread = counter.count_gradients(range(5))
     assert stepped == [0, 1, 3, 4]
     assert set(unread) <= {1, 3}
     assert 1 in unread
@@ -142,10 +156,10 @@ def test_an_error_of_the_thread_is_raised_by_every_later_call():
     emulated = find("emulated").native
     parameter = weight()
     failing = emulated.emulator.FailingTracker(name="t", num_rows=ROWS)
-    counter = emulated.GradientCounter([parameter], [[failing]])
+    counter = emulated.RowCounter([parameter], [[failing]])
     assert counter.error is None
     set_gradient(parameter, [1] * COUNTED)
-    counter.count([0])  # on the thread
+    counter.count_gradients([0])  # on the thread
     for call in (counter.wait, failing.num_dirty, lambda: failing.take_range(0, ROWS)):
         for _ in range(2):
             with pytest.raises(MemoryError):
@@ -153,7 +167,7 @@ def test_an_error_of_the_thread_is_raised_by_every_later_call():
     for size in (COUNTED, GATHERED, 0):
         set_gradient(parameter, [1] * size)
         with pytest.raises(MemoryError):
-            counter.count([0])
+            counter.count_gradients([0])
     assert "bad_alloc" in counter.error
     child = os.fork()
     if child == 0:
@@ -167,14 +181,14 @@ def test_an_error_of_the_thread_is_raised_by_every_later_call():
 @pytest.mark.parametrize("size", [GATHERED, COUNTED])
 def test_a_forked_child_waits_for_nothing(size):
     parameter, (tracker,) = weight(), counters(1)
-    counter = _C.GradientCounter([parameter], [[tracker]])
+    counter = _C.RowCounter([parameter], [[tracker]])
     set_gradient(parameter, [1] * size)
-    counter.count([0])
+    counter.count_gradients([0])
     child = os.fork()
     if child == 0:
         tracker.num_dirty()
         counter.wait()
-        counter.count([0])
+        counter.count_gradients([0])
         del counter, tracker
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -184,13 +198,13 @@ def test_a_forked_child_waits_for_nothing(size):
 @pytest.mark.parametrize("size", [GATHERED, COUNTED])
 def test_a_tracker_outlives_its_counter(size):
     parameter, (tracker,) = weight(), counters(1)
-    counter = _C.GradientCounter([parameter], [[tracker]])
+    counter = _C.RowCounter([parameter], [[tracker]])
     set_gradient(parameter, [1] * size)
-    counter.count([0])
+    counter.count_gradients([0])
     del counter
     assert tracker.counts()[1] == size
-    again = _C.GradientCounter([parameter], [[tracker]])
-    again.count([0])
+    again = _C.RowCounter([parameter], [[tracker]])
+    again.count_gradients([0])
     assert tracker.num_dirty() == 1
     assert tracker.counts()[1] == 2 * size
 
@@ -202,11 +216,11 @@ def test_calls_in_place_come_after_those_on_the_thread():
     samplers = [
         _C.RowSampler(name="s", num_rows=ROWS, capacity=50, period=3, seed=5) for _ in range(2)
     ]
-    counter = _C.GradientCounter([parameter], [[samplers[0]]])
+    counter = _C.RowCounter([parameter], [[samplers[0]]])
     for _ in range(20):
         row_ids = random.integers(0, ROWS, 3000)
         set_gradient(parameter, row_ids)
-        counter.count([0])
+        counter.count_gradients([0])
         samplers[1].observe(row_ids)
         more = random.integers(0, ROWS, 10)
         for sampler in samplers:
