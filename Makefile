@@ -10,13 +10,14 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed test-hosts replay crash-test damage-test fuzz lint lint-workflows stub fmt build wheels release-check docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
+.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed test-hosts test-recipes replay crash-test damage-test fuzz lint lint-workflows stub fmt build wheels release-check docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
 	@echo "make test      lint, types, build, all tests (sets up everything)"
 	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, every interleaving, 20 repeats (two hours)"
 	@echo "make test-hosts  jobs on network namespaces, hurt at random, next to a model of each sample's fate; needs root; SECONDS=3600"
+	@echo "make test-recipes  libraries with a fit() of their own, the real ones, killed and resumed (2 minutes)"
 	@echo "make replay SEED=7  all that is drawn at random, from one seed; ONLY=histories: that alone"
 	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (half an hour or more)"
 	@echo "make power-cut-test  real power cuts of an ext4 on a loop device, in its journal modes; needs root (10 minutes)"
@@ -58,6 +59,11 @@ test-distributed: build
 SECONDS ?= 3600
 test-hosts: build
 	$(BIN)/python -m python_tests.distributed.hosts $(SECONDS)
+
+# Real libraries with a fit() of their own, in a folder of their own: they want an older NumPy.
+test-recipes: build
+	test -d $(VENV)/recipes/recbole || $(PIP) install --no-compile --no-deps --target $(VENV)/recipes -r tools/recipes.txt
+	PYTHONPATH=$(VENV)/recipes $(BIN)/python -m pytest -m long python_tests/integrations/test_fit_libraries.py
 
 SEED ?= 1
 replay: build

@@ -34,6 +34,7 @@ MODULES = (
     ".tools.doctor",
     ".storage.remote",
     ".integrations.torchrec",
+    ".integrations.loops",
     ".integrations.lightning",
     ".integrations.transformers",
     ".integrations.opentelemetry",

@@ -95,7 +95,7 @@ def test_other_processes_and_checkpoints_are_refused():
 
 
 def test_samples_of_a_batch():
-    from cpr_ext.integrations.lightning.callback import first_dimension
+    from cpr_ext.integrations.loops import first_dimension
 
     rows = torch.zeros(5, 2)
     for batch in (rows, [rows, torch.zeros(9)], {"a": (rows,)}):

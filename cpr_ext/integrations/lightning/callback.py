@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback
 
 from cpr_ext import Checkpointer, RecoveryReport
 from cpr_ext.errors import UsageError
+from cpr_ext.integrations.loops import first_dimension
 from cpr_ext.state.stateful import as_stateful
 
 
@@ -91,16 +91,6 @@ class CprCallback(Callback):  # type: ignore[misc]
         checkpointer, self.checkpointer = self.checkpointer, None
         if checkpointer is not None:
             checkpointer.__exit__(type(exception), exception, exception.__traceback__)
-
-
-def first_dimension(batch: Any) -> int:
-    """Return the size of the first dimension of the first tensor in a batch; 1: there is none."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() > 0 else 1
-    items = batch.values() if isinstance(batch, Mapping) else batch
-    if isinstance(items, str | bytes) or not hasattr(items, "__iter__"):
-        return 1
-    return next((first_dimension(item) for item in items), 1)
 
 
 def _stateful_parts(trainer: Any) -> list[Any]:

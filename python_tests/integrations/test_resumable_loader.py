@@ -1,0 +1,172 @@
+"""A library's loop goes on in the middle of an epoch, and ends as one that was not cut off."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import cpr_ext
+from cpr_ext.errors import UsageError
+from cpr_ext.integrations.loops import ResumableLoader
+from python_tests.helpers import assert_same, die
+
+ROWS, SAMPLES, BATCH, EPOCHS = 50, 22, 4, 3
+STEPS = EPOCHS * 6  # the last batch of an epoch has two samples
+
+
+class _CutOffError(Exception):
+    pass
+
+
+def collate(samples):
+    """Add noise of NumPy's global generator, as one that samples negatives does."""
+    ids = torch.tensor(samples)
+    return {"ids": ids, "noise": torch.from_numpy(np.random.rand(len(ids)))}  # noqa: NPY002
+
+
+class Endless(IterableDataset):
+    """Its length is not known."""
+
+    def __iter__(self):
+        yield from (torch.randperm(SAMPLES) % ROWS).tolist()
+
+
+LOADERS = {
+    "shuffled": lambda: DataLoader(range(SAMPLES), BATCH, shuffle=True, collate_fn=collate),
+    "own generator": lambda: DataLoader(
+        *(range(SAMPLES), BATCH), shuffle=True, collate_fn=collate, generator=torch.Generator()
+    ),
+    "length not known": lambda: DataLoader(Endless(), BATCH, collate_fn=collate),
+    "workers": lambda: DataLoader(
+        *(range(SAMPLES), BATCH), shuffle=True, num_workers=1, collate_fn=collate
+    ),
+}
+
+
+class Job:
+    """A library's trainer: its loop knows nothing of a Checkpointer."""
+
+    def __init__(self, store, loader="shuffled"):
+        torch.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        self.model = nn.Sequential(
+            nn.Embedding(ROWS, 4, sparse=True), nn.Dropout(0.3), nn.Linear(4, 1)
+        )
+        self.optimizer = torch.optim.Adagrad(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+        self.num_epochs, self.stop_after, self.seen = EPOCHS, None, []
+        self.batches = ResumableLoader(LOADERS[loader]())
+        self.ckpt = cpr_ext.Checkpointer(
+            *(self.model, self.optimizer, store),
+            schedule=cpr_ext.EverySteps(1),
+            priority=cpr_ext.AllRows(),
+            consistency="step",
+            when_busy="wait",
+            stateful=[self.batches, self.scheduler],
+        )
+
+    def fit(self, batches):
+        for _ in range(self.num_epochs):
+            for batch in batches:
+                self.seen.append(batch["ids"].tolist())
+                self.optimizer.zero_grad()
+                out = self.model(batch["ids"]).flatten()
+                ((out - batch["noise"]) ** 2).sum().backward()
+                self.optimizer.step()
+                if len(self.seen) == self.stop_after:
+                    raise _CutOffError
+            self.scheduler.step()
+
+    def run(self, stop_after=None):
+        self.stop_after = stop_after
+        self.ckpt.recover()
+        self.num_epochs -= self.batches.epoch
+        with self.batches.reporting_to(self.ckpt):
+            self.fit(self.batches)
+        self.ckpt.close()
+
+    def state(self):
+        parts = self.model, self.optimizer, self.scheduler
+        return [part.state_dict() for part in parts]
+
+
+@contextmanager
+def cut_off(job):
+    with pytest.raises(_CutOffError):
+        yield
+    job.ckpt.wait()
+    die(job.ckpt)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_loop_that_was_cut_off_at_any_batch_ends_as_one_that_was_not(tmp_path, loader):
+    whole = Job(tmp_path / "whole", loader)
+    whole.run()
+    assert whole.ckpt.step_count == len(whole.seen) == STEPS
+    for stop_after in range(1, STEPS + 1):
+        job = Job(tmp_path / f"cut off at {stop_after}", loader)
+        with cut_off(job):
+            job.run(stop_after)
+        again = Job(tmp_path / f"cut off at {stop_after}", loader)
+        again.run()
+        assert again.seen == whole.seen[STEPS - len(again.seen) :], stop_after
+        assert len(again.seen) == STEPS - (stop_after - 1)
+        assert_same(again.state(), whole.state())
+
+
+def test_a_loop_may_be_cut_off_twice_in_an_epoch(tmp_path):
+    whole = Job(tmp_path / "whole")
+    whole.run()
+    for stop_after in (9, 2):
+        job = Job(tmp_path / "store")
+        with cut_off(job):
+            job.run(stop_after)
+    again = Job(tmp_path / "store")
+    again.run()
+    assert again.seen == whole.seen[9:]
+    assert_same(again.state(), whole.state())
+
+
+def test_a_finished_loop_is_not_trained_again(tmp_path):
+    Job(tmp_path / "store").run()
+    again = Job(tmp_path / "store")
+    again.run()
+    assert (again.batches.epoch, again.seen) == (EPOCHS, [])
+
+
+def test_samples_are_counted_by_batch_or_as_the_user_says(tmp_path):
+    job = Job(tmp_path / "store")
+    job.run()
+    assert job.ckpt.metrics.snapshot_step == STEPS
+    assert job.ckpt.store.dense.segments[-1].num_samples == EPOCHS * SAMPLES
+    other = Job(tmp_path / "other")
+    other.batches._count = lambda batch: 10
+    other.run()
+    assert other.ckpt.store.dense.segments[-1].num_samples == 10 * STEPS
+
+
+def test_other_attributes_are_the_loaders(tmp_path):
+    loader = LOADERS["shuffled"]()
+    batches = ResumableLoader(loader)
+    assert batches.batch_size == BATCH
+    assert len(batches) == len(loader)
+    with pytest.raises(AttributeError, match="no_such"):
+        batches.no_such  # noqa: B018
+
+
+def test_what_cannot_be_resumed_is_refused_with_the_remedy(tmp_path):
+    job = Job(tmp_path / "store")
+    with pytest.raises(UsageError, match=r"with batches.reporting_to\(ckpt\)"):
+        job.fit(job.batches)
+    with cut_off(job):
+        job.run(4)
+    job = Job(tmp_path / "store")
+    job.batches.over(DataLoader(range(8), BATCH, shuffle=True, collate_fn=collate))
+    with pytest.raises(UsageError, match="3 batches of this epoch were trained, the loader has 2"):
+        job.run()
+    die(job.ckpt)
+    with pytest.raises(UsageError, match=r"no loader yet.*batches.over\(loader\)"):
+        len(ResumableLoader())
