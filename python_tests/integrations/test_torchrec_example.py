@@ -20,7 +20,8 @@ _WAIT_SECONDS = 120
 def start(command, directory):
     return subprocess.Popen(
         list(map(str, command)), cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     )  # fmt: skip
 
 
@@ -93,3 +94,30 @@ def test_under_torchrun_all_begin_anew_from_their_stores(tmp_path):
         # The first run saved every 20 steps, the second resumes after its last snapshot.
         assert list(losses(printed))[-len(expected) :] == expected
         assert (0 in losses(printed)) == (steps == 60)
+
+
+def sequence(directory, *command):
+    arguments = [*command, ROOT / "examples/torchrec_sequence.py", "--items", "500"]
+    return start([*arguments, "--steps", "120", "--store", "stores"], directory)
+
+
+def test_a_sequence_model_under_torchrun_ends_as_one_that_was_not_killed(tmp_path):
+    torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    printed, said = sequence(tmp_path / "whole", *torchrun).communicate(timeout=_WAIT_SECONDS)
+    whole = losses(printed)
+    assert list(whole) == [50, 100], said
+    assert whole[100] < 2  # of 5.9 at the start
+    job = sequence(tmp_path / "killed", *torchrun)
+    try:
+        first = job.stdout.readline()
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        printed, said = job.communicate(timeout=_WAIT_SECONDS)
+    finally:
+        job.kill()
+        job.wait()
+    assert job.returncode == 0, said
+    assert "exitcode: -9" in said, said
+    assert losses(first + printed) == whole  # to eight digits
