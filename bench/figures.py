@@ -67,7 +67,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "row_precision": ROUNDED,
     "scaling": ("csrc",),
     "torchrec_overhead": (*SAVING, "integrations"),
-    "torchrec_overhead_4_workers": (*SAVING, "integrations"),
     "tracking_overhead": SAVING,
     "training_overhead": SAVING,
     "training_overhead_precision": SAVING,
