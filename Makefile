@@ -61,9 +61,13 @@ test-hosts: build
 	$(BIN)/python -m python_tests.distributed.hosts $(SECONDS)
 
 # Real libraries with a fit() of their own, in a folder of their own: they want an older NumPy.
-test-recipes: build
-	test -d $(VENV)/recipes/recbole || $(PIP) install --no-compile --no-deps --target $(VENV)/recipes -r tools/recipes.txt
-	PYTHONPATH=$(VENV)/recipes $(BIN)/python -m pytest -m long python_tests/integrations/test_fit_libraries.py
+test-recipes: build $(VENV)/recipes/installed
+	PYTHONPATH=$(CURDIR)/$(VENV)/recipes CPR_EXT_RECIPES=required $(BIN)/python -m pytest -m long python_tests/integrations/test_fit_libraries.py
+
+$(VENV)/recipes/installed: tools/recipes.txt | $(VENV)/built
+	rm -rf $(VENV)/recipes
+	$(PIP) install --no-compile --no-deps --target $(VENV)/recipes -r tools/recipes.txt
+	touch $@
 
 SEED ?= 1
 replay: build

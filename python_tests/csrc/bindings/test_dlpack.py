@@ -107,7 +107,7 @@ def test_gradients_are_read_alike(dlpack, row_ids):
     parameter = gradient_of(row_ids)
     tracker = _C.AccessCounter(name="t", num_rows=ROWS)
     counter = _C.RowCounter([parameter], [[tracker]])
-    assert counter.count([0]) == (row_ids.numel(), [0], [])
+    assert counter.count_gradients([0]) == (row_ids.numel(), [0], [])
     assert tracker.counts().tolist() == expected(row_ids)
 
 
@@ -120,7 +120,7 @@ def test_gradients_elsewhere_are_left_to_the_caller(dlpack):
     on_device = emulated.DeviceAccessCounter(name="t", num_rows=ROWS, device=0)
     emulated.use_dlpack(dlpack)
     counter = emulated.RowCounter([parameter, sparse], [[on_device], [on_device]])
-    assert counter.count([0, 1]) == (0, [0, 1], [0, 1])
+    assert counter.count_gradients([0, 1]) == (0, [0, 1], [0, 1])
     emulated.count_lookups([on_device], [BASE])
     assert on_device.counts().tolist() == expected(BASE)
 
@@ -135,7 +135,7 @@ def test_sparse_gradients_on_a_device_are_counted_there_and_given_to_keep(dlpack
     emulated.use_dlpack(dlpack)
     counter = emulated.RowCounter(weights, [[on_device], [on_host], [on_device]])
     kept: list[torch.Tensor] = []
-    assert counter.count([0, 1, 2], kept) == (2 * BASE.numel(), [0, 1, 2], [2])
+    assert counter.count_gradients([0, 1, 2], kept) == (2 * BASE.numel(), [0, 1, 2], [2])
     assert [tensor.data_ptr() for tensor in kept] == [weights[0].grad._indices().data_ptr()]
     assert on_device.counts().tolist() == on_host.counts().tolist() == expected(BASE)
 
@@ -150,7 +150,7 @@ def test_reading_keeps_nothing_alive_and_leaks_nothing(dlpack):
 
     def use(times):
         for _ in range(times):
-            counter.count([0])
+            counter.count_gradients([0])
             for indices in kinds:
                 _C.count_lookups([tracker], [indices])
         for _ in range(times // 5):
@@ -177,7 +177,7 @@ def test_memory_may_go_at_once(dlpack):
     counter = _C.RowCounter([parameter], [[tracker]])
     for _ in range(50):
         parameter.grad = gradient_of(torch.full((4000,), 3)).grad
-        counter.count([0])
+        counter.count_gradients([0])
         parameter.grad._indices().fill_(5)
         parameter.grad = None
     assert tracker.counts()[3] == 200_000
