@@ -10,18 +10,20 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from cpr_ext import Checkpointer
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import UntrackedChangeWarning, UsageError
+from cpr_ext.state.dense_state import generator_states, restore_generators
 
 _END = object()
+_MOST_COMPARED = 1 << 16  # bytes of a batch
 
 
 class ResumableLoader:
@@ -35,11 +37,12 @@ class ResumableLoader:
     epoch without batches.)
 
     A run that begins again skips the batches of the epoch that were trained. It draws them with the
-    generator's state at the beginning of the epoch, and sets all generators back. For one process.
+    generators in their states at the beginning of the epoch. These are the global ones of torch,
+    NumPy and Python, and torch generators of the loader and its samplers. If the first tensors are
+    not those of the batches that were trained, it warns. For one process.
 
     Args:
-        loader: gives the same batches again from the same state of its ``generator``, or of torch's
-            global one if it has none. None: :meth:`over` says it later.
+        loader: gives the batches. None: :meth:`over` says it later.
         num_samples: of a batch; None: the first dimension of its first tensor.
 
     Attributes:
@@ -57,8 +60,9 @@ class ResumableLoader:
         self._count = num_samples or first_dimension
         self._batch = 0  # batches of the epoch whose steps have ended
         self._is_loaded = False  # since the last epoch began
-        self._start: torch.Tensor | None = None  # the generator's state as the epoch began
-        self._untold: int | None = None  # samples of the batch whose step has not ended
+        self._begin: Any = None  # the states of all generators as the epoch began
+        self._drawn = 0  # a checksum of the epoch's batches
+        self._pending: int | None = None  # samples of the batch whose step has not ended
         self._checkpointer: Checkpointer | None = None
 
     def over(self, loader: Iterable[Any]) -> ResumableLoader:
@@ -77,16 +81,17 @@ class ResumableLoader:
             yield
             self._end_step(is_last=True)
         finally:
-            self._checkpointer = self._untold = None
+            self._checkpointer = self._pending = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: epoch, batches, and the generator's state as the epoch began."""
-        return {"epoch": self.epoch, "batch": self._batch, "generator": self._start}
+        """Return the position: epoch, batches and their checksum, generators as it began."""
+        position = {"epoch": self.epoch, "batch": self._batch, "drawn": self._drawn}
+        return position | {"generators": self._begin}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a position with the next epoch that a loop begins."""
-        self.epoch, self._batch, self._start = state["epoch"], state["batch"], state["generator"]
-        self._is_loaded = True
+        self.epoch, self._batch, self._drawn = state["epoch"], state["batch"], state["drawn"]
+        self._begin, self._is_loaded = state["generators"], True
 
     def __len__(self) -> int:
         return len(self._inner())  # type: ignore[arg-type]
@@ -113,46 +118,60 @@ class ResumableLoader:
             batch = next(batches, _END)
             if batch is _END:
                 break
-            self._untold = self._count(batch)
+            self._pending = self._count(batch)
+            self._drawn = _checksum(batch, self._drawn)
             yield batch
-        if self._untold is None:  # its length was not known
+        if self._pending is None:  # its length was not known
             self._end_epoch()
 
     def _begun(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Begin an epoch, without the batches that were trained."""
-        generator = _generator_of(loader)
-        if not self._is_loaded or self._start is None:
-            self._is_loaded = False
-            self._batch, self._start = 0, generator.get_state()
-            return iter(loader)
+        is_resumed = self._is_loaded and self._begin is not None
         self._is_loaded = False
-        states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-        generator.set_state(self._start)
+        if not is_resumed:
+            self._batch = self._drawn = 0
+            self._begin = _states(loader)
+            return iter(loader)
+        now = generator_states()
+        restore_generators(self._begin["global"])
+        for generator, state in zip(_own_generators(loader), self._begin["own"], strict=True):
+            generator.set_state(state)
         batches = iter(loader)
+        if self._batch > 0:
+            self._skip(batches)
+            restore_generators(now)
+        return batches
+
+    def _skip(self, batches: Iterator[Any]) -> None:
+        drawn = 0
         for number in range(self._batch):
-            if next(batches, _END) is _END:
+            if (batch := next(batches, _END)) is _END:
                 raise UsageError(
                     f"{self._batch} batches of this epoch were trained, the loader has {number}. "
                     "Give the loader that the store was made with"
                 )
-        if self._batch > 0:
-            torch.set_rng_state(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
-            random.setstate(states[2])
-        return batches
+            drawn = _checksum(batch, drawn)
+        if drawn != self._drawn:
+            warnings.warn(
+                f"the first {self._batch} batches of epoch {self.epoch} are not those that were "
+                "trained, so the epoch may repeat samples and leave others out. Let its sampler "
+                "draw from a torch.Generator, or from a global one of torch, NumPy or Python",
+                UntrackedChangeWarning,
+                stacklevel=4,
+            )
 
     def _end_step(self, *, is_last: bool) -> None:
-        if self._untold is None or self._checkpointer is None:
+        if self._pending is None or self._checkpointer is None:
             return
-        num_samples, self._untold = self._untold, None
+        num_samples, self._pending = self._pending, None
         self._batch += 1
         if is_last:
             self._end_epoch()
         self._checkpointer.step(num_samples)
 
     def _end_epoch(self) -> None:
-        self.epoch, self._batch = self.epoch + 1, 0
-        self._start = _generator_of(self._inner()).get_state()  # with which the next one begins
+        self.epoch, self._batch, self._drawn = self.epoch + 1, 0, 0
+        self._begin = _states(self._inner())  # with which the next one begins
 
     def _inner(self) -> Iterable[Any]:
         if self._loader is None:
@@ -167,16 +186,38 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def _generator_of(loader: Iterable[Any]) -> torch.Generator:
-    own = getattr(loader, "generator", None)
-    return own if isinstance(own, torch.Generator) else torch.default_generator
+def _own_generators(loader: Any) -> list[torch.Generator]:
+    """Return the torch generators of a loader and its samplers, each once."""
+    samplers = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    holders = [loader, *samplers, getattr(samplers[1], "sampler", None)]
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list(dict.fromkeys(each for each in found if isinstance(each, torch.Generator)))
+
+
+def _states(loader: Any) -> dict[str, Any]:
+    own = [generator.get_state() for generator in _own_generators(loader)]
+    return {"global": generator_states(), "own": own}
+
+
+def _checksum(batch: Any, before: int) -> int:
+    """Add a batch's first tensor to a checksum, if that is in the host's memory."""
+    tensor = _first_tensor(batch)
+    if tensor is None or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return before
+    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return zlib.crc32(content[:_MOST_COMPARED].numpy().tobytes(), before)
 
 
 def first_dimension(batch: Any) -> int:
     """Return the size of the first dimension of the first tensor in a batch; 1: there is none."""
+    tensor = _first_tensor(batch)
+    return 1 if tensor is None or tensor.dim() == 0 else tensor.shape[0]
+
+
+def _first_tensor(batch: Any) -> torch.Tensor | None:
     if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() > 0 else 1
+        return batch
     items = batch.values() if isinstance(batch, Mapping) else batch
-    if isinstance(items, str | bytes) or not hasattr(items, "__iter__"):
-        return 1
-    return next((first_dimension(item) for item in items), 1)
+    if not isinstance(items, list | tuple | ValuesView):
+        return None  # an array would be read element by element, an iterator used up
+    return next((found for item in items if (found := _first_tensor(item)) is not None), None)

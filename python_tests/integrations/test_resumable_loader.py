@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 import cpr_ext
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import UntrackedChangeWarning, UsageError
 from cpr_ext.integrations.loops import ResumableLoader
 from python_tests.helpers import assert_same, die
 
@@ -34,10 +34,32 @@ class Endless(IterableDataset):
         yield from (torch.randperm(SAMPLES) % ROWS).tolist()
 
 
+class NumpySampler:
+    """Shuffles by a generator of NumPy: the global one, or its own."""
+
+    def __init__(self, generator=np.random):
+        self.random = generator
+
+    def __len__(self):
+        return SAMPLES
+
+    def __iter__(self):
+        yield from self.random.permutation(SAMPLES).tolist()
+
+
 LOADERS = {
     "shuffled": lambda: DataLoader(range(SAMPLES), BATCH, shuffle=True, collate_fn=collate),
     "own generator": lambda: DataLoader(
         *(range(SAMPLES), BATCH), shuffle=True, collate_fn=collate, generator=torch.Generator()
+    ),
+    "sampler's generator": lambda: DataLoader(
+        range(SAMPLES),
+        BATCH,
+        sampler=RandomSampler(range(SAMPLES), generator=torch.Generator()),
+        collate_fn=collate,
+    ),
+    "NumPy's generator": lambda: DataLoader(
+        range(SAMPLES), BATCH, sampler=NumpySampler(), collate_fn=collate
     ),
     "length not known": lambda: DataLoader(Endless(), BATCH, collate_fn=collate),
     "workers": lambda: DataLoader(
@@ -115,6 +137,23 @@ def test_a_loop_that_was_cut_off_at_any_batch_ends_as_one_that_was_not(tmp_path,
         assert again.seen == whole.seen[STEPS - len(again.seen) :], stop_after
         assert len(again.seen) == STEPS - (stop_after - 1)
         assert_same(again.state(), whole.state())
+
+
+def test_a_loader_that_draws_other_batches_again_is_reported(tmp_path):
+    """Its sampler shuffles by a generator that nobody sees."""
+
+    def job():
+        job = Job(tmp_path / "store")
+        sampler = NumpySampler(np.random.default_rng(len(jobs)))
+        job.batches.over(DataLoader(range(SAMPLES), BATCH, sampler=sampler, collate_fn=collate))
+        jobs.append(job)
+        return job
+
+    jobs = []
+    with cut_off(job()):
+        jobs[-1].run(3)
+    with pytest.warns(UntrackedChangeWarning, match="the first 2 batches of epoch 0 are not those"):
+        job().run()
 
 
 def test_a_loop_may_be_cut_off_twice_in_an_epoch(tmp_path):
