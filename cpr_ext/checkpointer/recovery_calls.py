@@ -21,7 +21,7 @@ from cpr_ext.recovery.state_source import StateSource, age_of
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.runtime.validation import as_shards, require_one_of
 from cpr_ext.state.dense_state import DensePart
-from cpr_ext.state.table import shard_row_range
+from cpr_ext.state.table import Table, shard_row_range
 from cpr_ext.storage.store_reader import StoreReader, read_committed_all
 
 logger = logger_of("recovery")
@@ -207,13 +207,12 @@ class RecoveryCalls:
         return recovered.extra_state if is_fresh else self._dense.extra_state()
 
     def _recover_shards(self, lost: Sequence[int], on_damage: OnDamage) -> Findings:
+        def lost_rows(table: Table) -> list[tuple[int, int]]:
+            rows = table.num_embeddings
+            return [shard_row_range(rows, shard, self._num_shards) for shard in lost]
+
         self._recorder.flush()
-        self._watch.changes.accept_loss(
-            lambda table: [
-                shard_row_range(table.num_embeddings, shard, self._num_shards) for shard in lost
-            ],
-            self._saver.claims.scrub.are_unchanged,
-        )
+        self._watch.changes.accept_loss(lost_rows, self._saver.claims.scrub.are_unchanged)
         self._watch.changes.settle()  # what changed outside is not saved, and counts as lost
         account = self._account
         findings = self._recoverer.recover_shards(
@@ -224,7 +223,7 @@ class RecoveryCalls:
             counts_are_exact=self._watch.changes.counts_are_exact,
         )
         self._watch.changes.versions.read()
-        self._saver.claims.restart()
+        self._saver.claims.restart(lost_rows)
         if findings.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
             self._rebase.forget_base()

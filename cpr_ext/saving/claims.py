@@ -8,7 +8,7 @@ rows of the table count as changed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -26,6 +26,7 @@ from cpr_ext.saving.table_scrub import ChangedRow
 from cpr_ext.state.table import Table
 from cpr_ext.storage.commit_thread import CommitThread
 from cpr_ext.storage.store import Store
+from cpr_ext.tracking.row_ranges import RowSpans
 from cpr_ext.tracking.table_watch import TableWatch
 from cpr_ext.tracking.trackers import Tracker
 
@@ -76,9 +77,13 @@ class Claims:
         self._committer = committer
         self._watch = watch
 
-    def restart(self) -> None:
-        """Note that rows were restored: those that count as clean are as a store has them."""
-        self.scrub.record_all()
+    def restart(self, spans_of: Callable[[Table], RowSpans] | None = None) -> None:
+        """Note that rows were restored: as far as they count as clean, a store has them so.
+
+        Args:
+            spans_of: returns which rows of a table these are; None: all.
+        """
+        self.scrub.record_restored(spans_of)
         self._begin_proofs()
 
     def forget(self) -> None:

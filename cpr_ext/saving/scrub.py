@@ -102,13 +102,21 @@ class Scrub:
         self.begin_snapshot()
         self.restart()
 
-    def record_all(self) -> None:
-        """Record all rows as they are: those that no tracker calls dirty were just restored."""
-        self.is_known = True
+    def record_restored(self, spans_of: Callable[[Table], RowSpans] | None = None) -> None:
+        """Record rows that were just restored as they are.
+
+        Args:
+            spans_of: returns which rows of a table these are; None: all that no tracker calls
+                dirty. Others keep their hashes: they may have changed since they were saved.
+        """
+        self.is_known = self.is_known or spans_of is None
         for each in self._tables.values():
+            spans = [(0, each.table.num_embeddings)] if spans_of is None else spans_of(each.table)
             with suppress(UsageError):  # of rows that cannot be compared either
                 try:
-                    each.record_all()
+                    for begin, end in spans:
+                        if begin < end:
+                            each.record_restored(begin, end)
                 except CudaError:
                     self.is_known = False
         self.begin_snapshot()

@@ -158,16 +158,18 @@ class TableScrub:
         It is made in short calls: another thread may want them.
         """
         hashes = self._hashes if self.stored is None else self.stored
-        return SavedHashes(self.table.name, self.form, _values_of(hashes, self.table))
+        return SavedHashes(
+            self.table.name, self.form, _values_of(hashes, 0, self.table.num_embeddings)
+        )
 
-    def record_all(self) -> None:
-        """Record all rows as they are."""
-        self._hashes.record_range(self.arrays(), 0, self.table.num_embeddings, self._pool)
+    def record_restored(self, begin: int, end: int) -> None:
+        """Record rows [begin, end) as they are, which is what files restore."""
+        self._hashes.record_range(self.arrays(), begin, end, self._pool)
         if self.stored is not None:
             hashes = self._make_hashes()
             arrays = list(self.table.arrays().values())
-            hashes.record_range(arrays, 0, self.table.num_embeddings, self._pool)
-            self.stored.assign(_values_of(hashes, self.table), 0)
+            hashes.record_range(arrays, begin, end, self._pool)
+            self.stored.assign(_values_of(hashes, begin, end), begin)
 
     def record_rows(self, row_ids: RowIds) -> Any:
         """Record rows as they are; return their hashes."""
@@ -322,9 +324,9 @@ def _on_host(table: Table) -> Any:
     return native.HostRowHashes(name=table.name, num_rows=table.num_embeddings)
 
 
-def _values_of(hashes: Any, table: Table) -> Any:
+def _values_of(hashes: Any, begin: int, end: int) -> Any:
     pieces = [
-        hashes.range_values(begin, min(begin + _ROWS_OF_A_COPY, table.num_embeddings))
-        for begin in range(0, table.num_embeddings, _ROWS_OF_A_COPY)
+        hashes.range_values(first, min(first + _ROWS_OF_A_COPY, end))
+        for first in range(begin, end, _ROWS_OF_A_COPY)
     ]
     return np.concatenate(pieces)

@@ -384,6 +384,19 @@ def test_rounded_rows_are_compared_as_a_recovery_restores_them(tmp_path, kind):
         assert again.is_proven  # rows that were not saved since are the restored ones
 
 
+def test_rounded_rows_of_shards_that_were_not_lost_are_compared_with_what_files_restore(tmp_path):
+    run = Watched(tmp_path / "store", *make(), precision=ROUNDED, num_shards=3)
+    train(run, *range(0, N, 7))
+    run.save()  # in memory these rows are still exact
+    run.ckpt.recover(shards=[2])
+    train(run, 3)
+    partial = run.ckpt.save()
+    run.ckpt.wait()
+    assert run.ckpt.scrub() == {}
+    assert partial.is_proven
+    run.ckpt.close()
+
+
 def test_a_rounded_row_that_a_recovery_would_restore_otherwise_is_named(tmp_path, monkeypatch):
     run = Watched(tmp_path / "store", *make(), precision=ROUNDED)
     read_back(run.ckpt)

@@ -171,6 +171,18 @@ def test_restored_rows_are_known(tmp_path):
             assert ckpt.scrub() == {"t1": 1234}
 
 
+def test_restored_shards_hide_no_change_of_the_others(tmp_path):
+    run = Watched(tmp_path / "store", *make(), num_shards=4)
+    train(run)
+    run.save()
+    write_past_pytorch(run, "t0", N // 4)
+    write_past_pytorch(run, "t0", N - 1)
+    run.ckpt.recover(shards=[3])
+    with pytest.warns(UntrackedChangeWarning, match=f"row {N // 4} "):
+        assert run.ckpt.scrub() == {"t0": N // 4}
+    run.ckpt.close()
+
+
 def test_rows_that_training_changes_are_not_reported(run):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -247,10 +259,10 @@ def test_rows_that_a_device_could_not_hash_after_a_recovery_prove_nothing(tmp_pa
     run.save("base")
     die(run.ckpt)
 
-    def fail(scrub):
+    def fail(scrub, begin, end):
         raise CudaError("out of memory")
 
-    monkeypatch.setattr(TableScrub, "record_all", fail)
+    monkeypatch.setattr(TableScrub, "record_restored", fail)
     model, optimizer = make()
     again = cpr_ext.Checkpointer(
         model, optimizer, tmp_path / "store", priority=cpr_ext.AllRows(), **NEVER
