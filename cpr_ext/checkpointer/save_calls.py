@@ -120,9 +120,12 @@ class SaveCalls:
 
     def wait(self, timeout_seconds: float | None) -> bool:
         """Wait for the snapshot in flight; see :meth:`cpr_ext.Checkpointer.wait`."""
-        if self._requested is not None or (self._is_mid_step and self._needs_step):
+        if self._is_mid_step and (self._requested is not None or self._needs_step):
             raise UsageError(_MID_STEP.format(call="wait()", step=self._account.step + 1))
         with self._guard.in_call("wait()"):
+            if (request := self._requested) is not None:  # a recovery has undone its step
+                self._requested = None
+                self._take(request)
             return self._wait(timeout_seconds)
 
     def _wait(self, timeout_seconds: float | None) -> bool:

@@ -75,6 +75,20 @@ def test_wait_in_the_middle_of_a_step_is_refused_where_a_snapshot_was_asked_for(
         run.checkpointer.wait()
 
 
+def test_wait_takes_the_snapshot_of_a_step_that_a_recovery_has_undone(run):
+    run.checkpointer.save()
+    expected = run.state()
+    run.backward()
+    run.update()
+    snapshot = run.checkpointer.save()
+    run.checkpointer.recover(mode="full")
+    assert snapshot.state == "requested"
+    assert run.checkpointer.wait() is True
+    assert (snapshot.state, snapshot.step) == ("committed", 3)
+    assert run.newest().is_complete
+    run.assert_recovers(expected, step=3)
+
+
 def test_wait_in_the_middle_of_a_step_waits_for_what_is_captured(run):
     run.checkpointer.save()
     run.backward()
