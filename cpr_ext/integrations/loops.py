@@ -39,7 +39,8 @@ class ResumableLoader:
     A run that begins again skips the batches of the epoch that were trained. It draws them with the
     generators in their states at the beginning of the epoch. These are the global ones of torch,
     NumPy and Python, and torch generators of the loader and its samplers. If the first tensors are
-    not those of the batches that were trained, it warns. For one process.
+    not those of the batches that were trained, it warns. (A batch is a tensor, or tensors in lists,
+    tuples and mappings; others are not compared.) For one process.
 
     Args:
         loader: gives the batches. None: :meth:`over` says it later.
@@ -133,9 +134,9 @@ class ResumableLoader:
             self._begin = _states(loader)
             return iter(loader)
         now = generator_states()
-        restore_generators(self._begin["global"])
-        for generator, state in zip(_own_generators(loader), self._begin["own"], strict=True):
-            generator.set_state(state)
+        if self.epoch > 0 and getattr(loader, "persistent_workers", False):
+            iter(loader)  # starts its workers, which draws from the generator in epoch 0 only
+        _set_back(loader, self._begin)
         batches = iter(loader)
         if self._batch > 0:
             self._skip(batches)
@@ -199,19 +200,33 @@ def _states(loader: Any) -> dict[str, Any]:
     return {"global": generator_states(), "own": own}
 
 
+def _set_back(loader: Any, states: Mapping[str, Any]) -> None:
+    own = _own_generators(loader)
+    if len(own) != len(states["own"]):
+        raise UsageError(
+            f"the loader and its samplers have {len(own)} torch generators, those that the store "
+            f"was made with {len(states['own'])}. Give that loader"
+        )
+    restore_generators(states["global"])
+    for generator, state in zip(own, states["own"], strict=True):
+        generator.set_state(state)
+
+
 def _checksum(batch: Any, before: int) -> int:
-    """Add a batch's first tensor to a checksum, if that is in the host's memory."""
+    """Add a batch's first tensor to a checksum, if that is a dense one in the host's memory."""
     tensor = _first_tensor(batch)
     if tensor is None or tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return before
-    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(content[:_MOST_COMPARED].numpy().tobytes(), before)
+    if tensor.is_nested:
+        return before
+    content = tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    return zlib.crc32(content[:_MOST_COMPARED].numpy().data, before)
 
 
 def first_dimension(batch: Any) -> int:
     """Return the size of the first dimension of the first tensor in a batch; 1: there is none."""
     tensor = _first_tensor(batch)
-    return 1 if tensor is None or tensor.dim() == 0 else tensor.shape[0]
+    return 1 if tensor is None or tensor.dim() == 0 else tensor.size(0)
 
 
 def _first_tensor(batch: Any) -> torch.Tensor | None:

@@ -27,6 +27,10 @@ def collate(samples):
     return {"ids": ids, "noise": torch.from_numpy(np.random.rand(len(ids)))}  # noqa: NPY002
 
 
+def collate_without_noise(numbers):
+    return {"ids": torch.tensor(numbers) % ROWS, "noise": torch.zeros(())}
+
+
 class Endless(IterableDataset):
     """Its length is not known."""
 
@@ -64,6 +68,14 @@ LOADERS = {
     "length not known": lambda: DataLoader(Endless(), BATCH, collate_fn=collate),
     "workers": lambda: DataLoader(
         *(range(SAMPLES), BATCH), shuffle=True, num_workers=1, collate_fn=collate
+    ),
+    "workers that stay": lambda: DataLoader(
+        range(SAMPLES),
+        BATCH,
+        shuffle=True,
+        num_workers=1,
+        persistent_workers=True,
+        collate_fn=collate_without_noise,  # such a worker's numbers are others after a restart
     ),
 }
 
@@ -128,7 +140,8 @@ def test_a_loop_that_was_cut_off_at_any_batch_ends_as_one_that_was_not(tmp_path,
     whole = Job(tmp_path / "whole", loader)
     whole.run()
     assert whole.ckpt.step_count == len(whole.seen) == STEPS
-    for stop_after in range(1, STEPS + 1):
+    is_slow = "workers" in loader  # to start
+    for stop_after in (2, 6, 7, 10, 13, 18) if is_slow else range(1, STEPS + 1):
         job = Job(tmp_path / f"cut off at {stop_after}", loader)
         with cut_off(job):
             job.run(stop_after)
@@ -176,6 +189,35 @@ def test_a_finished_loop_is_not_trained_again(tmp_path):
     assert (again.batches.epoch, again.seen) == (EPOCHS, [])
 
 
+KINDS_OF_TENSORS = {
+    "empty": lambda: torch.empty(0),
+    "scalar": lambda: torch.tensor(3),
+    "bool": lambda: torch.ones(3, dtype=torch.bool),
+    "bfloat16": lambda: torch.ones(3, dtype=torch.bfloat16, requires_grad=True),
+    "transposed": lambda: torch.rand(4, 5).T,
+    "conjugate": lambda: torch.rand(3, dtype=torch.complex64).conj(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=torch.jagged
+    ),
+    "sparse": lambda: torch.ones(3).to_sparse(),
+    "no memory": lambda: torch.ones(3, device="meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", KINDS_OF_TENSORS)
+def test_batches_are_any_tensors(tmp_path, kind):
+    tensor = KINDS_OF_TENSORS[kind]()
+    model = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = ResumableLoader([[tensor], [tensor]])
+    with cpr_ext.Checkpointer(model, optimizer, tmp_path / "store", stateful=[batches]) as ckpt:
+        with batches.reporting_to(ckpt):
+            assert len(list(batches)) == 2
+        assert ckpt.num_samples == 2 * (tensor.size(0) if tensor.dim() else 1)
+
+
 def test_samples_are_counted_by_batch_or_as_the_user_says(tmp_path):
     job = Job(tmp_path / "store")
     job.run()
@@ -202,9 +244,14 @@ def test_what_cannot_be_resumed_is_refused_with_the_remedy(tmp_path):
         job.fit(job.batches)
     with cut_off(job):
         job.run(4)
+    before = job.batches.state_dict()["generators"]
     job = Job(tmp_path / "store")
     job.batches.over(DataLoader(range(8), BATCH, shuffle=True, collate_fn=collate))
     with pytest.raises(UsageError, match="3 batches of this epoch were trained, the loader has 2"):
+        job.run()
+    job.batches.over(LOADERS["own generator"]())
+    job.batches.load_state_dict(job.batches.state_dict() | {"generators": before})
+    with pytest.raises(UsageError, match=r"have 1 torch generators, those .* made with 0"):
         job.run()
     die(job.ckpt)
     with pytest.raises(UsageError, match=r"no loader yet.*batches.over\(loader\)"):
