@@ -3,7 +3,7 @@
     python bench/torchrec_overhead.py [--workers 1] [--rounds 10] [--ways none,cpr_ext] [--tiny]
 
 Trains the DLRM of examples/torchrec_dlrm.py (DistributedModelParallel, tables cut by rows, gloo) in
-one job, with the features and layers of TorchRec's own example. Blocks of steps take turns, so that
+one job, with the features and layers of facebookresearch's torchrec_dlrm. Blocks of steps take turns, so that
 each ratio is of neighbours in time: without anything; with a Checkpointer that takes one partial
 snapshot (12.5 % of the rows) in each block and has it durable at its end; with the simplest
 counting there can be, a hook that keeps the indices, and a loop in C without checks; and with
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--ways", default=",".join(WAYS), help="with commas between; none first")
     parser.add_argument("--add", action="store_true", help="to the rounds that are kept")
-    parser.add_argument("--steps", type=int, default=100, help="of a block: 10 s on two cores")
+    parser.add_argument("--steps", type=int, default=30, help="of a block: 5 s on two cores")
     parser.add_argument("--features", type=int, default=FEATURES, help="each with a table")
     parser.add_argument("--rows", type=int, default=100_000, help="of each table")
     parser.add_argument("--batch-size", type=int, default=2048, help="of each worker")

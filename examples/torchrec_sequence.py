@@ -67,11 +67,8 @@ class NextItem(nn.Module):
 def build(options):
     """The model on all workers, the item table cut by rows, and its optimizers."""
     torch.manual_seed(0)  # every worker begins with the same dense part
-    model, sharder, size = (
-        NextItem(options.items),
-        EmbeddingCollectionSharder(),
-        dist.get_world_size(),
-    )
+    model, sharder = NextItem(options.items), EmbeddingCollectionSharder()
+    size = dist.get_world_size()
     apply_optimizer_in_backward(RowWiseAdagrad, model.items.parameters(), {"lr": 0.3})
     cut = construct_module_sharding_plan(
         model.items, {"item": row_wise()}, sharder, size, size, "cpu"

@@ -36,7 +36,7 @@ bool is_sparse_coo(py::handle tensor) {
   return layout.ptr() == sparse_coo;
 }
 
-// Counts the rows of sparse gradients, table by table.
+// Counts the rows of sparse gradients, or of reported lookups, table by table.
 class RowCounter {
  public:
   RowCounter(const SequenceOf<Tensor>& weights, const SequenceOf<SequenceOf<RowTracker>>& trackers,
