@@ -3,11 +3,11 @@
     python bench/torchrec_overhead.py [--workers 1] [--rounds 10] [--ways none,cpr_ext] [--tiny]
 
 Trains the DLRM of examples/torchrec_dlrm.py (DistributedModelParallel, tables cut by rows, gloo) in
-one job, with the features and layers of facebookresearch's torchrec_dlrm. Blocks of steps take turns, so that
-each ratio is of neighbours in time: without anything; with a Checkpointer that takes one partial
-snapshot (12.5 % of the rows) in each block and has it durable at its end; with the simplest
-counting there can be, a hook that keeps the indices, and a loop in C without checks; and with
-TorchRec's own ModelDeltaTracker, which is asked for the changed ids once per block and saves
+one job, with the features and layers of facebookresearch's torchrec_dlrm. Blocks of steps take
+turns, so that each ratio is of neighbours in time: without anything; with a Checkpointer that takes
+one partial snapshot (12.5 % of the rows) in each block and has it durable at its end; with the
+simplest counting there can be, a hook that keeps the indices, and a loop in C without checks; and
+with TorchRec's own ModelDeltaTracker, which is asked for the changed ids once per block and saves
 nothing. Every second round goes through the ways backwards. Keeps
 bench/results/torchrec_overhead.json, of several workers torchrec_overhead_N_workers.json; ``--add``
 adds its rounds to those that are kept.
