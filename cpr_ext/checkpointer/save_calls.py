@@ -16,11 +16,8 @@ from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.state.table import Table
-from cpr_ext.tracking.unwatched import (
-    ScheduleOrder,
-    warn_of_schedulers,
-    warn_of_sparse_gradients,
-)
+from cpr_ext.tracking.schedule_order import ScheduleOrder
+from cpr_ext.tracking.unwatched import warn_of_schedulers, warn_of_sparse_gradients
 
 logger = logger_of("saving")
 
@@ -60,6 +57,8 @@ class SaveCalls:
         self._save_at_close = settings.save_at_close
         self._chooses_all = settings.chooses_all
         self._schedule_order = ScheduleOrder(parts.dense.declared.stateful)
+        if self._schedule_order.has_schedulers:
+            self._watch.first_stepped = self._schedule_order.note_optimizer
 
     def step(self, num_samples: int, started: float) -> SnapshotHandle | None:
         """End a training step that began to block at ``started``; the snapshot that began, if any.
@@ -72,7 +71,7 @@ class SaveCalls:
             declared = self._dense.declared
             if declared.extra_state is None:
                 warn_of_schedulers(self._optimizers, declared.stateful)
-        self._schedule_order.note_step()
+        self._schedule_order.note_step(self._account.step + 1)
         self._has_trained = True
         account, saver = self._account, self._saver
         saver.pause()
@@ -109,6 +108,7 @@ class SaveCalls:
         self._saver.pause()
         self._recorder.flush()
         handle.resolve(self._saver.take(handle.kind))
+        self._schedule_order.note_captured()
         return handle
 
     def take_requested(self) -> SnapshotHandle | None:
@@ -169,7 +169,7 @@ class SaveCalls:
 
     def note_recovered(self, *, whole: bool) -> None:
         """Take note of a recovery; ``whole``: the model is as a store has it."""
-        self._schedule_order.restart()
+        self._schedule_order.restart(is_resumed=self._account.step > 0)
         self._has_trained = self._has_trained and not whole
 
     def finish(self) -> None:

@@ -81,6 +81,7 @@ class TableWatch:
             used; no other thread uses either once it returns.
         rows_change: called then with a table and the ids (n,) of the rows that are about to change,
             some perhaps repeated. None, which ``before_change`` may choose, costs less.
+        first_stepped: called before the first step of an optimizer since :meth:`begin_step`.
         stranger_stepped: called with an optimizer that was not given before it steps; it may be
             inside of one that was.
     """
@@ -95,6 +96,7 @@ class TableWatch:
         self.has_stepped = False
         self.before_change: Callable[[], None] | None = None
         self.rows_change: RowsChange | None = None
+        self.first_stepped: Callable[[], None] | None = None
         self.stranger_stepped: Callable[[torch.optim.Optimizer], None] | None = None
         self._tables = tables
         self._by_weight = {id(table.weight): index for index, table in enumerate(tables)}
@@ -254,6 +256,8 @@ class TableWatch:
             self.before_change()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        if not self.has_stepped and self.first_stepped is not None:
+            self.first_stepped()
         self.has_stepped = True
         owned = self._owned(optimizer)
         if not owned:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -88,45 +87,6 @@ def warn_of_schedulers(
                 stacklevel=3,
             )
             return
-
-
-class ScheduleOrder:
-    """Warns of schedulers that step after ``ckpt.step()``: snapshots hold them of the step before.
-
-    Args:
-        stateful: objects whose states are saved; schedulers count in ``last_epoch``.
-    """
-
-    def __init__(self, stateful: Sequence[object]) -> None:
-        self._schedulers: list[Any] = [
-            s for s in stateful if isinstance(getattr(s, "last_epoch", None), int)
-        ]
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin again, after the construction or a recovery."""
-        self._counts = [self._count()]
-
-    def note_step(self) -> None:
-        """Note that ``ckpt.step()`` is called; warn at its third call."""
-        if len(self._counts) > 3 or not self._schedulers:
-            return
-        self._counts.append(self._count())
-        if len(self._counts) <= 3:
-            return
-        for scheduler, counts in zip(
-            self._schedulers, zip(*self._counts, strict=True), strict=True
-        ):
-            if [after - before for before, after in pairwise(counts)] == [0, 1, 1]:
-                warnings.warn(
-                    f"{type(scheduler).__name__}.step() is called after ckpt.step(), so a snapshot "
-                    "holds the schedule of the step before. Call ckpt.step() last",
-                    UntrackedChangeWarning,
-                    stacklevel=4,
-                )
-
-    def _count(self) -> list[int]:
-        return [scheduler.last_epoch for scheduler in self._schedulers]
 
 
 def _driven_by(item: object) -> Any:

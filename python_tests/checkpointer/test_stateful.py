@@ -137,25 +137,6 @@ def test_a_scheduler_that_is_given_is_not_warned_of(tmp_path, given):
     assert len(found) == (given == "scaler")
 
 
-@pytest.mark.parametrize("is_last", [True, False])
-def test_a_scheduler_that_steps_after_the_step_ended_is_warned_of(tmp_path, is_last):
-    loop = Loop(tmp_path)
-    with loop.checkpointer as checkpointer, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        loop.optimizer.step()
-        loop.scheduler.step()
-        checkpointer.recover()
-        for _ in range(5):
-            if is_last:
-                loop.scheduler.step()
-            checkpointer.step()
-            if not is_last:
-                loop.scheduler.step()
-    found = [str(w.message) for w in caught if w.category is UntrackedChangeWarning]
-    assert len(found) == (not is_last)
-    assert is_last or "MultiStepLR.step() is called after ckpt.step()" in found[0]
-
-
 def test_another_worker_takes_the_replicated_states_of_objects(tmp_path):
     one, other = Loop(tmp_path / "one"), Loop(tmp_path / "other")
     with one.checkpointer, other.checkpointer:
