@@ -83,7 +83,9 @@ def test_a_scheduler_that_steps_late_is_warned_of_once(tmp_path, kind):
     if found:
         step = 1 if kind == "step_late" else BATCHES
         name = type(loop.scheduler).__name__
-        assert f"{name}.step() was called after ckpt.step() of step {step}," in str(found[0].message)
+        assert f"{name}.step() was called after ckpt.step() of step {step}," in str(
+            found[0].message
+        )
         assert found[0].filename == __file__
 
 
