@@ -19,7 +19,7 @@ from cpr_ext.state.position import MAX_SOUND, Position
 _MT_WORDS = 624
 # How the names begin of what a model's state_dict() has of fused optimizers, and of wrappers.
 OF_OPTIMIZERS = "fused_optimizers."
-# Of fused optimizers: "iterations", "learning_rates".
+# Of fused optimizers: "iterations", "learning_rates", "max_counters".
 FUSED_STATE = f"{OF_OPTIMIZERS}_extra_state"
 _POSITION = {"step", "num_samples", "extra_state"}
 

@@ -146,23 +146,31 @@ class DenseModule(nn.Module):
         return {
             "iterations": max(steps, default=0),
             "learning_rates": {
-                part.table: float(kernel.fused.param_groups[0]["lr"])
+                table: float(kernel.fused.param_groups[0]["lr"])
                 for kernel in self._kernels
-                for part in kernel.parts
-                if part is not None
+                for table in kernel.table_names
+            },
+            # By which decay by counts tells rare rows; it follows the rows only now and then.
+            "max_counters": {
+                table: float(kernel.module.max_counter)
+                for kernel in self._kernels
+                if kernel.module._used_rowwise_adagrad_with_counter
+                for table in kernel.table_names
             },
         }
 
     def _load_fused_state(self, state: Any) -> None:
-        rates = state["learning_rates"]
+        rates, counters = state["learning_rates"], state["max_counters"]
         # The state may be another rank's, which has other tables.
         common = next(iter(rates.values())) if len(set(rates.values())) == 1 else None
         for kernel in self._kernels:
             if state["iterations"]:  # a rank without tables knows nothing of them
                 kernel.module.iter.fill_(state["iterations"])
                 kernel.module.iter_cpu.fill_(state["iterations"])
-            named = (rates[p.table] for p in kernel.parts if p is not None and p.table in rates)
-            rate = next(named, common)
+            names = kernel.table_names
+            rate = next((rates[name] for name in names if name in rates), common)
             if rate is not None:
                 kernel.fused.param_groups[0]["lr"] = rate
                 kernel.module.set_learning_rate(rate)
+            if found := [counters[name] for name in names if name in counters]:
+                kernel.module.max_counter.fill_(max(found))

@@ -73,6 +73,11 @@ class Kernel:
     parts: tuple[TablePart | None, ...]
     fused: torch.optim.Optimizer
 
+    @property
+    def table_names(self) -> list[str]:
+        """Names of the tables that have rows on this rank."""
+        return [part.table for part in self.parts if part is not None]
+
 
 class ShardedTable(Table):
     """A part of a table in an operator's memory, with the state of the fused optimizer."""
