@@ -64,8 +64,9 @@ def empty_bucket(service):
     """Options of an address in S3 where nothing is."""
     client = s3_client(service)
     client.create_bucket(Bucket="bucket")
-    for entry in client.list_objects_v2(Bucket="bucket").get("Contents", []):
-        client.delete_object(Bucket="bucket", Key=entry["Key"])
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket="bucket"):
+        for entry in page.get("Contents", []):
+            client.delete_object(Bucket="bucket", Key=entry["Key"])
     return RemoteOptions("s3://bucket/job", **service)
 
 
