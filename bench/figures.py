@@ -67,6 +67,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "row_precision": ROUNDED,
     "scaling": ("csrc",),
     "torchrec_overhead": (*SAVING, "integrations"),
+    "torchrec_parts": (*SAVING, "integrations"),
     "tracking_overhead": SAVING,
     "training_overhead": SAVING,
     "training_overhead_precision": SAVING,

@@ -12,7 +12,7 @@ from cpr_ext.distributed.collective.comparison import checksum
 from cpr_ext.integrations.torchrec import make_checkpointer, sharding_env
 from python_tests.distributed.mlp_job import die, die_at_the_next_rename
 from python_tests.distributed.sharded_job import ShardedJob
-from python_tests.integrations.sharded_models import SAMPLES, PooledDlrm, make_batch, sharded
+from python_tests.integrations.sharded_models import SAMPLES, make_batch, sharded
 
 REPLICATED = "d"
 
@@ -27,7 +27,7 @@ class PlannedJob(ShardedJob):
         # As torchrun and `cpr launch` set it on each of so many machines.
         os.environ["LOCAL_WORLD_SIZE"] = str(group.size() // hosts)
         self.model, optimizers = sharded(
-            plan, "rowwise_adagrad", model=PooledDlrm(), hosts=hosts,
+            plan, "rowwise_adagrad", hosts=hosts,
             env=sharding_env(group), replicated=(REPLICATED,),
         )  # fmt: skip
         return self.model, optimizers

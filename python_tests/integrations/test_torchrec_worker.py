@@ -71,4 +71,5 @@ def parts_of(cluster, rank):
     """The hosts whose pooled tables this worker holds rows of."""
     [store] = Path(cluster.settings.directory, "stores").glob(f"worker-{rank:05d}-of-*/STORE.json")
     names = json.loads(store.read_text())["content"]["tables"]
-    return {"abcd".index(name.split(".")[2][0]) % 2 for name in names}
+    pooled = [name.split(".")[2] for name in names if name.startswith("bags.")]
+    return {"abcd".index(name[0]) % 2 for name in pooled}

@@ -15,8 +15,9 @@ def sharding_env(group: dist.ProcessGroup) -> Any:
 
     ``ShardingEnv.from_process_group(group)``, and what TorchRec would exchange. Whether collectives
     are validated it would broadcast from rank 0: the environment variable
-    ``TORCHREC_VALIDATE_COLLECTIVES`` must be the same on all ranks. The sizes of all ranks' maps of
-    managed collisions it would gather: they are those of the plan.
+    ``TORCHREC_VALIDATE_COLLECTIVES`` must be the same on all ranks. Where the shards of an
+    ``EmbeddingCollection`` are, and the sizes of maps of managed collisions, it would gather: they
+    are those of the plan.
     """
     if not collective_utils._INITIALIZED:
         enabled = collective_utils._resolve_enablement_on_leader()

@@ -1,11 +1,14 @@
-"""Managed collisions that are sharded on a worker that others do not wait for.
+"""Modules that are sharded on a worker that others do not wait for.
 
-TorchRec gathers the sizes of all ranks' maps when it shards a module. The plan has them, too.
+TorchRec has all ranks exchange where their shards of an ``EmbeddingCollection`` are, and the sizes
+of their maps of managed collisions. The plan has both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,22 +19,50 @@ from torch.distributed._shard.sharded_tensor.metadata import (
     TensorProperties,
 )
 from torch.distributed._shard.sharded_tensor.shard import Shard
-from torchrec.distributed import mc_modules
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
+from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from cpr_ext.distributed.collective.process_group import ReformableGroup
 
-_KIND: Any = mc_modules.ShardedManagedCollisionCollection
-_gathered = _KIND._initialize_torch_state
+_Make = Callable[..., ShardedTensor]
+_tables: Any = ShardedEmbeddingCollection._initialize_torch_state
+_maps: Any = ShardedManagedCollisionCollection._initialize_torch_state
 
 
 def take_shards_from_plans() -> None:
-    """Have modules gather nothing that are sharded over a worker's group; others do as before."""
-    _KIND._initialize_torch_state = _initialize
+    """Have modules exchange nothing that are sharded over a worker's group; others do as before."""
+    for kind, initialize in (
+        (ShardedEmbeddingCollection, _initialize_tables),
+        (ShardedManagedCollisionCollection, _initialize_maps),
+    ):
+        kind._initialize_torch_state = initialize
 
 
-def _initialize(module: Any) -> None:
+def _initialize_tables(module: Any, *args: Any, **options: Any) -> None:
     if not isinstance(module._env.process_group, ReformableGroup):
-        _gathered(module)
+        _tables(module, *args, **options)
+        return
+    with _making(partial(_planned_table, module)):
+        _tables(module, *args, **options)
+
+
+def _planned_table(
+    module: Any, local_shards: list[Shard], size: Any, *, process_group: ReformableGroup
+) -> ShardedTensor:
+    """Make a table's tensor as TorchRec makes those of an ``EmbeddingBagCollection``."""
+    known = module._model_parallel_name_to_local_shards
+    name = next(name for name, shards in known.items() if shards is local_shards)
+    [data_type] = [each.data_type for each in module._embedding_configs if each.name == name]
+    metadata = module.module_sharding_plan[name].sharding_spec.build_metadata(
+        tensor_sizes=size, tensor_properties=TensorProperties(dtype=data_type_to_dtype(data_type))
+    )
+    return _sharded(local_shards, metadata, process_group)
+
+
+def _initialize_maps(module: Any) -> None:
+    if not isinstance(module._env.process_group, ReformableGroup):
+        _maps(module)
         return
     plans = _plans(module)
     for name, shards in plans.items():
@@ -41,15 +72,13 @@ def _initialize(module: Any) -> None:
             own.shard_sizes[0],
             total,
         )
-    mc_modules.ShardedTensor = _PlannedTensors({
+    by_address = {
         buffer.data_ptr(): plans[name]
         for name, each in module._managed_collision_modules.items()
         for buffer in each.buffers()
-    })  # fmt: skip
-    try:
-        _gathered(module)
-    finally:
-        mc_modules.ShardedTensor = ShardedTensor
+    }
+    with _making(partial(_planned_map, by_address)):
+        _maps(module)
 
 
 def _plans(module: Any) -> dict[str, list[ShardMetadata]]:
@@ -62,35 +91,46 @@ def _plans(module: Any) -> dict[str, list[ShardMetadata]]:
     }
 
 
-class _PlannedTensors:
-    """In the place of the class ``ShardedTensor``: makes tensors whose other shards are known.
-
-    Args:
-        plans: the shards of a table, by the address of a buffer that has a value for each row.
-    """
-
-    def __init__(self, plans: Mapping[int, Sequence[ShardMetadata]]) -> None:
-        self._plans = plans
-
-    def _init_from_local_shards(
-        self, local_shards: Sequence[Shard], size: torch.Size, *, process_group: ReformableGroup
-    ) -> ShardedTensor:
-        [local] = local_shards
-        rest = list(size[1:])
-        shards = [
-            ShardMetadata(
-                shard_offsets=[shard.shard_offsets[0], *(0 for _ in rest)],
-                shard_sizes=[shard.shard_sizes[0], *rest],
-                placement=shard.placement,
-            )
-            for shard in self._plans[local.tensor.data_ptr()]
-        ]
-        metadata = ShardedTensorMetadata(
-            shards_metadata=shards,
-            size=size,
-            tensor_properties=TensorProperties(dtype=local.tensor.dtype),
+def _planned_map(
+    plans: dict[int, list[ShardMetadata]],
+    local_shards: Sequence[Shard],
+    size: torch.Size,
+    *,
+    process_group: ReformableGroup,
+) -> ShardedTensor:
+    """Make a tensor with a value for each row; ``plans``: a table's shards by its address."""
+    [local] = local_shards
+    rest = list(size[1:])
+    shards = [
+        ShardMetadata(
+            shard_offsets=[shard.shard_offsets[0], *(0 for _ in rest)],
+            shard_sizes=[shard.shard_sizes[0], *rest],
+            placement=shard.placement,
         )
-        made: ShardedTensor = ShardedTensor._init_from_local_shards_and_global_metadata(
-            list(local_shards), sharded_tensor_metadata=metadata, process_group=process_group
-        )
-        return made
+        for shard in plans[local.tensor.data_ptr()]
+    ]
+    properties = TensorProperties(dtype=local.tensor.dtype)
+    metadata = ShardedTensorMetadata(
+        shards_metadata=shards, size=size, tensor_properties=properties
+    )
+    return _sharded(local_shards, metadata, process_group)
+
+
+def _sharded(
+    local_shards: Sequence[Shard], metadata: ShardedTensorMetadata, group: ReformableGroup
+) -> ShardedTensor:
+    made: ShardedTensor = ShardedTensor._init_from_local_shards_and_global_metadata(
+        list(local_shards), sharded_tensor_metadata=metadata, process_group=group
+    )
+    return made
+
+
+@contextmanager
+def _making(make: _Make) -> Iterator[None]:
+    """Have torch make tensors, of which it would ask all ranks, by a function that knows."""
+    asks = vars(ShardedTensor)["_init_from_local_shards"]
+    ShardedTensor._init_from_local_shards = make  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ShardedTensor._init_from_local_shards = asks  # type: ignore[method-assign]
