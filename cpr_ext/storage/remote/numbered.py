@@ -13,6 +13,7 @@ from cpr_ext.storage.remote.objects import Objects
 
 PROBES = "probes/"
 _DIGITS = 12
+_NO_STORAGE = "the endpoint is not that of object storage. Check the address and the endpoint"
 MOST_UNLISTED = 2000  # documents that a listing does not show yet
 
 
@@ -34,7 +35,7 @@ def newest_document(objects: Objects, prefix: str) -> tuple[int, bytes] | None:
     A listing that lags is no harm: later numbers are tried one by one.
 
     Raises:
-        RemoteError: it was removed by others; or there is no end of documents.
+        RemoteError: it was removed by others; or what answers is no object storage.
     """
     numbers = document_numbers(objects, prefix)
     number, found = (numbers[-1] if numbers else 0), None
@@ -46,13 +47,14 @@ def newest_document(objects: Objects, prefix: str) -> tuple[int, bytes] | None:
             raise RemoteError(f"{key} was removed while it was read") from error
     for _ in range(MOST_UNLISTED):
         try:
-            found = objects.read(document_key(prefix, number + 1))
+            unlisted = objects.read(document_key(prefix, number + 1))
         except FileNotFoundError:
             return None if found is None else (number, found)
-        number += 1
+        if not unlisted.startswith(b"{"):
+            raise RemoteError(f"a request for {prefix} was answered by no document: {_NO_STORAGE}")
+        number, found = number + 1, unlisted
     raise RemoteError(
-        f"{MOST_UNLISTED} requests for {prefix} were answered and no end came: the endpoint is not "
-        "that of object storage. Check the address and the endpoint"
+        f"{MOST_UNLISTED} requests for {prefix} were answered and no end came: {_NO_STORAGE}"
     )
 
 
