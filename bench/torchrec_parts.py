@@ -124,8 +124,8 @@ def measured(options: argparse.Namespace, features: int, stages: Stages) -> Row:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--steps", type=int, default=20, help="of a block")
-    parser.add_argument("--rounds", type=int, default=5, help="blocks of each kind")
+    parser.add_argument("--steps", type=int, default=5, help="of a block")
+    parser.add_argument("--rounds", type=int, default=3, help="blocks of each kind")
     options = parser.parse_args()
     options.rows, options.save_every = 10_000, 10**9
     if options.tiny:
