@@ -83,14 +83,16 @@ def main(folder, num_steps=STEPS, pause=0.0):
             note(folder / f"trains-{job.rank}", f"{os.getpid()} {os.getppid()}")
             is_noted = True
     job = worker.job
+    final = folder / f"final-{job.rank}.pt"
     torch.save(
         {
             "model": job.model.state_dict(),
             "optimizers": [optimizer.state_dict()["state"] for optimizer in job.optimizers],
             "lost": [recovery.lost for recovery in worker.recoveries],
         },
-        folder / f"final-{job.rank}.pt",
+        final.with_suffix(".new"),
     )
+    final.with_suffix(".new").replace(final)  # somebody waits for it, and reads it at once
 
 
 if __name__ == "__main__":
