@@ -9,19 +9,11 @@ from torch.optim import lr_scheduler
 
 import cpr_ext
 from cpr_ext.errors import UntrackedChangeWarning
+from python_tests.checkpointer.test_stateful import Wrapped
 
 EPOCHS, BATCHES = 3, 4
 LATE = {"step_late", "epoch_late", "plateau_late", "wrapped_late"}
 RIGHT = {"step", "epoch", "step_early", "epoch_early", "saved_after", "none"}
-
-
-class Wrapped:
-    """As Accelerate wraps a scheduler."""
-
-    def __init__(self, scheduler):
-        self.scheduler = scheduler
-        self.state_dict = scheduler.state_dict
-        self.load_state_dict = scheduler.load_state_dict
 
 
 class Loop:
