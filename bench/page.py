@@ -192,8 +192,7 @@ def pauses(results: Results) -> Iterator[str]:
     yield "## How long a snapshot blocks training\n"
     yield paragraph(
         "The same model, default options, a partial snapshot of 12.5 % of every table; medians of "
-        "the longest pause of each snapshot. In the first snapshot of a process, which has all rows, "
-        "training also waits while the system makes the memory of the rows' counters."
+        "the longest pause of each snapshot. The first snapshot of a process has all rows."
     )
     yield from table(
         "consistency | longest pause | of each snapshot, ms | in the first snapshot | "

@@ -169,7 +169,8 @@ class SaveCalls:
 
     def note_recovered(self, *, whole: bool) -> None:
         """Take note of a recovery; ``whole``: the model is as a store has it."""
-        self._schedule_order.restart(is_resumed=self._account.step > 0)
+        if whole:
+            self._schedule_order.restart(is_resumed=self._account.step > 0)
         self._has_trained = self._has_trained and not whole
 
     def finish(self) -> None:

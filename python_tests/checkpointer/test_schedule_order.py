@@ -91,3 +91,13 @@ def test_a_resumed_loop_that_is_right_is_not_warned_of(tmp_path, kind, first_run
     with (loop := Loop(tmp_path, kind)).ckpt:
         loop.ckpt.recover()
         assert len(loop.train()) == (kind == "step_late")
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+@pytest.mark.parametrize("kind", sorted(LATE | RIGHT))
+def test_a_shard_that_is_recovered_hides_no_late_scheduler(tmp_path, kind):
+    with (loop := Loop(tmp_path, kind)).ckpt:
+        found = loop.train(2)
+        loop.ckpt.recover(shards=[0])
+        found += loop.train()
+        assert len(found) == (kind in LATE)
