@@ -187,6 +187,12 @@ class RowTracker:
     ) -> bool:
         """Return True if no row of [begin, end) is dirty; stops at the first that is."""
 
+    def make_memory(self) -> None:
+        """Have the system make memory now that it else makes when rows are first counted.
+
+        No other call may run.
+        """
+
     def memory_bytes(self) -> int:
         """Return the bytes for this table, once all its rows are used."""
 
@@ -329,6 +335,12 @@ class RowHashes:
 
     def forget(self) -> None:
         """Forget all hashes: rows may have any values."""
+
+    def make_memory(self) -> None:
+        """Have the system make memory now that it else makes when rows are first recorded.
+
+        No other call may run.
+        """
 
     def memory_bytes(self) -> int:
         """Return the bytes for this table."""

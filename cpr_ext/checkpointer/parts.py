@@ -41,7 +41,7 @@ from cpr_ext.tracking.inventory import Inventory
 from cpr_ext.tracking.key_watch import KeyWatch
 from cpr_ext.tracking.lookup_recorder import LookupRecorder
 from cpr_ext.tracking.table_watch import TableWatch
-from cpr_ext.tracking.trackers import Tracker
+from cpr_ext.tracking.trackers import Tracker, native_trackers
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,16 @@ class _Tracking:
             is_rounded=not settings.precision.is_exact,
         )
 
+    def make_memory(self) -> None:
+        """Make the memory of counts and hashes: the first step's snapshot would wait for it.
+
+        A run that resumes has no snapshot in its first step, and is to begin soon.
+        """
+        for tracker in self.trackers.values():
+            for each in native_trackers(tracker):
+                each.make_memory()
+        self.scrub.make_memory()
+
     def attach(self) -> None:
         """Place the hooks."""
         self.recorder.attach()
@@ -218,6 +228,8 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
         options,
     )
     copy = None if remote is None else _start_copy(remote, store, committer, account)
+    if store.is_empty:
+        tracking.make_memory()
     tracking.attach()  # last: what fails above leaves the model as it was
     return Parts(
         staging.devices,

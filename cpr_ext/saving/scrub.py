@@ -94,6 +94,11 @@ class Scrub:
             each.restart()
         self._next_slice = time.perf_counter()
 
+    def make_memory(self) -> None:
+        """Make the memory of all hashes, before training."""
+        for each in self._tables.values():
+            each.make_memory()
+
     def forget(self) -> None:
         """Forget all hashes: which rows equal their saved state is known from elsewhere."""
         for each in self._tables.values():

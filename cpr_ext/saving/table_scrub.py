@@ -140,6 +140,12 @@ class TableScrub:
             self.form = form
         return [array for name, array in arrays.items() if not is_key_array(name)]
 
+    def make_memory(self) -> None:
+        """Make the memory of all hashes, before training."""
+        self._hashes.make_memory()
+        if self.stored is not None:
+            self.stored.make_memory()
+
     def forget(self) -> None:
         """Forget all hashes: rows may have any values."""
         self._hashes.forget()

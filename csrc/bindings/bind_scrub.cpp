@@ -148,6 +148,9 @@ void register_scrub(py::module_& module) {
           },
           py::arg("begin"), py::arg("end"),
           "Return the hashes of the rows [begin, end); 0: not known.")
+      .def("make_memory", &RowHashes::make_memory, py::call_guard<py::gil_scoped_release>(),
+           "Have the system make memory now that it else makes when rows are first recorded.\n\n"
+           "No other call may run.")
       .def("forget", &RowHashes::forget, "Forget all hashes: rows may have any values.")
       .def(
           "record",

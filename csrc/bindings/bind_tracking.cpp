@@ -228,6 +228,9 @@ void register_row_tracker(py::module_& module) {
            "the last call. Does not wait for the device.")
       .def("memory_bytes", &RowTracker::memory_bytes,
            "Return the bytes for this table, once all its rows are used.")
+      .def("make_memory", &RowTracker::make_memory, py::call_guard<py::gil_scoped_release>(),
+           "Have the system make memory now that it else makes when rows are first counted.\n\n"
+           "No other call may run.")
       .def("check", &check, py::arg("indices"),
            "Raise RowIndexError for the first index outside the table.")
       .def("observe", &observe, py::arg("indices"),

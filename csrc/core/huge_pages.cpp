@@ -49,6 +49,12 @@ void* allocate_huge_zeros(size_t bytes, size_t alignment) {
   return data;
 }
 
+void make_pages(void* data, size_t bytes) noexcept {
+  constexpr size_t kSmallPageBytes = 4096;
+  auto* const first = static_cast<volatile char*>(data);
+  for (size_t at = 0; at < bytes; at += kSmallPageBytes) first[at] = first[at];
+}
+
 void free_huge(void* data, size_t bytes) noexcept {
   if (bytes < kFewestBytes) {
     std::free(data);

@@ -13,6 +13,8 @@ namespace cpr_ext {
 void* allocate_huge(size_t bytes, size_t alignment);
 // As allocate_huge(), of zeros. The pages of a large one are taken when they are first written.
 void* allocate_huge_zeros(size_t bytes, size_t alignment);
+// Has the system make the pages that are not made yet; what they hold stays.
+void make_pages(void* data, size_t bytes) noexcept;
 void free_huge(void* data, size_t bytes) noexcept;  // `bytes` as they were allocated
 
 // For containers.
@@ -50,6 +52,8 @@ class HugeZeros {
   ~HugeZeros() { free_huge(data_, size_ * sizeof(T)); }
   HugeZeros(const HugeZeros&) = delete;
   HugeZeros& operator=(const HugeZeros&) = delete;
+
+  void make_pages() { cpr_ext::make_pages(data_, size_ * sizeof(T)); }
 
   size_t size() const { return size_; }
   T* begin() { return data_; }

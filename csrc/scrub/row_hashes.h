@@ -43,7 +43,8 @@ class RowHashes {
   int64_t memory_bytes() const { return num_rows_ * static_cast<int64_t>(sizeof(uint16_t)); }
   virtual int device() const { return kHostMemory; }  // where it is, and the arrays must be
 
-  virtual void forget() = 0;  // no hash is known any more
+  virtual void make_memory() {}  // as RowTracker::make_memory()
+  virtual void forget() = 0;     // no hash is known any more
 
   // Records rows as they are now.
   void record(const Arrays& arrays, RowIds row_ids, ThreadPool* pool);
@@ -70,6 +71,7 @@ class HostRowHashes final : public RowHashes {
  public:
   HostRowHashes(std::string name, int64_t num_rows);
 
+  void make_memory() override { hashes_.make_pages(); }
   void forget() override;
 
   // Row i of `packed` is recorded as row_ids[i].

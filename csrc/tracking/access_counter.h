@@ -16,6 +16,7 @@ class AccessCounter final : public RowTracker {
 
   const char* kind() const override { return "AccessCounter"; }
   int64_t memory_bytes() const override;
+  void make_memory() override { counts_.make_pages(); }
   void observe(const Lookup& lookup) override;
 
   const uint32_t* counts() const { return counts_.begin(); }  // (num_rows)

@@ -20,6 +20,7 @@ class DirtyRows final : public RowTracker {
 
   const char* kind() const override { return "DirtyRows"; }
   int64_t memory_bytes() const override;
+  void make_memory() override { words_.make_pages(); }
   void observe(const Lookup& lookup) override;
 
   // REQUIRES, for these three: 0 <= row_id < num_rows.

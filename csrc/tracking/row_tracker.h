@@ -79,6 +79,9 @@ class RowTracker {
   int64_t num_rows() const { return num_rows_; }
   virtual const char* kind() const = 0;
   virtual int64_t memory_bytes() const = 0;
+  // Has the system make memory that it else makes when rows are first counted. REQUIRES: no other
+  // call runs.
+  virtual void make_memory() {}
   virtual int device() const { return kHostMemory; }   // where lookups and weight must lie, too
   virtual bool needs_weight() const { return false; }  // to select and to take
 
