@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "core/error.h"
 #include "scrub/row_hash.h"
@@ -17,71 +18,123 @@ namespace {
 constexpr int64_t kRowsOfATask = 65536;
 constexpr uint64_t kStep = kHashStep;
 
-class RowHash {
- public:
-  void add(const std::byte* data, int64_t bytes) {
-    int64_t at = add_pairs(data, bytes);
-    for (; at + 8 <= bytes; at += 8) {
-      uint64_t word;
-      std::memcpy(&word, data + at, sizeof(word));
-      add_word(word);
-    }
-    if (at == bytes) return;
-    uint64_t word = 0;
-    if (bytes - at == 4) {  // as a row-wise state has; of another size the copy is a call
-      std::memcpy(&word, data + at, 4);
-    } else {
-      std::memcpy(&word, data + at, static_cast<size_t>(bytes - at));
-    }
-    add_word(word);
+// So many rows are hashed at a time, array by array: what is the same for all is done once.
+constexpr int64_t kRowsOfABlock = 128;
+
+// Of the words of a row so far: the sum of their products, and the XOR of them.
+struct Words {
+  uint64_t sum = 0;
+  uint64_t bits = 0;
+
+  void add(uint64_t word, uint64_t key) {
+    sum += hash_product(word, key);
+    bits ^= word;
   }
-
-  uint16_t value() const { return hash_value(sum_, __builtin_parityll(bits_) != 0); }
-
- private:
-  // Adds as many pairs of words as there are, two at a time; returns their bytes.
-  int64_t add_pairs(const std::byte* data, int64_t bytes) {
-    int64_t at = 0;
-#ifdef __SSE2__
-    __m128i keys =
-        _mm_set_epi64x(static_cast<int64_t>(key_ + 2 * kStep), static_cast<int64_t>(key_ + kStep));
-    const __m128i step = _mm_set1_epi64x(static_cast<int64_t>(2 * kStep));
-    __m128i sums = _mm_setzero_si128(), bits = _mm_setzero_si128();
-    for (; at + 16 <= bytes; at += 16) {
-      const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data + at));
-      const __m128i mixed = _mm_add_epi32(words, keys);
-      sums = _mm_add_epi64(sums, _mm_mul_epu32(mixed, _mm_srli_epi64(mixed, 32)));
-      bits = _mm_xor_si128(bits, words);
-      keys = _mm_add_epi64(keys, step);
-      key_ += 2 * kStep;
-    }
-    uint64_t lanes[2];
-    std::memcpy(lanes, &sums, sizeof(lanes));
-    sum_ += lanes[0] + lanes[1];
-    std::memcpy(lanes, &bits, sizeof(lanes));
-    bits_ ^= lanes[0] ^ lanes[1];
-#else
-    static_cast<void>(data);
-    static_cast<void>(bytes);
-#endif
-    return at;
-  }
-
-  void add_word(uint64_t word) {
-    key_ += kStep;
-    sum_ += hash_product(word, key_);
-    bits_ ^= word;
-  }
-
-  uint64_t key_ = 0;
-  uint64_t sum_ = 0;
-  uint64_t bits_ = 0;
 };
 
-uint16_t hash_of(const std::vector<RowArray>& arrays, int64_t row_id) {
-  RowHash hash;
-  for (const RowArray& array : arrays) hash.add(array.row(row_id), array.row_bytes);
-  return hash.value();
+// The last words of a row: `bytes` of them from `data` on, less than two.
+template <class Tail>
+inline void add_tail(const std::byte* data, Tail bytes, uint64_t key, Words* words) {
+  if (bytes >= 8) {
+    uint64_t word;
+    std::memcpy(&word, data, 8);
+    words->add(word, key += kStep);
+  }
+  if (const int64_t rest = bytes % 8; rest > 0) {
+    uint64_t word = 0;
+    std::memcpy(&word, data + (bytes - rest), static_cast<size_t>(rest));
+    words->add(word, key + kStep);
+  }
+}
+
+#ifdef __SSE2__
+inline uint64_t sum_of(__m128i lanes) {
+  return static_cast<uint64_t>(_mm_cvtsi128_si64(lanes)) +
+         static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_unpackhi_epi64(lanes, lanes)));
+}
+
+inline uint64_t xor_of(__m128i lanes) {
+  return static_cast<uint64_t>(
+      _mm_cvtsi128_si64(_mm_xor_si128(lanes, _mm_unpackhi_epi64(lanes, lanes))));
+}
+
+// Words of a row, two at a time.
+inline void add_pairs(const std::byte* data, int64_t num_pairs, uint64_t key, Words* words) {
+  __m128i keys =
+      _mm_set_epi64x(static_cast<int64_t>(key + 2 * kStep), static_cast<int64_t>(key + kStep));
+  const __m128i step = _mm_set1_epi64x(static_cast<int64_t>(2 * kStep));
+  __m128i sums = _mm_setzero_si128(), bits = _mm_setzero_si128();
+  for (int64_t i = 0; i < num_pairs; ++i) {
+    const __m128i pair = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data + 16 * i));
+    const __m128i mixed = _mm_add_epi32(pair, keys);
+    sums = _mm_add_epi64(sums, _mm_mul_epu32(mixed, _mm_srli_epi64(mixed, 32)));
+    bits = _mm_xor_si128(bits, pair);
+    keys = _mm_add_epi64(keys, step);
+  }
+  words->sum += sum_of(sums);
+  words->bits ^= xor_of(bits);
+}
+#else
+inline void add_pairs(const std::byte* data, int64_t num_pairs, uint64_t key, Words* words) {
+  for (int64_t i = 0; i < 2 * num_pairs; ++i) {
+    uint64_t word;
+    std::memcpy(&word, data + 8 * i, 8);
+    words->add(word, key += kStep);
+  }
+}
+#endif
+
+// Adds an array of rows row_at(0), row_at(1), ...; `tail`: its bytes after the pairs.
+template <class RowAt, class Tail>
+void add_array(const RowArray& array, const RowAt& row_at, int64_t count, int64_t num_pairs,
+               Tail tail, uint64_t key, Words* words) {
+  for (int64_t i = 0; i < count; ++i) {
+    const std::byte* const data = array.row(row_at(i));
+    if (num_pairs > 0) add_pairs(data, num_pairs, key, &words[i]);
+    add_tail(data + 16 * num_pairs, tail, key + 2 * num_pairs * kStep, &words[i]);
+  }
+}
+
+template <int64_t kBytes>
+using Bytes = std::integral_constant<int64_t, kBytes>;
+
+// Calls body(i, hash of row row_at(i)) of rows [0, count).
+template <class RowAt, class Body>
+void hash_each(const std::vector<RowArray>& arrays, int64_t count, const RowAt& row_at,
+               const Body& body) {
+  for (int64_t first = 0; first < count; first += kRowsOfABlock) {
+    const int64_t size = std::min(kRowsOfABlock, count - first);
+    Words words[kRowsOfABlock];
+    uint64_t key = 0;
+    for (const RowArray& array : arrays) {
+      const int64_t num_pairs = array.row_bytes / 16, tail = array.row_bytes % 16;
+      const auto add = [&](auto bytes) {
+        add_array(
+            array, [&](int64_t i) { return row_at(first + i); }, size, num_pairs, bytes, key,
+            words);
+      };
+      switch (tail) {  // a copy of known size is no call
+        case 0:
+          add(Bytes<0>());
+          break;
+        case 4:
+          add(Bytes<4>());
+          break;
+        case 8:
+          add(Bytes<8>());
+          break;
+        case 12:
+          add(Bytes<12>());
+          break;
+        default:
+          add(tail);
+      }
+      key += static_cast<uint64_t>((array.row_bytes + 7) / 8) * kStep;
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      body(first + i, hash_value(words[i].sum, __builtin_parityll(words[i].bits) != 0));
+    }
+  }
 }
 
 template <class Body>
@@ -124,6 +177,47 @@ std::vector<uint16_t> RowHashes::range_values(RowRange range) const {
   return copy_range(range);
 }
 
+// Compares rows with their hashes, a block at a time, until one differs.
+class HostRowHashes::ComparedRows {
+ public:
+  // REQUIRES: the mutex of `hashes` is held as long as this lives.
+  ComparedRows(HostRowHashes* hashes, const Arrays& arrays) : hashes_(hashes), arrays_(arrays) {}
+
+  void add(int64_t row_id) {
+    row_ids_[size_++] = row_id;
+    if (size_ == kRowsOfABlock) compare();
+  }
+  bool have_changed() const { return found_.changed_row >= 0; }
+  RowComparison finish() {
+    compare();
+    return found_;
+  }
+
+ private:
+  void compare() {
+    hash_each(
+        arrays_, size_, [&](int64_t i) { return row_ids_[i]; },
+        [&](int64_t i, uint16_t now) {
+          uint16_t& known = hashes_->hashes_[row_ids_[i]];
+          if (have_changed()) return;
+          if (known == 0) {
+            known = now;
+            ++found_.num_recorded;
+            return;
+          }
+          ++found_.num_compared;
+          if (known != now) found_.changed_row = row_ids_[i];
+        });
+    size_ = 0;
+  }
+
+  HostRowHashes* const hashes_;
+  const Arrays& arrays_;
+  RowComparison found_;
+  int64_t row_ids_[kRowsOfABlock];
+  int64_t size_ = 0;
+};
+
 HostRowHashes::HostRowHashes(std::string name, int64_t num_rows)
     : RowHashes(std::move(name), num_rows), hashes_(static_cast<size_t>(num_rows)) {}
 
@@ -135,25 +229,29 @@ void HostRowHashes::forget() {
 void HostRowHashes::hash_rows(const Arrays& arrays, RowIds row_ids, ThreadPool* pool) {
   std::lock_guard<std::mutex> lock(mutex_);
   for_each_task(row_ids.size, pool, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      hashes_[row_ids.data[i]] = hash_of(arrays, row_ids.data[i]);
-    }
+    const int64_t* const ids = row_ids.data + begin;
+    hash_each(
+        arrays, end - begin, [&](int64_t i) { return ids[i]; },
+        [&](int64_t i, uint16_t hash) { hashes_[ids[i]] = hash; });
   });
 }
 
 void HostRowHashes::hash_range(const Arrays& arrays, RowRange range, ThreadPool* pool) {
   std::lock_guard<std::mutex> lock(mutex_);
   for_each_task(range.size(), pool, [&](int64_t begin, int64_t end) {
-    for (int64_t row_id = range.begin + begin; row_id < range.begin + end; ++row_id) {
-      hashes_[row_id] = hash_of(arrays, row_id);
-    }
+    const int64_t first = range.begin + begin;
+    hash_each(
+        arrays, end - begin, [&](int64_t i) { return first + i; },
+        [&](int64_t i, uint16_t hash) { hashes_[first + i] = hash; });
   });
 }
 
 void HostRowHashes::record_as(const Arrays& packed, RowIds row_ids) {
   check_rows(row_ids);
   std::lock_guard<std::mutex> lock(mutex_);
-  for (int64_t i = 0; i < row_ids.size; ++i) hashes_[row_ids.data[i]] = hash_of(packed, i);
+  hash_each(
+      packed, row_ids.size, [](int64_t i) { return i; },
+      [&](int64_t i, uint16_t hash) { hashes_[row_ids.data[i]] = hash; });
 }
 
 void HostRowHashes::assign(const std::vector<uint16_t>& values, int64_t begin) {
@@ -168,30 +266,30 @@ RowComparison HostRowHashes::compare(const Arrays& arrays, const RowTracker& tra
   check_arrays(arrays);
   check_rows(row_ids);
   std::lock_guard<std::mutex> lock(mutex_);
-  RowComparison found;
-  for (int64_t i = 0; i < row_ids.size; ++i) {
+  ComparedRows rows(this, arrays);
+  for (int64_t i = 0; i < row_ids.size && !rows.have_changed(); ++i) {
     const int64_t row_id = row_ids.data[i];
-    if (tracker.is_clean({row_id, row_id + 1}) && !is_same_locked(arrays, row_id, &found)) break;
+    if (tracker.is_clean({row_id, row_id + 1})) rows.add(row_id);
   }
-  return found;
+  return rows.finish();
 }
 
 RowComparison HostRowHashes::compare_range(const Arrays& arrays, const RowTracker& tracker,
                                            RowRange range) {
   check_arrays(arrays);
   check_range(range);
-  RowComparison found;
   const RowIdVector dirty = tracker.dirty_rows(range);
   std::lock_guard<std::mutex> lock(mutex_);
+  ComparedRows rows(this, arrays);
   auto next = dirty.begin();
-  for (int64_t row_id = range.begin; row_id < range.end; ++row_id) {
+  for (int64_t row_id = range.begin; row_id < range.end && !rows.have_changed(); ++row_id) {
     if (next != dirty.end() && *next == row_id) {
       ++next;
-    } else if (!is_same_locked(arrays, row_id, &found)) {
-      break;
+    } else {
+      rows.add(row_id);
     }
   }
-  return found;
+  return rows.finish();
 }
 
 std::vector<uint16_t> HostRowHashes::values(RowIds row_ids) const {
@@ -206,19 +304,6 @@ std::vector<uint16_t> HostRowHashes::values(RowIds row_ids) const {
 std::vector<uint16_t> HostRowHashes::copy_range(RowRange range) const {
   std::lock_guard<std::mutex> lock(mutex_);
   return {hashes_.begin() + range.begin, hashes_.begin() + range.end};
-}
-
-bool HostRowHashes::is_same_locked(const Arrays& arrays, int64_t row_id, RowComparison* found) {
-  const uint16_t now = hash_of(arrays, row_id);
-  if (hashes_[row_id] == 0) {
-    hashes_[row_id] = now;
-    ++found->num_recorded;
-    return true;
-  }
-  ++found->num_compared;
-  if (hashes_[row_id] == now) return true;
-  found->changed_row = row_id;
-  return false;
 }
 
 void RowHashes::check_arrays(const std::vector<RowArray>& arrays) const {

@@ -86,10 +86,11 @@ class HostRowHashes final : public RowHashes {
   std::vector<uint16_t> values(RowIds row_ids) const;  // 0 where it is not known
 
  private:
+  class ComparedRows;
+
   void hash_rows(const Arrays& arrays, RowIds row_ids, ThreadPool* pool) override;
   void hash_range(const Arrays& arrays, RowRange range, ThreadPool* pool) override;
   std::vector<uint16_t> copy_range(RowRange range) const override;
-  bool is_same_locked(const Arrays& arrays, int64_t row_id, RowComparison* found);
 
   mutable std::mutex mutex_;
   HugeZeros<uint16_t> hashes_;  // guarded by mutex_; 0: not known

@@ -90,6 +90,28 @@ def test_rows_of_unknown_hash_are_recorded_and_counted_when_they_are_compared():
     assert hashes.compare_range(arrays, tracker, 0, ROWS)[0] == 200
 
 
+def hash_of(row):
+    """The hash of a row, given as the bytes of its arrays, by its description in row_hash.h."""
+    sum_, bits, key = 0, 0, 0
+    for array in row:
+        for at in range(0, len(array), 8):
+            word = int.from_bytes(array[at : at + 8], "little")
+            key = (key + 0x9E3779B97F4A7C15) % 2**64
+            low, high = (word + key) % 2**32, ((word >> 32) + (key >> 32)) % 2**32
+            sum_ = (sum_ + low * high) % 2**64
+            bits ^= word
+    mixed = (sum_ ^ sum_ >> 32) * 0xD6E8FEB86659FD93 % 2**64
+    return (mixed >> 49 or 1) << 1 | bits.bit_count() % 2
+
+
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
+def test_a_hash_is_what_is_described(row_bytes, seed):
+    arrays = make_arrays(seed, row_bytes)
+    hashes, _ = make(arrays)
+    expected = [hash_of([array[row].tobytes() for array in arrays]) for row in range(ROWS)]
+    assert hashes.range_values(0, ROWS).tolist() == expected
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_change_no_hash(threads):
     weight = torch.arange(200_000 * 2, dtype=torch.float32).view(-1, 2)
