@@ -226,7 +226,7 @@ def peers(results: Results) -> Iterator[str]:
         "each saver as its documentation recommends, in the background where it can. *Blocked* is "
         "the total time that training stopped. *Durable* means synced, by the benchmark where the "
         "library does not. Memory is the rise of resident memory over training's. cpr_ext may use "
-        f"the slots, 5 bytes per row and 64 MB: {allowed:.0f} MB."
+        f"the slots, 7 bytes per row and 64 MB: {allowed:.0f} MB."
     )
     yield from table(
         "saver | blocked | longest pause | durable after | memory | on disk",

@@ -302,7 +302,7 @@ def targets() -> Iterator[Target]:
     yield Target("read", "one shard of eight, over all", "<=", 1 / 6, "x", one_shard)
     yield Target(
         "memory",
-        "peak of a 2 GB base snapshot over slots + 5 B per row + 64 MB",
+        "peak of a 2 GB base snapshot over slots + 7 B per row + 64 MB",
         "<=",
         1.0,
         "x",

@@ -133,10 +133,7 @@ class _Tracking:
         )
 
     def make_memory(self) -> None:
-        """Make the memory of counts and hashes: the first step's snapshot would wait for it.
-
-        A run that resumes has no snapshot in its first step, and is to begin soon.
-        """
+        """Make the memory of counts and hashes, which else is made when rows are first met."""
         for tracker in self.trackers.values():
             for each in native_trackers(tracker):
                 each.make_memory()
@@ -228,7 +225,7 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
         options,
     )
     copy = None if remote is None else _start_copy(remote, store, committer, account)
-    if store.is_empty:
+    if store.is_empty:  # the first step's snapshot would wait; a run that resumes begins sooner
         tracking.make_memory()
     tracking.attach()  # last: what fails above leaves the model as it was
     return Parts(

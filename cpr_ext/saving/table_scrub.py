@@ -142,9 +142,9 @@ class TableScrub:
 
     def make_memory(self) -> None:
         """Make the memory of all hashes, before training."""
-        self._hashes.make_memory()
-        if self.stored is not None:
-            self.stored.make_memory()
+        for hashes in (self._hashes, self.stored):
+            if hashes is not None:
+                hashes.make_memory()
 
     def forget(self) -> None:
         """Forget all hashes: rows may have any values."""

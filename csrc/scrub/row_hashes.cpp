@@ -113,22 +113,10 @@ void hash_each(const std::vector<RowArray>& arrays, int64_t count, const RowAt& 
             array, [&](int64_t i) { return row_at(first + i); }, size, num_pairs, bytes, key,
             words);
       };
-      switch (tail) {  // a copy of known size is no call
-        case 0:
-          add(Bytes<0>());
-          break;
-        case 4:
-          add(Bytes<4>());
-          break;
-        case 8:
-          add(Bytes<8>());
-          break;
-        case 12:
-          add(Bytes<12>());
-          break;
-        default:
-          add(tail);
-      }
+      const auto add_one_of = [&](auto... sizes) {  // a copy of known size is no call
+        if (!((tail == sizes && (add(sizes), true)) || ...)) add(tail);
+      };
+      add_one_of(Bytes<0>(), Bytes<4>(), Bytes<8>(), Bytes<12>());
       key += static_cast<uint64_t>((array.row_bytes + 7) / 8) * kStep;
     }
     for (int64_t i = 0; i < size; ++i) {
