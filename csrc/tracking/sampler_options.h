@@ -18,10 +18,10 @@ struct SamplerOptions {
   SamplerOptions checked(const std::string& table, int64_t num_rows) const;
 
   // Lookups are numbered from 0 over the tracker's life. Of each `period` of them in a row one is
-  // sampled: the one at a random place, which is drawn again after 8 periods. A place for good
+  // sampled: the one at a random place, which is drawn again after 32 periods. A place for good
   // would also be one column of all bags of a length that `period` divides. (A draw per period
   // would make counting a fifth slower.)
-  static constexpr int64_t kPeriodsPerRun = 8;
+  static constexpr int64_t kPeriodsPerRun = 32;
   CPR_EXT_HOST_DEVICE int64_t run_size() const { return kPeriodsPerRun * period; }
   CPR_EXT_HOST_DEVICE int64_t place_in(uint64_t run) const {
     return static_cast<int64_t>(random_below(static_cast<uint64_t>(period), ~seed, run));

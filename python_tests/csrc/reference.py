@@ -174,8 +174,8 @@ class RowSampler(Tracker):
             self.num_observed += 1
 
     def is_sampled(self, number):
-        """One lookup of each ``period`` is: that at a random place, drawn again after 8 of them."""
-        run, place = number // (8 * self.period), number % self.period
+        """One lookup of each ``period`` is: that at a random place, drawn again after 32 of them."""
+        run, place = number // (32 * self.period), number % self.period
         return place == random_below(self.period, ~self.seed & MASK, run)
 
     def add(self, row_id):

@@ -56,16 +56,16 @@ def test_of_every_period_of_lookups_one_is_sampled_however_they_come_in_batches(
 @pytest.mark.parametrize("bag", [2, 3, 4, 6, 8, 64])
 def test_every_column_of_a_bag_is_sampled_at_its_share(backend, period, bag):
     """Chi-squared over the columns; by a place for good, some would never be sampled."""
-    share = 160  # lookups sampled of a column, in 20 independent draws or more
+    share = 640  # lookups sampled of a column, in 20 independent draws or more
     numbers = sampled_numbers(share * period * bag, 100 * bag, period, backend, seed=period)
     columns = np.bincount(numbers % bag, minlength=bag)
     assert columns.sum() == share * bag
-    statistic = ((columns - share) ** 2 / share).sum() / 8  # the same draw serves 8 lookups
+    statistic = ((columns - share) ** 2 / share).sum() / 32  # the same draw serves 32 lookups
     assert statistic < bag - 1 + 4 * np.sqrt(2 * bag), columns
 
 
 def test_the_places_drawn_are_independent_of_each_other():
-    places = (sampled_numbers(64_000, 64_000, 2) % 2).reshape(-1, 8)
+    places = (sampled_numbers(256_000, 256_000, 2) % 2).reshape(-1, 32)
     assert (places == places[:, :1]).all()
     places = places[:, 0]
     for lag in (1, 2, 3, 4, 8, 16):
