@@ -8,7 +8,8 @@ namespace cpr_ext {
 
 namespace {
 
-constexpr int64_t kHighestPeriod = int64_t{1} << 58;  // so that run_size() is a number
+// So that run_size() is a number.
+constexpr int64_t kHighestPeriod = (int64_t{1} << 61) / SamplerOptions::kPeriodsPerRun;
 
 }  // namespace
 
