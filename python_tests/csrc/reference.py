@@ -174,7 +174,7 @@ class RowSampler(Tracker):
             self.num_observed += 1
 
     def is_sampled(self, number):
-        """One lookup of each ``period`` is: that at a random place, drawn again after 32 of them."""
+        """One of each ``period`` lookups is: at a random place, drawn again after 32 of them."""
         run, place = number // (32 * self.period), number % self.period
         return place == random_below(self.period, ~self.seed & MASK, run)
 
