@@ -397,6 +397,15 @@ class HostRowHashes(RowHashes):
     ) -> tuple[int, int, int]:
         """Compare those rows of [begin, end) that the tracker calls clean, as compare does."""
 
+    def record_unknown(
+        self,
+        arrays: collections.abc.Sequence[torch.Tensor | numpy.typing.NDArray[typing.Any]],
+        begin: typing.SupportsIndex,
+        end: typing.SupportsIndex,
+        pool: ThreadPool | None = None,
+    ) -> None:
+        """Record those of the rows [begin, end) whose hash is not known, as they are now."""
+
     def values(
         self, row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any]
     ) -> numpy.typing.NDArray[numpy.uint16]:

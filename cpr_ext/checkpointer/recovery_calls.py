@@ -223,7 +223,7 @@ class RecoveryCalls:
             counts_are_exact=self._watch.changes.counts_are_exact,
         )
         self._watch.changes.versions.read()
-        self._saver.claims.restart(lost_rows)
+        self._saver.claims.restart(lost_rows, are_newest=findings.are_newest)
         if findings.damaged_segments:
             # Rows that kept an older state count as saved; only a base snapshot saves them again.
             self._rebase.forget_base()
@@ -257,7 +257,7 @@ class RecoveryCalls:
         )
         self._watch.changes.forget()
         self._watch.begin_step()
-        self._saver.claims.restart()
+        self._saver.claims.restart(are_newest=findings.are_newest)
         self._saver.due.restart_interval()
         self._guard.may_train = self._has_recovered = True
         # Of another store nothing is in this one yet: the next step() takes a base snapshot.

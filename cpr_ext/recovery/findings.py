@@ -46,6 +46,11 @@ class Findings:
     is_proven: bool = False
     source: StateSource | None = None
 
+    @property
+    def are_newest(self) -> bool:
+        """Whether each row was restored from its newest save."""
+        return not self.damaged_segments and self.rows_missing == self.rows_possibly_stale == 0
+
     def report(self) -> RecoveryReport:
         """Build the report; what is found later does not change it."""
         return RecoveryReport(

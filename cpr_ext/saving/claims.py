@@ -69,6 +69,8 @@ class Claims:
         )
         self._proofs = Proofs()
         self._unproven: list[Snapshot] = []  # complete, and not recorded as proven
+        self._is_open = False  # a snapshot has begun, and was not committed
+        self._may_differ = False  # hashes from the newest saved rows: a capture failed since a base
         self._tables = {table.name: table for table in tables}
         self._trackers = trackers
         self._store = store
@@ -77,13 +79,22 @@ class Claims:
         self._committer = committer
         self._watch = watch
 
-    def restart(self, spans_of: Callable[[Table], RowSpans] | None = None) -> None:
+    def restart(
+        self, spans_of: Callable[[Table], RowSpans] | None = None, *, are_newest: bool
+    ) -> None:
         """Note that rows were restored: as far as they count as clean, a store has them so.
 
         Args:
             spans_of: returns which rows of a table these are; None: all.
+            are_newest: each came from its newest save, none is older or missing.
         """
-        self.scrub.record_restored(spans_of)
+        if spans_of is None:  # it may have gone back, also to another store's rows
+            self.scrub.record_restored()
+            self._is_open = self._may_differ = False
+        else:
+            are_recorded = are_newest and not (self._is_open or self._may_differ)
+            self.scrub.record_restored(spans_of, are_recorded=are_recorded)
+        self._may_differ = self._may_differ or not are_newest
         self._begin_proofs()
 
     def forget(self) -> None:
@@ -99,11 +110,14 @@ class Claims:
     def begin_snapshot(self, kind: SnapshotKind) -> None:
         """Note that a snapshot begins, and that rows are recorded as it captures them."""
         self.scrub.begin_snapshot()
+        self._may_differ, self._is_open = self._may_differ or self._is_open, True
         if kind == "base":
             self._proofs.begin_base()
 
     def note_committed(self, snapshot: Snapshot) -> None:
         """Note that a snapshot is committed."""
+        self._is_open = False
+        self._may_differ = self._may_differ and snapshot.kind != "base"
         if snapshot.kind == "base" and not self.scrub.is_known:
             self.scrub.is_known = True  # all rows were recorded
             self._proofs.forget()

@@ -107,13 +107,17 @@ class Scrub:
         self.begin_snapshot()
         self.restart()
 
-    def record_restored(self, spans_of: Callable[[Table], RowSpans] | None = None) -> None:
+    def record_restored(
+        self, spans_of: Callable[[Table], RowSpans] | None = None, *, are_recorded: bool = False
+    ) -> None:
         """Record rows that were just restored as they are.
 
         Args:
             spans_of: returns which rows of a table these are; None: all that no tracker calls
                 dirty. Others keep their hashes: they may have changed since they were saved.
+            are_recorded: the last capture of each row was saved, and is what was restored.
         """
+        are_recorded = are_recorded and self.is_known
         self.is_known = self.is_known or spans_of is None
         for each in self._tables.values():
             spans = [(0, each.table.num_embeddings)] if spans_of is None else spans_of(each.table)
@@ -121,7 +125,7 @@ class Scrub:
                 try:
                     for begin, end in spans:
                         if begin < end:
-                            each.record_restored(begin, end)
+                            each.record_restored(begin, end, are_recorded=are_recorded)
                 except CudaError:
                     self.is_known = False
         self.begin_snapshot()

@@ -168,9 +168,16 @@ class TableScrub:
             self.table.name, self.form, _values_of(hashes, 0, self.table.num_embeddings)
         )
 
-    def record_restored(self, begin: int, end: int) -> None:
-        """Record rows [begin, end) as they are, which is what files restore."""
-        self._hashes.record_range(self.arrays(), begin, end, self._pool)
+    def record_restored(self, begin: int, end: int, *, are_recorded: bool) -> None:
+        """Record rows [begin, end) as they are, which is what files restore.
+
+        Args:
+            are_recorded: those that were captured have their hashes from then.
+        """
+        if are_recorded and self.stored is None and not self.is_on_device:
+            self._hashes.record_unknown(self.arrays(), begin, end, self._pool)
+        else:
+            self._hashes.record_range(self.arrays(), begin, end, self._pool)
         if self.stored is not None:
             hashes = self._make_hashes()
             arrays = list(self.table.arrays().values())

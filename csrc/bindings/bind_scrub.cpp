@@ -47,6 +47,16 @@ void register_host_hashes(py::module_& module) {
       module, "HostRowHashes", "Hashes of a table in the host's memory.")
       .def(py::init<std::string, int64_t>(), py::kw_only(), py::arg("name"), py::arg("num_rows"))
       .def(
+          "record_unknown",
+          [](HostRowHashes& hashes, const Arrays& arrays, int64_t begin, int64_t end,
+             ThreadPool* pool) {
+            const std::vector<RowArray> views = view_arrays(arrays);
+            py::gil_scoped_release release;
+            hashes.record_unknown(views, {begin, end}, pool);
+          },
+          py::arg("arrays"), py::arg("begin"), py::arg("end"), py::arg("pool") = nullptr,
+          "Record those of the rows [begin, end) whose hash is not known, as they are now.")
+      .def(
           "values",
           [](const HostRowHashes& hashes, const ArrayLike& row_ids) {
             return to_numpy(hashes.values(view_row_ids(row_ids)));

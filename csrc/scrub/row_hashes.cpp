@@ -22,7 +22,7 @@ constexpr uint64_t kStep = kHashStep;
 constexpr int64_t kRowsOfABlock = 128;
 
 // Of the words of a row so far: the sum of their products, and the XOR of them.
-struct Words {
+struct RowWords {
   uint64_t sum = 0;
   uint64_t bits = 0;
 
@@ -34,7 +34,7 @@ struct Words {
 
 // The last words of a row: `bytes` of them from `data` on, less than two.
 template <class Tail>
-inline void add_tail(const std::byte* data, Tail bytes, uint64_t key, Words* words) {
+inline void add_tail(const std::byte* data, Tail bytes, uint64_t key, RowWords* words) {
   if (bytes >= 8) {
     uint64_t word;
     std::memcpy(&word, data, 8);
@@ -58,8 +58,8 @@ inline uint64_t xor_of(__m128i lanes) {
       _mm_cvtsi128_si64(_mm_xor_si128(lanes, _mm_unpackhi_epi64(lanes, lanes))));
 }
 
-// Words of a row, two at a time.
-inline void add_pairs(const std::byte* data, int64_t num_pairs, uint64_t key, Words* words) {
+// RowWords of a row, two at a time.
+inline void add_pairs(const std::byte* data, int64_t num_pairs, uint64_t key, RowWords* words) {
   __m128i keys =
       _mm_set_epi64x(static_cast<int64_t>(key + 2 * kStep), static_cast<int64_t>(key + kStep));
   const __m128i step = _mm_set1_epi64x(static_cast<int64_t>(2 * kStep));
@@ -75,7 +75,7 @@ inline void add_pairs(const std::byte* data, int64_t num_pairs, uint64_t key, Wo
   words->bits ^= xor_of(bits);
 }
 #else
-inline void add_pairs(const std::byte* data, int64_t num_pairs, uint64_t key, Words* words) {
+inline void add_pairs(const std::byte* data, int64_t num_pairs, uint64_t key, RowWords* words) {
   for (int64_t i = 0; i < 2 * num_pairs; ++i) {
     uint64_t word;
     std::memcpy(&word, data + 8 * i, 8);
@@ -87,7 +87,7 @@ inline void add_pairs(const std::byte* data, int64_t num_pairs, uint64_t key, Wo
 // Adds an array of rows row_at(0), row_at(1), ...; `tail`: its bytes after the pairs.
 template <class RowAt, class Tail>
 void add_array(const RowArray& array, const RowAt& row_at, int64_t count, int64_t num_pairs,
-               Tail tail, uint64_t key, Words* words) {
+               Tail tail, uint64_t key, RowWords* words) {
   for (int64_t i = 0; i < count; ++i) {
     const std::byte* const data = array.row(row_at(i));
     if (num_pairs > 0) add_pairs(data, num_pairs, key, &words[i]);
@@ -104,7 +104,7 @@ void hash_each(const std::vector<RowArray>& arrays, int64_t count, const RowAt& 
                const Body& body) {
   for (int64_t first = 0; first < count; first += kRowsOfABlock) {
     const int64_t size = std::min(kRowsOfABlock, count - first);
-    Words words[kRowsOfABlock];
+    RowWords words[kRowsOfABlock];
     uint64_t key = 0;
     for (const RowArray& array : arrays) {
       const int64_t num_pairs = array.row_bytes / 16, tail = array.row_bytes % 16;
@@ -232,6 +232,18 @@ void HostRowHashes::hash_range(const Arrays& arrays, RowRange range, ThreadPool*
         arrays, end - begin, [&](int64_t i) { return first + i; },
         [&](int64_t i, uint16_t hash) { hashes_[first + i] = hash; });
   });
+}
+
+void HostRowHashes::record_unknown(const Arrays& arrays, RowRange range, ThreadPool* pool) {
+  check_range(range);
+  RowIdVector unknown;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (int64_t row_id = range.begin; row_id < range.end; ++row_id) {
+      if (hashes_[row_id] == 0) unknown.push_back(row_id);
+    }
+  }
+  record(arrays, {unknown.data(), static_cast<int64_t>(unknown.size())}, pool);
 }
 
 void HostRowHashes::record_as(const Arrays& packed, RowIds row_ids) {

@@ -74,6 +74,8 @@ class HostRowHashes final : public RowHashes {
   void make_memory() override { hashes_.make_pages(); }
   void forget() override;
 
+  // Records the rows of the range whose hash is not known.
+  void record_unknown(const Arrays& arrays, RowRange range, ThreadPool* pool);
   // Row i of `packed` is recorded as row_ids[i].
   void record_as(const Arrays& packed, RowIds row_ids);
   // Takes the hashes of rows from `begin` on.

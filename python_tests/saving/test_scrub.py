@@ -259,7 +259,7 @@ def test_rows_that_a_device_could_not_hash_after_a_recovery_prove_nothing(tmp_pa
     run.save("base")
     die(run.ckpt)
 
-    def fail(scrub, begin, end):
+    def fail(scrub, begin, end, **_):
         raise CudaError("out of memory")
 
     monkeypatch.setattr(TableScrub, "record_restored", fail)
