@@ -70,7 +70,7 @@ class Claims:
         self._proofs = Proofs()
         self._unproven: list[Snapshot] = []  # complete, and not recorded as proven
         self._is_open = False  # a snapshot has begun, and was not committed
-        self._may_differ = False  # hashes from the newest saved rows: a capture failed since a base
+        self._may_differ = False  # a hash from its newest saved row: a capture was not saved
         self._tables = {table.name: table for table in tables}
         self._trackers = trackers
         self._store = store
