@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import torch
 
-from cpr_ext.errors import UsageError
+from cpr_ext.errors import RowIndexError, UsageError
 from cpr_ext.state.table import Table
 
 
@@ -19,8 +21,15 @@ def find_keyed(tables: Sequence[Table], name: str) -> Table:
     raise UsageError(f"no keyed table {name!r}; there are: {keyed}. Make it with Table(keys=...)")
 
 
-def as_slots(table: Table, slots: torch.Tensor) -> torch.Tensor:
-    """Return slots (n,) int64 on the table's device; raises UsageError for other ones."""
+def as_slots(table: Table, slots: torch.Tensor, tracker: Any) -> torch.Tensor:
+    """Return slots (n,) int64 on the table's device, contiguous.
+
+    Args:
+        tracker: a native one of the table.
+
+    Raises:
+        UsageError: they are no slots of the table.
+    """
     if not isinstance(slots, torch.Tensor) or slots.dtype not in (torch.int32, torch.int64):
         raise UsageError(
             f"table {table.name!r}: slots are {getattr(slots, 'dtype', type(slots).__name__)}; "
@@ -29,6 +38,11 @@ def as_slots(table: Table, slots: torch.Tensor) -> torch.Tensor:
     rows = slots
     if slots.dim() != 1 or slots.dtype != torch.int64 or slots.device != table.weight.device:
         rows = slots.reshape(-1).to(device=table.weight.device, dtype=torch.int64)
+    rows = rows.contiguous()
+    if tracker.device is None:  # on a GPU it would not look at them now
+        with suppress(RowIndexError):
+            tracker.check(rows)
+            return rows
     low, high = (int(bound) for bound in rows.aminmax()) if rows.numel() else (0, 0)
     if not 0 <= low <= high < table.num_embeddings:
         raise UsageError(

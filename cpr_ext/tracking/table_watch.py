@@ -209,8 +209,8 @@ class TableWatch:
         try:
             yield
         finally:
+            self.count_rows(table, row_ids)  # else all rows count as changed
             self.changes.versions.accept_assigned(index)
-            self.count_rows(table, row_ids)
 
     def _rows_change(self, table: Table, row_ids: torch.Tensor) -> None:
         if self.rows_change is not None:

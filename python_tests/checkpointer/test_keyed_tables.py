@@ -182,6 +182,41 @@ def test_slots_that_the_table_does_not_have_are_refused_before_anything_is_writt
     job.ckpt.close()
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slots_with_gaps_in_memory_are_counted(tmp_path, dtype):
+    job = KeyedJob(tmp_path, priority=cpr_ext.AllRows())
+    job.train(7)
+    job.ckpt.save("base")
+    job.ckpt.wait()
+    slots = torch.arange(SLOTS, dtype=dtype)[::2]
+    with job.ckpt.assigning(TABLE, slots):
+        job.weight.data[slots] = 7.0  # PyTorch counts no such write
+    assert job.ckpt.scrub() == {}
+    job.ckpt.save("partial")
+    job.ckpt.wait()
+    job.ckpt.close()
+    again = KeyedJob(tmp_path, seed=1, priority=cpr_ext.AllRows())
+    again.ckpt.recover(mode="full")
+    assert torch.equal(again.weight, job.weight)
+    again.end()
+
+
+def test_slots_that_cannot_be_counted_leave_all_rows_changed(tmp_path, monkeypatch):
+    job = KeyedJob(tmp_path)
+    job.train(7)
+
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no memory"):
+        patch.setattr(job.ckpt._watch, "count_rows", fail)
+        with torch.no_grad(), job.ckpt.assigning(TABLE, torch.tensor([1])):
+            job.weight[1] = 7.0
+    with pytest.warns(UntrackedChangeWarning, match="'items'"):
+        job.train(1)
+    job.end()
+
+
 def test_rows_that_are_written_without_a_word_count_as_changed_as_a_whole(tmp_path):
     job = KeyedJob(tmp_path)
     job.train(1)
