@@ -22,23 +22,18 @@ def find_keyed(tables: Sequence[Table], name: str) -> Table:
 
 
 def as_slots(table: Table, slots: torch.Tensor, tracker: Any) -> torch.Tensor:
-    """Return slots (n,) int64 on the table's device, contiguous.
+    """Return slots (n,) int64, contiguous, on the device; raises UsageError for other ones.
 
-    Args:
-        tracker: a native one of the table.
-
-    Raises:
-        UsageError: they are no slots of the table.
+    ``tracker``: a native one of the table.
     """
     if not isinstance(slots, torch.Tensor) or slots.dtype not in (torch.int32, torch.int64):
         raise UsageError(
             f"table {table.name!r}: slots are {getattr(slots, 'dtype', type(slots).__name__)}; "
             "needed: an int32 or int64 tensor"
         )
-    rows = slots
+    rows = slots.contiguous()
     if slots.dim() != 1 or slots.dtype != torch.int64 or slots.device != table.weight.device:
-        rows = slots.reshape(-1).to(device=table.weight.device, dtype=torch.int64)
-    rows = rows.contiguous()
+        rows = rows.reshape(-1).to(device=table.weight.device, dtype=torch.int64)
     if tracker.device is None:  # on a GPU it would not look at them now
         with suppress(RowIndexError):
             tracker.check(rows)

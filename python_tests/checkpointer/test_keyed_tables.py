@@ -193,8 +193,7 @@ def test_slots_with_gaps_in_memory_are_counted(tmp_path, dtype):
         job.weight.data[slots] = 7.0  # PyTorch counts no such write
     assert job.ckpt.scrub() == {}
     job.ckpt.save("partial")
-    job.ckpt.wait()
-    job.ckpt.close()
+    job.end()
     again = KeyedJob(tmp_path, seed=1, priority=cpr_ext.AllRows())
     again.ckpt.recover(mode="full")
     assert torch.equal(again.weight, job.weight)
