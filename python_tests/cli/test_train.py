@@ -161,6 +161,7 @@ def test_a_run_killed_at_any_moment_is_continued_from_its_store(
         (["--data", "movies"], USAGE, "'movies'; allowed: synthetic, criteo:PATH"),
         (["--preset", "huge"], USAGE, "'huge' is not one of"),
         (["--steps", "0"], USAGE, "--steps"),
+        (["--threads", "9" * 20], USAGE, "not in the range 1<=x<=1024"),
         (["--fail-at", "10"], USAGE, "STEP:SHARD"),
         (["--fail-at", "0:1"], USAGE, "steps count from 1"),
         (["--fail-at", "10:8"], USAGE, "there is no shard 8; with 8 shards they are 0 to 7"),

@@ -118,7 +118,7 @@ Running the same command on a --store again continues from it, also after kill -
 )
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1024),
     help="Threads of torch. Default: 1 for the tiny preset, whose steps are too short to share, "
     "else all cores.",
 )
