@@ -22,7 +22,7 @@ def find_keyed(tables: Sequence[Table], name: str) -> Table:
 
 
 def as_slots(table: Table, slots: torch.Tensor, tracker: Any) -> torch.Tensor:
-    """Return slots (n,) int64, contiguous, on the device; raises UsageError for other ones.
+    """Return a copy (n,) int64 of slots, on the device; raises UsageError for other ones.
 
     ``tracker``: a native one of the table.
     """
@@ -31,9 +31,9 @@ def as_slots(table: Table, slots: torch.Tensor, tracker: Any) -> torch.Tensor:
             f"table {table.name!r}: slots are {getattr(slots, 'dtype', type(slots).__name__)}; "
             "needed: an int32 or int64 tensor"
         )
-    rows = slots.contiguous()
-    if slots.dim() != 1 or slots.dtype != torch.int64 or slots.device != table.weight.device:
-        rows = rows.reshape(-1).to(device=table.weight.device, dtype=torch.int64)
+    one_piece = torch.contiguous_format
+    rows = slots.to(table.weight.device, torch.int64, copy=True, memory_format=one_piece)
+    rows = rows.reshape(-1)  # a copy, as the block may write to the given tensor
     if tracker.device is None:  # on a GPU it would not look at them now
         with suppress(RowIndexError):
             tracker.check(rows)
