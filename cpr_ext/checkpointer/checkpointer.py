@@ -51,7 +51,6 @@ from cpr_ext.storage.remote.objects import RemoteOptions
 from cpr_ext.storage.remote.remote_copy import RemoteStatus
 from cpr_ext.storage.retention import Retention
 from cpr_ext.storage.retries import OnReadError, falling_back
-from cpr_ext.tracking.trackers import native_trackers
 from cpr_ext.tracking.unwatched import require_own_optimizers, warn_of_large_parameters
 
 logger = logger_of("saving")
@@ -476,8 +475,7 @@ class Checkpointer:
         """
         self._guard.require_open()
         given = find_keyed(self.tables, table)
-        tracker, *_ = native_trackers(self._trackers[table])
-        rows = as_slots(given, slots, tracker)
+        rows = as_slots(given, slots)
         self._saver.pause()
         with self._watch.assigning(given, rows):
             yield

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
 
 import torch
 
-from cpr_ext.errors import RowIndexError, UsageError
+from cpr_ext.errors import UsageError
 from cpr_ext.state.table import Table
 
 
@@ -21,11 +19,8 @@ def find_keyed(tables: Sequence[Table], name: str) -> Table:
     raise UsageError(f"no keyed table {name!r}; there are: {keyed}. Make it with Table(keys=...)")
 
 
-def as_slots(table: Table, slots: torch.Tensor, tracker: Any) -> torch.Tensor:
-    """Return a copy (n,) int64 of slots, on the device; raises UsageError for other ones.
-
-    ``tracker``: a native one of the table.
-    """
+def as_slots(table: Table, slots: torch.Tensor) -> torch.Tensor:
+    """Return a copy (n,) int64 of slots, on the device; raises UsageError for other ones."""
     if not isinstance(slots, torch.Tensor) or slots.dtype not in (torch.int32, torch.int64):
         raise UsageError(
             f"table {table.name!r}: slots are {getattr(slots, 'dtype', type(slots).__name__)}; "
@@ -34,10 +29,6 @@ def as_slots(table: Table, slots: torch.Tensor, tracker: Any) -> torch.Tensor:
     one_piece = torch.contiguous_format
     rows = slots.to(table.weight.device, torch.int64, copy=True, memory_format=one_piece)
     rows = rows.reshape(-1)  # a copy, as the block may write to the given tensor
-    if tracker.device is None:  # on a GPU it would not look at them now
-        with suppress(RowIndexError):
-            tracker.check(rows)
-            return rows
     low, high = (int(bound) for bound in rows.aminmax()) if rows.numel() else (0, 0)
     if not 0 <= low <= high < table.num_embeddings:
         raise UsageError(
