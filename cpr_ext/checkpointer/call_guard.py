@@ -64,7 +64,7 @@ class CallGuard:
         """Raise UsageError in a forked child, and after ``close()``."""
         self._creator.require("Checkpointer")
         if self.is_closed:
-            raise UsageError("the Checkpointer is closed")
+            raise UsageError("the Checkpointer is closed; make another one for its directory")
 
     def require_recovered(self) -> None:
         """Raise UsageError if training would run over snapshots that were not recovered."""

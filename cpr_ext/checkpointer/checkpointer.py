@@ -14,6 +14,7 @@ from torch import nn
 
 from cpr_ext.checkpointer.all_options import CheckpointerOptions, OnNan
 from cpr_ext.checkpointer.call_guard import CallGuard
+from cpr_ext.checkpointer.explained_calls import explained
 from cpr_ext.checkpointer.options import CompactionOptions, StagingOptions
 from cpr_ext.checkpointer.parts import Trained, build_parts, choose_tables
 from cpr_ext.checkpointer.recovery_calls import RecoveryCalls, StorePaths
@@ -125,6 +126,7 @@ class Checkpointer:
         StorageError: the directory cannot be made, read or written.
     """
 
+    @explained
     def __init__(
         self,
         model: nn.Module,
@@ -526,7 +528,10 @@ class Checkpointer:
         return html_table(repr(self)[1:-1], values)
 
     def __reduce__(self) -> str:
-        raise TypeError("a Checkpointer has a store open, so it is neither pickled nor copied")
+        raise TypeError(
+            "a Checkpointer has a store open, so it is neither pickled nor copied; copy the model, "
+            "and make a Checkpointer for it where it is used"
+        )
 
     def __enter__(self) -> Checkpointer:
         return self

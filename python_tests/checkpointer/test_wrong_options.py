@@ -150,3 +150,15 @@ def test_a_checkpointer_shows_where_it_is_and_is_not_copied(tmp_path):
         for copied in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match="has a store open"):
                 copied(checkpointer)
+
+
+def test_arguments_that_are_missing_or_have_wrong_names_are_refused_with_the_remedy(tmp_path):
+    model, store = torch.nn.Linear(1, 1), tmp_path / "store"
+    for given, options, remedy in (
+        ((model, store), {}, "'directory'; needed, in this order: model, optimizers, directory"),
+        ((model, None, store), {"prioritiy": None}, "'prioritiy'; did you mean 'priority'"),
+    ):
+        with pytest.raises(TypeError, match=f"^Checkpointer: .*{remedy}"):
+            cpr_ext.Checkpointer(*given, **options)
+    assert not store.exists()
+    assert "when_busy" in inspect.signature(cpr_ext.Checkpointer).parameters

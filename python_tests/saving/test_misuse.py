@@ -100,8 +100,11 @@ def test_a_large_parameter_that_is_no_table_is_warned_of(tmp_path, monkeypatch):
     monkeypatch.setattr(cpr_ext.tracking.unwatched, "_LARGE_BYTES", 1000)
     model = nn.Sequential(nn.Embedding(500, 4), nn.Linear(4, 100))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(UntrackedChangeWarning, match=r"parameter '1\.weight' .* is no table"):
+    with pytest.warns(
+        UntrackedChangeWarning, match=r"parameter '1\.weight' .* is no table"
+    ) as each:
         cpr_ext.Checkpointer(model, optimizer, tmp_path).close()
+    assert each[0].filename == __file__  # the line that made it
 
 
 def test_sparse_gradients_of_a_parameter_that_is_no_table_are_warned_of_once(tmp_path):
