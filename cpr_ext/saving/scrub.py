@@ -24,7 +24,6 @@ from cpr_ext._native import native
 from cpr_ext.errors import CudaError, UsageError
 from cpr_ext.saving.selection import RowIds, Selection
 from cpr_ext.saving.table_scrub import (
-    ROWS_OF_A_TABLE,
     ChangedRow,
     RowForm,
     SavedHashes,
@@ -38,7 +37,10 @@ from cpr_ext.tracking.trackers import Tracker
 
 #: The most of the time that a pass takes.
 SHARE = 0.0005
-_CHECKED_OF_A_WINDOW = 4  # tables; training waits for it
+# Training waits for these comparisons: some 128 rows of all tables, 4 to 16 of each.
+_ROWS_OF_A_CHECK = 128
+_ROWS_OF_A_TABLE = (4, 16)
+_CHECKED_OF_A_WINDOW = 4  # tables
 _PASSES_OF_A_TRIAL = 3
 
 
@@ -82,6 +84,8 @@ class Scrub:
             for table in tables
         }
         self._turns = deque(self._tables.values())  # the next to check is first
+        fewest, most = _ROWS_OF_A_TABLE
+        self._rows_of_a_table = min(max(fewest, _ROWS_OF_A_CHECK // max(1, len(tables))), most)
         self._window: list[tuple[Selection, int, int]] = []  # captured rows, by position
         self._fixed: list[tuple[TableScrub, RowIds, Any]] = []
         self.restart()
@@ -166,7 +170,7 @@ class Scrub:
         for selection in selections:
             scrub = self._tables[selection.table.name]
             if not scrub.is_on_device and selection.num_rows > 0:
-                row_ids = _spread(selection, 0, selection.num_rows, ROWS_OF_A_TABLE)
+                row_ids = _spread(selection, 0, selection.num_rows, self._rows_of_a_table)
                 self._fixed.append((scrub, row_ids, scrub.record_rows(row_ids)))
 
     def begin_snapshot(self) -> None:
@@ -185,7 +189,7 @@ class Scrub:
             scrub = self._tables[selection.table.name]
             if scrub.is_on_device:
                 continue
-            row_ids = _spread(selection, first, end - first, ROWS_OF_A_TABLE)
+            row_ids = _spread(selection, first, end - first, self._rows_of_a_table)
             # It cannot be saved any more, as its snapshot will say.
             with suppress(UsageError, CudaError):
                 if (changed := scrub.compare(row_ids)) is not None:
@@ -208,7 +212,7 @@ class Scrub:
             self._turns.rotate(-1)
             if self._can_compare(each.table):
                 with suppress(UsageError, CudaError):
-                    changed = each.compare_spread() or each.collect(wait=False)
+                    changed = each.compare_spread(self._rows_of_a_table) or each.collect(wait=False)
                     if changed is not None:
                         found.append(changed)
         return found

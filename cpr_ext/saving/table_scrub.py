@@ -21,8 +21,6 @@ from cpr_ext.state.table import Table
 from cpr_ext.tracking.row_ranges import RowSpans
 from cpr_ext.tracking.trackers import Tracker, native_trackers
 
-#: How many rows of each table are compared at each capture.
-ROWS_OF_A_TABLE = 16
 _ROWS_OF_A_DEVICE_TABLE = 4096
 _SLICE_BYTES = 256 << 10
 _DEVICE_SLICE_BYTES = 64 << 20  # some tens of microseconds of a GPU
@@ -122,8 +120,6 @@ class TableScrub:
         differs = is_rounded or table.slots is not None
         self.stored = _on_host(table) if differs else None
         self.form: RowForm = ()
-        count = min(ROWS_OF_A_TABLE, table.num_embeddings)
-        self._spread = np.arange(count, dtype=np.int64) * table.num_embeddings // count
         self._shift = 0
         self.trial = Trial()
 
@@ -214,13 +210,14 @@ class TableScrub:
             self.table.is_trusted = None  # for good
         return None if row_id < 0 else ChangedRow(self.table, row_id)
 
-    def compare_spread(self) -> ChangedRow | None:
-        """Compare some rows, other ones each time; return one that differs."""
+    def compare_spread(self, num_rows: int) -> ChangedRow | None:
+        """Compare about so many rows, other ones each time; return one that differs."""
         if not self.form:
             return None  # nothing was saved yet
-        row_ids = (self._spread + self._shift) % self.table.num_embeddings
+        stride = max(1, self.table.num_embeddings // num_rows)
+        row_ids = np.arange(self._shift % stride, self.table.num_embeddings, stride)
         self._shift += 1
-        return self.compare(np.sort(row_ids))
+        return self.compare(row_ids)
 
     def are_unchanged(self, ranges: RowSpans) -> bool:
         """Return whether all clean rows of some ranges have their hash, which all have."""
@@ -296,11 +293,11 @@ class _DeviceScrub(TableScrub):
         self._begin(begin, end)
         return None
 
-    def compare_spread(self) -> ChangedRow | None:
+    def compare_spread(self, num_rows: int) -> ChangedRow | None:
         if self.form:
-            num_rows = self.table.num_embeddings
-            stride = max(1, num_rows // _ROWS_OF_A_DEVICE_TABLE)
-            self._begin(self._shift % stride, num_rows, stride)
+            end = self.table.num_embeddings
+            stride = max(1, end // _ROWS_OF_A_DEVICE_TABLE)
+            self._begin(self._shift % stride, end, stride)
             self._shift += 1
         return None
 
