@@ -237,7 +237,7 @@ class Saver:
 
     @property
     def _waits_for_rows(self) -> bool:
-        """Whether the dense part is copied after the rows, at a step that does not wait for them."""
+        """Whether the dense part is copied after all rows, at a step that waits for none."""
         return self._is_overlapping and self._options.consistency == "row"
 
     def _leaves_dense_to_next_step(self) -> bool:
