@@ -219,7 +219,7 @@ class OtherStores:
             raise StoreError(
                 f"'{self.readers[0].directory}' holds another model: {'; '.join(differences)}. "
                 "Build the model that the store was made with, or take what matches with "
-                "recover(strict=False)"
+                "recover(from_store=..., strict=False)"
             )
         if not self.strict and plan.is_empty and not _has_parameter_of(part, live.model):
             raise StoreError(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,13 @@ from cpr_ext.state.grown_buffers import (
     is_growing,
     make_grown_buffers,
 )
+from cpr_ext.state.optimizer_states import (
+    optimizer_differences,
+    optimizer_tree,
+    parameters_of,
+    restore_optimizers,
+    take_optimizer_states,
+)
 from cpr_ext.state.stateful import (
     Declared,
     Stateful,
@@ -36,7 +42,7 @@ from cpr_ext.state.stateful import (
     restore_stateful,
     stateful_differences,
 )
-from cpr_ext.state.table import Table, is_row_state
+from cpr_ext.state.table import Table
 from cpr_ext.state.unsaved_buffers import restore_unsaved_buffers
 from cpr_ext.state.wrapper_names import match_names, wrapped_modules
 
@@ -109,7 +115,7 @@ def capture_dense(
             for name, value in values.items()
             if id(value) in table_names
         },
-        "optimizers": [_optimizer_tree(optimizer, tables, values) for optimizer in optimizers],
+        "optimizers": [optimizer_tree(optimizer, tables, values) for optimizer in optimizers],
         "wrapped": wrapped_modules(model),
         "rng": generator_states(),
         "extra": extra,
@@ -158,7 +164,7 @@ def require_savable(
     values = model.state_dict(keep_vars=True)
     weights = {id(table.weight) for table in tables}
     pack({name: value for name, value in values.items() if id(value) not in weights}, "dense.model")
-    trees = [_optimizer_tree(optimizer, tables, values) for optimizer in optimizers]
+    trees = [optimizer_tree(optimizer, tables, values) for optimizer in optimizers]
     pack(trees, "dense.optimizers")
 
 
@@ -215,7 +221,7 @@ def restore_own_part(
     """Put back what :func:`own_part` returned; all else stays unchanged."""
     shared = {id(optimizer) for optimizer in shared_optimizers(optimizers, tables)}
     own = [optimizer for optimizer in optimizers if id(optimizer) not in shared]
-    restore_dense(part, model, own, tables, strict=False, stateful=declared.per_rank)
+    restore_dense(part, model, own, tables, is_own=True, stateful=declared.per_rank)
 
 
 def refuse_nan(part: DensePart) -> None:
@@ -236,6 +242,7 @@ def restore_dense(
     tables: Sequence[Table],
     *,
     strict: bool = True,
+    is_own: bool = False,
     generators: bool = True,
     buffers: bool = True,
     stateful: Sequence[Stateful] = (),
@@ -244,7 +251,9 @@ def restore_dense(
     """Put a captured dense part back, in place; returns what was captured as ``extra``.
 
     Args:
-        strict: False restores the parameters, and the optimizers' state of them, that match.
+        strict: False restores the parameters, and the optimizers' state of them, that match; all
+            else stays unchanged.
+        is_own: it is of :func:`own_part`, and lacks what workers share.
         generators: put random number generators back, too.
         buffers: put the model's buffers back, too.
         stateful: objects whose states were captured; without any captured they stay unchanged.
@@ -257,18 +266,17 @@ def restore_dense(
     """
     tree = part.tree()
     live = dense_values(model, tables)
-    differences = dense_differences(part, model, optimizers, tables, stateful) if strict else []
-    if differences:
+    differences = dense_differences(part, model, optimizers, tables, stateful)
+    if strict and not is_own and differences:
         raise StoreError(
             f"{'; '.join(differences)}. Build what the store was made with; or, in a new "
             "directory, take what matches: recover(from_store=..., strict=False). For evaluation, "
             "cpr_ext.load_into(model, store) needs no optimizers"
         )
     restore_stateful(tree.get("stateful", []), stateful, keep)
-    same_optimizers = not _optimizer_differences(tree["optimizers"], optimizers, model)
     make_grown_buffers(model, tree["model"], tree.get("grown", ()))
     live = dense_values(model, tables)
-    names = _parameter_names(optimizers, model.state_dict(keep_vars=True))
+    values, saved = model.state_dict(keep_vars=True), tree["optimizers"]
     with torch.no_grad():
         _load_model(
             model,
@@ -279,12 +287,10 @@ def restore_dense(
                 and not _parameter_difference(name, tree["model"], live)
             },
         )
-        for optimizer, own, each in zip(optimizers, names, tree["optimizers"], strict=False):
-            if same_optimizers:
-                saved = _in_order(each, own)
-                _restore_optimizer(
-                    optimizer, saved if strict else _fitting(optimizer, saved), tables
-                )
+        if not strict:
+            take_optimizer_states(saved, optimizers, values)
+        elif not is_own or not optimizer_differences(saved, optimizers, values):
+            restore_optimizers(saved, optimizers, tables, values)
     if buffers:
         restore_unsaved_buffers(tree, model, tables)
     if generators:
@@ -323,7 +329,7 @@ def shared_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Return the optimizers that update more than tables: those that workers share."""
     weights = {id(table.weight) for table in tables}
-    return [o for o in optimizers if any(id(value) not in weights for value in _parameters(o))]
+    return [o for o in optimizers if any(id(value) not in weights for value in parameters_of(o))]
 
 
 def dense_differences(
@@ -344,7 +350,9 @@ def dense_differences(
     ]
     return [
         *(text for text in found if text),
-        *_optimizer_differences(tree["optimizers"], optimizers, model),
+        *optimizer_differences(
+            tree["optimizers"], optimizers, model.state_dict(keep_vars=True)
+        ),
         *stateful_differences(tree.get("stateful", []), stateful),
     ]
 
@@ -364,15 +372,6 @@ def _key_ids(tables: Sequence[Table]) -> set[int]:
     return {id(array) for table in tables for array in table.key_arrays().values()}
 
 
-def _fitting(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return ``saved`` without the state of parameters that had another shape."""
-    states = {}
-    for index, parameter in enumerate(_parameters(optimizer)):
-        state = saved["states"][str(index)]
-        shapes = {v.shape for v in state.values() if isinstance(v, torch.Tensor) and v.dim() > 0}
-        states[str(index)] = state if shapes <= {parameter.shape} else {}
-    return {**saved, "states": states}
-
 
 def _parameter_difference(name: str, saved: dict[str, Any], live: dict[str, Any]) -> str | None:
     if name not in live or name not in saved:
@@ -389,132 +388,14 @@ def _parameter_difference(name: str, saved: dict[str, Any], live: dict[str, Any]
     )
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return the optimizer's parameters in the order in which torch numbers them."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _optimizer_tree(
-    optimizer: torch.optim.Optimizer, tables: Sequence[Table], values: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return an optimizer's state that is not per row; ``values``: the model's, by name."""
-    num_rows = {id(table.weight): table.num_embeddings for table in tables}
-    states = {}
-    for index, parameter in enumerate(_parameters(optimizer)):
-        rows = num_rows.get(id(parameter))
-        states[str(index)] = {
-            name: value
-            for name, value in optimizer.state.get(parameter, {}).items()
-            if rows is None or not is_row_state(value, rows)
-        }
-    groups = [
-        {name: value for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
-    return {
-        "type": type(optimizer).__name__,
-        "groups": groups,
-        "states": states,
-        "parameters": _parameter_names([optimizer], values)[0],
-    }
 
 
-def _parameter_names(
-    optimizers: Sequence[torch.optim.Optimizer], values: Mapping[str, Any]
-) -> list[list[list[str]]]:
-    """Return the names of the parameters of each group of each optimizer.
-
-    Of a parameter that the state_dict() does not have: "".
-    """
-    names = {id(value): name for name, value in values.items()}
-    return [
-        [[names.get(id(each), "") for each in group["params"]] for group in optimizer.param_groups]
-        for optimizer in optimizers
-    ]
 
 
-def _in_order(saved: dict[str, Any], live: list[list[str]]) -> dict[str, Any]:
-    """Return a stored optimizer with the parameters of each group in the order of the live one."""
-    stored = saved.get("parameters", [])
-    if stored == live or not _are_named_alike(stored, live):
-        return saved
-    places = {name: index for index, name in enumerate(chain(*stored))}
-    states = [saved["states"][str(places[name])] for name in chain(*live)]
-    return {**saved, "states": {str(index): state for index, state in enumerate(states)}}
 
 
-def _are_named_alike(stored: list[list[str]], live: list[list[str]]) -> bool:
-    names = sorted(chain(*stored))
-    return names == sorted(chain(*live)) and all(names) and len({*names}) == len(names)
-
-
-def _optimizer_differences(
-    saved: list[Any], optimizers: Sequence[torch.optim.Optimizer], model: nn.Module
-) -> list[str]:
-    live = [(type(o).__name__, len(o.param_groups), len(_parameters(o))) for o in optimizers]
-    stored = [(s["type"], len(s["groups"]), len(s["states"])) for s in saved]
-    if live == stored:
-        names = _parameter_names(optimizers, model.state_dict(keep_vars=True))
-        return [
-            f"a {old['type']} has its parameters in groups {own}, in the store {old['parameters']}"
-            for old, own in zip(saved, names, strict=True)
-            if _are_named_alike(old.get("parameters", []), own)
-            and [*map(sorted, old["parameters"])] != [*map(sorted, own)]
-        ]
-    return [f"the store holds optimizers (type, groups, parameters) {stored}, the run has {live}"]
-
-
-def _restore_optimizer(
-    optimizer: torch.optim.Optimizer, saved: dict[str, Any], tables: Sequence[Table]
-) -> None:
-    """State made since the snapshot is dropped; that of rows is left to the shards."""
-    num_rows = {id(table.weight): table.num_embeddings for table in tables}
-    groups: list[dict[str, Any]] = []  # of each parameter
-    for group, saved_group in zip(optimizer.param_groups, saved["groups"], strict=True):
-        for name, value in saved_group.items():
-            group[name] = _restored_setting(group.get(name), value)
-        groups += [group] * len(group["params"])
-    for index, parameter in enumerate(_parameters(optimizer)):
-        rows = num_rows.get(id(parameter))
-        saved_state = saved["states"][str(index)]
-        state = {
-            name: value
-            for name, value in optimizer.state.pop(parameter, {}).items()
-            if name in saved_state or (rows is not None and is_row_state(value, rows))
-        }
-        for name, value in saved_state.items():
-            device = _device_of_state(name, value, parameter, groups[index])
-            state[name] = _restored_value(state.get(name), value, device)
-        if state:
-            optimizer.state[parameter] = state
-
-
-def _restored_setting(live: Any, saved: Any) -> Any:
-    """Return a group's setting; a tensor (a learning rate) goes to the device of the live one."""
-    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
-        return saved.to(live.device, copy=True)
-    return saved
-
-
-def _device_of_state(
-    name: str, saved: Any, parameter: torch.Tensor, group: dict[str, Any]
-) -> torch.device:
-    """Return where a state belongs: with its parameter, as torch's load_state_dict() has it.
-
-    Step counters stay on the CPU unless the optimizer's kernels read them.
-    """
-    is_counter = isinstance(saved, torch.Tensor) and saved.dim() == 0 and name == "step"
-    if is_counter and not (group.get("fused") or group.get("capturable")):
-        return torch.device("cpu")
-    return parameter.device
-
-
-def _restored_value(live: Any, saved: Any, device: torch.device) -> Any:
-    if not isinstance(saved, torch.Tensor):
-        return saved
-    if isinstance(live, torch.Tensor) and (live.shape, live.dtype) == (saved.shape, saved.dtype):
-        return live.copy_(saved)
-    return saved.to(device, copy=True)
 
 
 def generator_states() -> dict[str, Any]:

@@ -11,11 +11,11 @@ import cpr_ext
 from cpr_ext.errors import NanError, StoreError
 from cpr_ext.state.dense_state import (
     DensePart,
-    _restore_optimizer,
     capture_dense,
     refuse_nan,
     restore_dense,
 )
+from cpr_ext.state.optimizer_states import restore_optimizers
 from cpr_ext.state.table import find_tables
 from python_tests.helpers import assert_same, clone, copy_state, differences
 
@@ -144,7 +144,7 @@ def test_step_counters_go_where_the_optimizer_reads_them_as_torch_itself_loads_t
     model = nn.Linear(4, 3, device="meta")
     optimizer = torch.optim.NAdam(model.parameters())
     optimizer.param_groups[0]["lr"] = torch.tensor(0.1, device="meta")
-    _restore_optimizer(optimizer, tree, [])
+    restore_optimizers([tree], [optimizer], [], model.state_dict(keep_vars=True))
     expected = torch.optim.NAdam(model.parameters())
     expected.load_state_dict(trained.state_dict())
     for parameter in model.parameters():
