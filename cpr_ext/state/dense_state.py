@@ -350,9 +350,7 @@ def dense_differences(
     ]
     return [
         *(text for text in found if text),
-        *optimizer_differences(
-            tree["optimizers"], optimizers, model.state_dict(keep_vars=True)
-        ),
+        *optimizer_differences(tree["optimizers"], optimizers, model.state_dict(keep_vars=True)),
         *stateful_differences(tree.get("stateful", []), stateful),
     ]
 
@@ -372,7 +370,6 @@ def _key_ids(tables: Sequence[Table]) -> set[int]:
     return {id(array) for table in tables for array in table.key_arrays().values()}
 
 
-
 def _parameter_difference(name: str, saved: dict[str, Any], live: dict[str, Any]) -> str | None:
     if name not in live or name not in saved:
         where = "model" if name not in live else "store"
@@ -386,16 +383,6 @@ def _parameter_difference(name: str, saved: dict[str, Any], live: dict[str, Any]
         f"parameter '{name}' has dtype {stored[0]} and shape {stored[1]} in the store, "
         f"{wanted[0]} and {wanted[1]} in the model"
     )
-
-
-
-
-
-
-
-
-
-
 
 
 def generator_states() -> dict[str, Any]:

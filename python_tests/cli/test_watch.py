@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from itertools import pairwise
 
 import pytest
@@ -91,6 +92,50 @@ def test_a_damaged_store_hides_no_other_and_a_missing_one_is_named(tmp_path, cpr
     code, out, _ = cpr("watch", tmp_path / "job", "--once")
     assert code == 1
     assert "worker-00002-of-00003: the store is missing" in out
+
+
+def test_a_store_is_late_by_its_own_interval_or_by_the_one_that_is_given(job, tmp_path, cpr):
+    job.save("base", steps=3)
+    job.save("partial", steps=2)
+    store, now = job.ckpt.store, time.time()
+    manifest = store.dense.directory / "MANIFEST.json"
+    files = map(store.shards[0].path_of, store.shards[0].segments)
+    for path, age in zip((*files, manifest), (160, 100, 100), strict=True):
+        os.utime(path, (now - age, now - age))
+    (standing,) = maintenance.watch(tmp_path / "store")
+    assert standing.interval_seconds == pytest.approx(60)
+    for options, code, is_late in (
+        ((), 0, False),
+        (("--late-after", 50), 1, True),
+        (("--late-after", 500), 0, False),
+    ):
+        found, out, _ = cpr("watch", tmp_path / "store", "--once", "--json", *options)
+        assert (found, json.loads(out)["stores"][0]["is_late"]) == (code, is_late)
+    os.utime(manifest, (now - 200, now - 200))
+    code, out, _ = cpr("watch", tmp_path / "store", "--once")
+    assert (code, ", late" in out) == (0, True)
+
+
+def test_a_job_that_has_not_begun_is_waited_for(tmp_path):
+    store = tmp_path / "store"
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with start(store, "--json", "--every", 0.1, **streams) as watched:
+        assert "waiting for one" in watched.stderr.readline()
+        job = Job(store)
+        job.save("base")
+        while _snapshot(watched.stdout.readline()) == 0:
+            pass
+        watched.send_signal(signal.SIGINT)
+        watched.communicate(timeout=60)
+        assert watched.wait(60) == 0
+    job.ckpt.close()
+
+
+def test_a_folder_of_something_else_is_not_waited_for(tmp_path, cpr):
+    (tmp_path / "notes").write_text("no store")
+    code, _, error = cpr("watch", tmp_path)
+    assert code == 1
+    assert "is not a cpr_ext store" in error
 
 
 def start(*arguments, **streams):

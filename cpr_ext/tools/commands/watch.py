@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,8 +19,10 @@ from cpr_ext.cli.output import printable, size, store_argument, table_lines, wor
 if TYPE_CHECKING:
     from cpr_ext.tools.maintenance.watching import SnapshotStanding
 
-#: A store whose newest snapshot is older than so many usual intervals is marked.
+#: A store whose newest snapshot is older than so many of its last interval is late, but never one
+#: that is younger than this.
 _LATE = 3
+_LATE_SECONDS = 10.0
 
 
 @click.command()
@@ -32,42 +35,74 @@ _LATE = 3
     show_default=True,
     help="Seconds between two looks.",
 )
-@click.option("--once", is_flag=True, help="Look once, and end.")
+@click.option(
+    "--late-after",
+    type=Amount(0.0, 1e9),
+    metavar="SECONDS",
+    help="A store whose newest snapshot is older is late. Default: 3 times its last interval.",
+)
+@click.option("--once", is_flag=True, help="Look once; exit code 1: damaged, or late by --late-after.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each change.")
-def watch(store: str, world_size: int | None, every: float, once: bool, as_json: bool) -> None:
+def watch(
+    store: str,
+    world_size: int | None,
+    every: float,
+    late_after: float | None,
+    once: bool,
+    as_json: bool,
+) -> None:
     """Show how far the snapshots of a job in STORE are, until Ctrl-C.
 
     One line per worker: its newest snapshot and how long ago it was committed, the newest
     full-recovery point, and steps per second between snapshots. On a terminal the lines are drawn
     again; elsewhere they are printed when something has changed. Training is never disturbed: only
-    manifests are read.
+    manifests are read. A job that has not begun is waited for.
     """
+    from cpr_ext.errors import StoreError
     from cpr_ext.tools import maintenance
 
     screen = _Screen(is_terminal=sys.stdout.isatty() and not as_json and not once)
-    pace = _Pace()
-    last = None
+    pace = _Pace(late_after)
+    last, is_waiting = None, False
     with suppress(KeyboardInterrupt):
         while True:
-            standings = maintenance.watch(store, world_size=world_size)
+            try:
+                standings = maintenance.watch(store, world_size=world_size)
+            except StoreError:
+                if once or last is not None or not _is_empty(Path(store)):
+                    raise
+                if not is_waiting:
+                    click.echo(printable(f"'{store}' has no store yet: waiting for one"), err=True)
+                is_waiting = True
+                time.sleep(every)
+                continue
             pace.note(standings)
-            if standings != last or screen.is_terminal:
+            late = [pace.is_late(each) for each in standings]
+            if (standings, late) != last or screen.is_terminal:
                 if as_json:
-                    click.echo(json.dumps({"stores": [asdict(each) for each in standings]}))
+                    pairs = zip(standings, late, strict=True)
+                    stores = [{**asdict(each), "is_late": is_late} for each, is_late in pairs]
+                    click.echo(json.dumps({"stores": stores}))
                 else:
                     screen.draw(_lines(standings, pace))
-            last = standings
+            last = standings, late
             if once:
-                sys.exit(1 if any(each.trouble for each in standings) else 0)
+                is_late = late_after is not None and any(late)
+                sys.exit(1 if is_late or any(each.trouble for each in standings) else 0)
             time.sleep(every)
 
 
-class _Pace:
-    """How often snapshots are committed, and how fast training is between them."""
+def _is_empty(store: Path) -> bool:
+    """Return whether a job may still begin here."""
+    return not store.exists() or (store.is_dir() and not any(store.iterdir()))
 
-    def __init__(self) -> None:
+
+class _Pace:
+    """Which stores are late, and how fast training is between snapshots."""
+
+    def __init__(self, late_after: float | None) -> None:
+        self._late_after = late_after
         self._seen: dict[int | str, SnapshotStanding] = {}
-        self.intervals: dict[int | str, float] = {}
         self.speeds: dict[int | str, float] = {}
 
     def note(self, standings: Sequence[SnapshotStanding]) -> None:
@@ -80,10 +115,17 @@ class _Pace:
                 continue
             seconds = now.committed_at - then.committed_at
             self.speeds.pop(now.worker, None)
-            if seconds > 0 and now.snapshot > then.snapshot:
-                self.intervals[now.worker] = seconds
-                if now.step >= then.step:
-                    self.speeds[now.worker] = (now.step - then.step) / seconds
+            if seconds > 0 and now.snapshot > then.snapshot and now.step >= then.step:
+                self.speeds[now.worker] = (now.step - then.step) / seconds
+
+    def is_late(self, standing: SnapshotStanding) -> bool:
+        """Return whether a store's newest snapshot is older than it should be."""
+        limit = self._late_after
+        if limit is None and standing.interval_seconds is not None:
+            limit = max(_LATE_SECONDS, _LATE * standing.interval_seconds)
+        if limit is None or standing.committed_at is None:
+            return False
+        return time.time() - standing.committed_at > limit
 
 
 class _Screen:
@@ -125,14 +167,12 @@ def _row(standing: SnapshotStanding, now: float, pace: _Pace) -> tuple[object, .
     if standing.committed_at is None:
         return (standing.worker, *("-",) * 6, size(standing.file_bytes))
     age = max(0.0, now - standing.committed_at)
-    interval = pace.intervals.get(standing.worker)
-    is_late = interval is not None and age > _LATE * interval
     speed = pace.speeds.get(standing.worker)
     return (
         standing.worker,
         standing.snapshot,
         standing.step,
-        f"{_duration(age)} ago" + (", late" if is_late else ""),
+        f"{_duration(age)} ago" + (", late" if pace.is_late(standing) else ""),
         "-" if standing.full_step is None else standing.full_step,
         "-" if standing.proven_step is None else standing.proven_step,
         "-" if speed is None else f"{speed:.3g}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +23,7 @@ class SnapshotStanding:
         snapshot: its number; 0: none was committed as a whole.
         step, num_samples: of training when it was captured.
         committed_at: when the store was last changed, seconds since the epoch; None: not known.
+        interval_seconds: between the two newest snapshots; None: not known.
         full_step, proven_step: of the newest full-recovery point, and of the newest that is proven;
             None: there is none.
         file_bytes: of all live segments.
@@ -33,6 +35,7 @@ class SnapshotStanding:
     step: int = 0
     num_samples: int = 0
     committed_at: float | None = None
+    interval_seconds: float | None = None
     full_step: int | None = None
     proven_step: int | None = None
     file_bytes: int = 0
@@ -72,12 +75,18 @@ def _standing(worker: int | str, reader: StoreReader) -> SnapshotStanding:
         committed_at = path.stat().st_mtime
     except OSError as error:
         raise storage_error("look at", path, error) from error
+    interval = None
+    with suppress(OSError, ValueError):  # a file is gone, or there is one snapshot
+        files = {r.snapshot: each.path_of(r) for each in reader.shards for r in each.segments}
+        before, newest = (files[number].stat().st_mtime for number in sorted(files)[-2:])
+        interval = newest - before
     return SnapshotStanding(
         worker,
         points[-1].snapshot,
         points[-1].last_step,
         points[-1].num_samples,
         committed_at,
+        interval,
         max((point.last_step for point in points if point.is_complete), default=None),
         max((point.last_step for point in points if point.is_proven), default=None),
         sum(record.file_bytes for record in live),
