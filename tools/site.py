@@ -72,6 +72,7 @@ def stage(source: Path) -> None:
             text += all_decisions(pages)
         place.write_text(text)
     shutil.copytree(ROOT / "docs" / "images", source / "docs" / "images")
+    shutil.copytree(ROOT / "docs" / "monitoring", source / "docs" / "monitoring")
     shutil.copytree(ROOT / "examples", source / "examples")
     shutil.copy(ROOT / "docs" / "site" / "conf.py", source)
     shutil.copytree(ROOT / "docs" / "site" / "_static", source / "_static")
@@ -103,6 +104,8 @@ def with_reachable_links(text: str, path: Path, pages: list[Path]) -> str:
             return f"[{label}]({target.rstrip('/')}/README.md{anchor or ''})"
         if there in pages:
             return link[0].replace(".ipynb", ".md")
+        if there.is_file() and there.is_relative_to(ROOT / "docs"):
+            return f"{{download}}`{label} <{target}>`"
         name = str(there.relative_to(ROOT))
         if label.rstrip("/") == name:
             return f"`{label}`"

@@ -47,6 +47,9 @@ _GROUPS: dict[str, Callable[..., Any]] = {
 }
 
 
+_MOST_BYTES = 1 << 20
+
+
 def read(
     path: str | os.PathLike[str] | None, environ: Mapping[str, str], names: Sequence[str]
 ) -> dict[str, tuple[Any, str]]:
@@ -78,7 +81,11 @@ def _toml() -> Any:
 def _table_of(path: Path) -> dict[str, Any]:
     toml = _toml()
     try:
-        document: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise UsageError(f"{path} is no file of options: it has more than {_MOST_BYTES} bytes")
+        document: dict[str, Any] = toml.loads(text.decode("utf-8"))
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         raise UsageError(f"the options in {path} cannot be read: {error}") from error
     table = document.get("cpr", document)

@@ -291,6 +291,11 @@ class Planner:
             f"PLS counts samples, so a priority has {nearly}the PLS of saving all rows at the same "
             "interval; what it changes is accuracy: the rows that matter most are saved more often."
         )
+        notes.append(
+            "Partial recovery needs workers that train on while one is replaced: cpr launch, or "
+            "torchrun with a Worker. A job that restarts as a whole repeats everything since its "
+            "last save: it is the row 'full'."
+        )
         if (with_parity := self.parity_strategies()) is not None:
             notes.extend(with_parity.notes())
         saves, fraction = self.pattern.saves_per_turn, self.pattern.fraction

@@ -161,6 +161,8 @@ def require_savable(
                 f"parameter '{name}' has no shape yet (a lazy module); call the model once, with "
                 "a batch, before you make the Checkpointer"
             )
+    for table in tables:
+        table.refuse_sparse_momentum()
     values = model.state_dict(keep_vars=True)
     weights = {id(table.weight) for table in tables}
     pack({name: value for name, value in values.items() if id(value) not in weights}, "dense.model")

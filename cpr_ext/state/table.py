@@ -22,6 +22,11 @@ NO_KEYS = (
 )
 # Tables that hold this share of all rows are prioritised; the small rest is saved whole.
 PRIORITIZED_SHARE = 0.99
+_NO_ROWS = (
+    "table {table!r}: optimizer state {state!r} is a sparse tensor, which has no rows to save. Use "
+    "an optimizer made for sparse gradients (SGD without momentum, Adagrad, SparseAdam), or "
+    "sparse=False embeddings"
+)
 # They leave rows without a gradient alone, unless they have momentum or weight decay.
 _KNOWN = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
 
@@ -149,13 +154,15 @@ class Table:
         for name, value in self.optimizer.state.get(self.weight, {}).items():
             if is_row_state(value, self.num_embeddings):
                 if value.layout != torch.strided:
-                    raise UsageError(
-                        f"table {self.name!r}: optimizer state {name!r} is {value.layout}, which "
-                        "has no rows to save. Use an optimizer made for sparse gradients (SGD "
-                        "without momentum, Adagrad, SparseAdam), or sparse=False embeddings"
-                    )
+                    raise UsageError(_NO_ROWS.format(table=self.name, state=name))
                 states[name] = value
         return states
+
+    def refuse_sparse_momentum(self) -> None:
+        """Raise UsageError for an optimizer whose state will have no rows, before it makes any."""
+        group = self._group() if isinstance(self.optimizer, torch.optim.SGD) else None
+        if group and group["momentum"] and any(getattr(m, "sparse", False) for m in self.modules):
+            raise UsageError(_NO_ROWS.format(table=self.name, state="momentum_buffer"))
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Return the weight and per-row states, each (num_embeddings, ...), detached, not copied.

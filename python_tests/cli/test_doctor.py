@@ -21,7 +21,7 @@ def test_it_shows_what_it_found_and_the_remedy(cpr, tmp_path):
     names = [line[6:20].strip() for line in lines]
     assert names == [
         *("Python", "torch", "cpr_ext", "CPU", "CUDA", "disk", "commands", "training"),
-        *("object storage", "live recovery", "TorchRec"),
+        *("object storage", "metrics", "live recovery", "TorchRec"),
     ]
     assert "note  TorchRec       old\n                     -> new\n" in output
     assert output.endswith("\nNothing is wrong.\n")

@@ -117,7 +117,7 @@ def test_parity_is_planned_beside_the_others_by_hand(cpr):
 
 
 def test_the_table_shows_what_parity_costs_only_if_it_is_asked_for(cpr):
-    _, out, _ = cpr("plan", *JOB, *COSTS, *PARITY)
+    _, out, _ = cpr("plan", *JOB, *COSTS, *PARITY, "--target-pls", 0.1)
     [head] = [line for line in out.splitlines() if line.lstrip().startswith("save every  ")]
     assert head.split() == (
         ["save", "every", "overhead", "save", "load", "lost", "resched.", "parity", "formula",
@@ -274,7 +274,7 @@ def test_the_picture_is_drawn_of_the_size_it_says(cpr, tmp_path):
         ((*JOB, *COSTS, "--plot", "/nowhere/a.png"), "folder of '/nowhere/a.png' does not exist"),
         ((*JOB, *COSTS, "--plot", "a.xyz"), "'a.xyz' has no suffix of a picture; allowed: .png"),
         ((*JOB, "--store", "/nowhere"), "/nowhere"),
-        ((*JOB, *COSTS, "--nodes", 8), "--nodes is of use only with --failure-log"),
+        ((*JOB, *COSTS, "--nodes", 8), "with --failure-log; over how many servers the tables are cut: --shards"),
         ((*JOB, *COSTS, "--read-mb-per-second", 8), "--read-mb-per-second is of use only with"),
     ],
 )

@@ -198,9 +198,14 @@ def test_a_table_that_changed_its_dtype_is_not_saved_into_a_store_of_another(run
 def test_sparse_momentum_fails_the_snapshot_with_the_remedy_and_training_goes_on(tmp_path):
     model = torch.nn.Embedding(50, 4, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(UsageError, match=r"momentum_buffer.*without momentum"):
+        cpr_ext.Checkpointer(model, optimizer, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    optimizer.param_groups[0]["momentum"] = 0  # and sets it later
     checkpointer = cpr_ext.Checkpointer(
         model, optimizer, tmp_path, schedule=cpr_ext.EverySteps(2), consistency="step"
     )
+    optimizer.param_groups[0]["momentum"] = 0.9
     with pytest.warns(SnapshotFailedWarning, match=r"momentum_buffer.*without m"):  # noqa: PT031
         for _ in range(5):
             optimizer.zero_grad()

@@ -72,7 +72,7 @@ depends on the model; lower is safer and dearer. The paper's abstract is reprodu
 )
 @click.option("--write-mb-per-second", type=float, help="Of the store's disk; not measured then.")
 @click.option("--read-mb-per-second", type=float, help="Likewise (MB: 10^6 bytes).")
-@click.option("--target-pls", type=float, help="PLS you accept, above 0, at most 1. Default: 0.1.")
+@click.option("--target-pls", type=float, help="PLS you accept, above 0, at most 1. Default: 0.02.")
 @click.option(
     "--fraction",
     type=float,

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from cpr_ext.tools.maintenance import StoreSummary
     from cpr_ext.tools.maintenance.inspection import TableSummary
 
+_TARGET_PLS = 0.02  # unless one is given, or the preset has one
 # Option -> what it is, for the message that names all that is missing.
 _NEEDED = {
     "job_hours": "how long the job trains",
     "shards": "over how many servers the tables are cut",
     "mtbf_hours": "mean time between failures (or --failure-log FILE)",
-    "save_minutes": "how long saving everything blocks training (or --store DIR)",
-    "load_minutes": "how long loading everything takes (or --store DIR)",
+    "save_minutes": "how long saving everything blocks training (or --store of a short trial run)",
+    "load_minutes": "how long loading everything takes (or --store of a short trial run)",
 }
 
 
@@ -114,6 +115,8 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
     ):
         if given[option] is not None and given[needed] is None:
             text = f"--{option} is of use only with --{needed}".replace("_", "-")
+            if option == "nodes":
+                text += "; over how many servers the tables are cut: --shards"
             raise UsageError(text)
     figures = _Figures(given)
     notes: list[str] = []
@@ -156,7 +159,7 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
         sources.append(
             InputSource("bytes of a save", f"{text}large tables", "the store's manifests")
         )
-    target_pls = figures.number("target_pls", 0.1)
+    target_pls = figures.number("target_pls", _TARGET_PLS)
     return PlanInputs(
         job, costs, failures, target_pls, state_bytes, fit, sources, notes, row_sizes=row_sizes
     )

@@ -35,6 +35,7 @@ def diagnose(
         "commands": packages.check_commands,
         "training": packages.check_training,
         "remote stores": packages.check_remote,
+        "metrics": packages.check_metrics,
         "live recovery": packages.check_live_recovery,
         "TorchRec": packages.check_torchrec,
     }

@@ -10,6 +10,7 @@ from cpr_ext.tools.doctor.software import first_line, version_of
 
 _COMMANDS = ("click", "tqdm", "scipy")
 _TRAINING = ("matplotlib", "pyarrow", "scikit-learn")
+_METRICS = ("opentelemetry-sdk", "opentelemetry-exporter-prometheus")
 _FBGEMM = ("fbgemm-gpu-cpu", "fbgemm-gpu")
 # The versions that the tests ran with.
 TRIED_TORCHREC = "1.8.0"
@@ -37,6 +38,11 @@ def check_remote() -> Check:
     return _check_packages(
         "object storage", ("obstore",), "remote", "copies in object storage need it"
     )
+
+
+def check_metrics() -> Check:
+    """Check what metrics for OpenTelemetry and Prometheus need."""
+    return _check_packages("metrics", _METRICS, "opentelemetry", "export_metrics() needs them")
 
 
 def _check_packages(name: str, packages: tuple[str, ...], extra: str, need: str) -> Check:
