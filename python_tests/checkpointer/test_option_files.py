@@ -106,6 +106,11 @@ def test_a_missing_file_is_an_error(tmp_path):
         CheckpointerOptions.load(tmp_path / "none.toml", {})
 
 
+def test_a_file_without_an_end_is_an_error():
+    with pytest.raises(UsageError, match="is no file of options"):
+        cpr_ext.CheckpointerOptions.load("/dev/zero", environ={})
+
+
 def test_the_options_are_those_of_the_checkpointer_with_its_defaults():
     parameters = inspect.signature(cpr_ext.Checkpointer).parameters
     of_program = {"model", "optimizers", "directory", "tables"}

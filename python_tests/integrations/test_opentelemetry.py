@@ -36,12 +36,15 @@ def meter(reader):
     provider.shutdown()
 
 
-def checkpointer(directory):
+def checkpointer(directory, *, has_copy=False):
     torch.manual_seed(0)
     model = torch.nn.EmbeddingBag(100, 4, sparse=True)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     ckpt = cpr_ext.Checkpointer(
-        model, optimizer, directory, schedule=cpr_ext.EverySteps(2), when_busy="wait"
+        *(model, optimizer, directory),
+        schedule=cpr_ext.EverySteps(2),
+        when_busy="wait",
+        remote=f"file://{directory}.copy" if has_copy else None,
     )
     return model, optimizer, ckpt
 
@@ -113,6 +116,11 @@ def test_what_is_not_known_is_absent(run, meter, reader):
     assert not any(name.startswith("cpr.parity") for name in names)
 
 
+def test_what_a_job_does_not_have_is_absent(run, meter, reader):
+    export_metrics(run[2], meter=meter)
+    assert not [name for name, *_ in collected(reader) if "remote" in name or "parity" in name]
+
+
 def test_of_a_deleted_checkpointer_nothing_is_reported(tmp_path, meter, reader):
     model, optimizer, ckpt = checkpointer(tmp_path / "store")
     export_metrics(ckpt, meter=meter)
@@ -177,8 +185,10 @@ def table_of(names):
     return "\n".join(rows)
 
 
-def test_the_page_the_alerts_and_the_dashboard_name_what_there_is(run, exposed):
+def test_the_page_the_alerts_and_the_dashboard_name_what_there_is(tmp_path, exposed):
+    run = checkpointer(tmp_path / "store", has_copy=True)
     names = prometheus_names(exposed, run[2])
+    run[2].close()
     assert len(names) == len(INSTRUMENTS)
     assert table_of(names) in PAGE.read_text()
     alerts = yaml.safe_load((ROOT / "docs/monitoring/alerts.yml").read_text())

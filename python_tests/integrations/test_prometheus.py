@@ -102,7 +102,10 @@ def ckpt(tmp_path):
     model = torch.nn.EmbeddingBag(100, 4, sparse=True)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     ckpt = cpr_ext.Checkpointer(
-        model, optimizer, tmp_path / "store", schedule=cpr_ext.EverySteps(2), when_busy="wait"
+        *(model, optimizer, tmp_path / "store"),
+        schedule=cpr_ext.EverySteps(2),
+        when_busy="wait",
+        remote=f"file://{tmp_path / 'copy'}",
     )
     ckpt.recover()
     ckpt.train_a_step = lambda: (

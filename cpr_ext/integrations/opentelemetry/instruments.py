@@ -50,6 +50,14 @@ def _snapshots(checkpointer: Checkpointer) -> Readings:
     }
 
 
+def _of_remote(field: str) -> Callable[[Checkpointer], Readings]:
+    def read(checkpointer: Checkpointer) -> Readings:
+        status = checkpointer.remote_status()
+        return {} if status is None else {(): getattr(status, field)}
+
+    return read
+
+
 def _of_parity(field: str) -> Callable[[Checkpointer], Readings]:
     def read(checkpointer: Checkpointer) -> Readings:
         parity = checkpointer.metrics.parity
@@ -138,12 +146,13 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         _of("failed_compactions"),
     ),
     Instrument(
-        *("cpr.remote.lag", "s", "gauge", "Age of the oldest state that is not in the copy."),
-        _of("remote_lag_seconds"),
+        *("cpr.remote.lag", "s", "gauge"),
+        "Age of the oldest state that is not in the copy; absent: there is no copy.",
+        _of_remote("lag_seconds"),
     ),
     Instrument(
         *("cpr.remote.lag.size", "By", "gauge", "What is to be sent of the newest state."),
-        _of("remote_lag_bytes"),
+        _of_remote("lag_bytes"),
     ),
     Instrument(
         *("cpr.parity.protected", "1", "gauge"),
