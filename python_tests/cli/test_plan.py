@@ -274,7 +274,7 @@ def test_the_picture_is_drawn_of_the_size_it_says(cpr, tmp_path):
         ((*JOB, *COSTS, "--plot", "/nowhere/a.png"), "folder of '/nowhere/a.png' does not exist"),
         ((*JOB, *COSTS, "--plot", "a.xyz"), "'a.xyz' has no suffix of a picture; allowed: .png"),
         ((*JOB, "--store", "/nowhere"), "/nowhere"),
-        ((*JOB, *COSTS, "--nodes", 8), "with --failure-log; over how many servers the tables are cut: --shards"),
+        ((*JOB, *COSTS, "--nodes", 8), "with --failure-log; over how many servers"),
         ((*JOB, *COSTS, "--read-mb-per-second", 8), "--read-mb-per-second is of use only with"),
     ],
 )

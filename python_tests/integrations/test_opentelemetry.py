@@ -101,7 +101,9 @@ def test_every_metric_is_collected_as_it_is_now(run, meter, reader):
 
 def test_every_number_of_the_metrics_has_an_instrument(run, meter, reader):
     ckpt = run[2]
-    numbers = [name for name, value in vars(ckpt.metrics).items() if isinstance(value, int | float)]
+    values = vars(ckpt.metrics).items()
+    numbers = [name for name, value in values if isinstance(value, int | float)]
+    numbers = [name for name in numbers if not name.startswith("remote_")]  # it has no copy
     export_metrics(ckpt, meter=meter)
     for index, name in enumerate(numbers):
         setattr(ckpt.metrics, name, 1000 + index)

@@ -41,7 +41,7 @@ _LATE_SECONDS = 10.0
     metavar="SECONDS",
     help="A store whose newest snapshot is older is late. Default: 3 times its last interval.",
 )
-@click.option("--once", is_flag=True, help="Look once; exit code 1: damaged, or late by --late-after.")
+@click.option("--once", is_flag=True, help="Look once. Exit code 1: late, or damaged.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each change.")
 def watch(
     store: str,
