@@ -853,6 +853,9 @@ class SnapshotPipeline:
         pool: ThreadPool | None = None,
         stagers: collections.abc.Sequence[DeviceStager] = [],
     ) -> None: ...
+    def make_memory(self) -> None:
+        """Have the system make the memory for copied rows now, not when rows are first copied."""
+
     def start(
         self,
         *,

@@ -227,6 +227,8 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
     copy = None if remote is None else _start_copy(remote, store, committer, account)
     if store.is_empty:  # the first step's snapshot would wait; a run that resumes begins sooner
         tracking.make_memory()
+        if overlaps and settings.consistency == "step":
+            staging.pipeline.make_memory()
     tracking.attach()  # last: what fails above leaves the model as it was
     return Parts(
         staging.devices,

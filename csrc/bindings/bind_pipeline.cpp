@@ -377,6 +377,10 @@ void register_pipeline(py::module_& module) {
            "hashes: of each table (hashes, n, stored). Captured rows are recorded in `hashes`, of\n"
            "their first n arrays, and in `stored` as a restore will write them; both may be None.\n"
            "captured: whose trackers forget rows as they are captured; None: no tracker does.")
+      .def(
+          "make_memory", [](SnapshotPipeline& pipeline) { pipeline.copy_arena().make_memory(); },
+          py::call_guard<py::gil_scoped_release>(),
+          "Have the system make the memory for copied rows now, not when rows are first copied.")
       .def_property_readonly(
           "copied_bytes",
           [](SnapshotPipeline& pipeline) { return pipeline.copy_arena().used_bytes(); },

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 
+#include "core/huge_pages.h"
 #include "staging/row_rounding.h"
 
 namespace cpr_ext {
@@ -29,6 +30,20 @@ int64_t CopyArena::used_bytes() const {
   return begun_bytes_ - free_bytes_;
 }
 
+std::byte* CopyArena::data() {
+  if (data_ == nullptr) {
+    const int64_t bytes = (size_bytes_ + kPageBytes - 1) / kPageBytes * kPageBytes;
+    data_.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, bytes)));
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  return data_.get();
+}
+
+void CopyArena::make_memory() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (size_bytes_ > 0) make_pages(data(), size_bytes_);
+}
+
 std::byte* CopyArena::allocate(int64_t entry_bytes) {
   const auto freed = freed_.find(entry_bytes);
   if (freed != freed_.end() && !freed->second.empty()) {
@@ -42,12 +57,7 @@ std::byte* CopyArena::allocate(int64_t entry_bytes) {
     begun_bytes_ = free_bytes_ = 0;
   }
   if (entry_bytes > size_bytes_ - begun_bytes_) return nullptr;
-  if (data_ == nullptr) {
-    const int64_t bytes = (size_bytes_ + kPageBytes - 1) / kPageBytes * kPageBytes;
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, bytes)));
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
-  std::byte* entry = data_.get() + begun_bytes_;
+  std::byte* entry = data() + begun_bytes_;
   begun_bytes_ += entry_bytes;
   return entry;
 }
@@ -103,9 +113,16 @@ int64_t CopyOnWrite::copy_before_write(const Index* row_ids, int64_t count, int6
   const uint64_t num_bits = waiting_.size() * 64;
   const auto bit_of = [&](int64_t row_id) { return static_cast<uint64_t>(row_id - first_row_id_); };
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kPrefetchRows < count) {
-      const uint64_t ahead = bit_of(row_ids[i + kPrefetchRows]);
+    if (i + 2 * kPrefetchRows < count) {
+      const uint64_t ahead = bit_of(row_ids[i + 2 * kPrefetchRows]);
       if (ahead < num_bits) __builtin_prefetch(&waiting_[ahead >> 6], 1);
+    }
+    if (i + kPrefetchRows < count) {
+      const int64_t next = row_ids[i + kPrefetchRows];
+      const uint64_t ahead = bit_of(next);
+      if (ahead < num_bits && (waiting_[ahead >> 6] >> (ahead & 63) & 1) != 0) {
+        for (const SegmentArray& array : table_.arrays) __builtin_prefetch(array.rows.row(next));
+      }
     }
     const int64_t row_id = row_ids[i];
     const uint64_t bit = bit_of(row_id);

@@ -16,17 +16,19 @@
 namespace cpr_ext {
 
 // Memory for copied rows, shared by the tables and segments of a pipeline. It is taken from the
-// system when first used and never grows.
+// system when first used, or by make_memory(), and never grows.
 class CopyArena {
  public:
   explicit CopyArena(int64_t size_bytes) : size_bytes_(size_bytes) {}
 
   int64_t size_bytes() const { return size_bytes_; }
   int64_t used_bytes() const;
+  void make_memory();  // now, instead of page by page while training waits
 
  private:
   friend class CopyOnWrite;
-  // Both REQUIRE mutex_ held. nullptr: full.
+  // All REQUIRE mutex_ held. nullptr: full.
+  std::byte* data();
   std::byte* allocate(int64_t entry_bytes);
   void free(std::byte* entry, int64_t entry_bytes);
 

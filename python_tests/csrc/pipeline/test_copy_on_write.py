@@ -1,5 +1,6 @@
 """csrc/pipeline/copy_on_write: rows change once they are copied; the segment has the old ones."""
 
+import resource
 import threading
 
 import numpy as np
@@ -250,3 +251,19 @@ def test_capturing_on_another_thread_while_rows_change_in_turns(tmp_path, copy_o
     job.finish(segments.HEADER)
     assert steps > 2
     assert (tmp_path / "s").read_bytes() == expected
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_the_first_copies_meet_pages_that_are_there(tmp_path, is_made):
+    table = random_table(num_rows=40_000)
+    pipe = pipeline(2, segments.smallest_slot([table]), 4 << 20)
+    if is_made:
+        pipe.make_memory()
+    job = segments.start(pipe, tmp_path / "s", Layout([table]), copy_on_write=True)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    job.copy_before_write(0, np.arange(20_000))
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    pages = pipe.copied_bytes // resource.getpagesize()
+    assert pages > 300
+    assert (faults < pages // 2) == is_made
+    job.cancel("enough")
