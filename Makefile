@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 # Without bytecode each process would compile torch again: 2.6 seconds each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed test-hosts test-recipes replay crash-test damage-test fuzz lint lint-workflows stub fmt build wheels release-check docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
+.PHONY: help demo test collect gpu build-gpu test-gpu bench-gpu profile-gpu test-distributed test-hosts test-recipes test-ray replay crash-test damage-test fuzz lint lint-workflows stub fmt build wheels release-check docs test-site bench bench-tiny regress microbench reliability power-cut-test sanitize build-sanitizers clean
 
 help:
 	@echo "make demo      train, lose shards, recover, compare (sets up everything)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-distributed  the long tests of live recovery: many kills, accuracy, every interleaving, 20 repeats (two hours)"
 	@echo "make test-hosts  jobs on network namespaces, hurt at random, next to a model of each sample's fate; needs root; SECONDS=3600"
 	@echo "make test-recipes  libraries with a fit() of their own, the real ones, killed and resumed (2 minutes)"
+	@echo "make test-ray  a job under a real Ray, a node of which is killed (2 minutes)"
 	@echo "make replay SEED=7  all that is drawn at random, from one seed; ONLY=histories: that alone"
 	@echo "make crash-test  every fault at every file-system call of a run, every power cut, every failing read (half an hour or more)"
 	@echo "make power-cut-test  real power cuts of an ext4 on a loop device, in its journal modes; needs root (10 minutes)"
@@ -67,6 +68,14 @@ test-recipes: build $(VENV)/recipes/installed
 $(VENV)/recipes/installed: tools/recipes.txt | $(VENV)/built
 	rm -rf $(VENV)/recipes
 	$(PIP) install --no-compile --no-deps --target $(VENV)/recipes -r tools/recipes.txt
+	touch $@
+
+# A real Ray, whose test cluster has several nodes on this machine.
+test-ray: build $(VENV)/ray/installed
+	PYTHONPATH=$(CURDIR)/$(VENV)/ray $(BIN)/python -m pytest -m long python_tests/integrations/test_ray.py
+
+$(VENV)/ray/installed: | $(VENV)/built
+	$(PIP) install --no-compile --target $(VENV)/ray ray==2.60.0
 	touch $@
 
 SEED ?= 1

@@ -60,6 +60,10 @@ def test_the_reference_has_every_public_name(staged):
         ("[bench/results/](../bench/results/)", "`bench/results/`"),
         ("[notice](../NOTICE)", "notice (`NOTICE`)"),
         ("[`x.py`](../examples/demo.py)", "`x.py`"),
+        (
+            "[rules](monitoring/alerts.yml)",
+            "{download}`rules <monitoring/alerts.yml>`",
+        ),
         ("[all](decisions/)", "[all](decisions/README.md)"),
         ("[job](notebooks/first_job.ipynb)", "[job](notebooks/first_job.md)"),
         ("![picture](images/plan.png)", "![picture](images/plan.png)"),

@@ -40,6 +40,7 @@ MODULES = (
     ".integrations.opentelemetry",
 )
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_DOWNLOADS = (ROOT / "docs/monitoring", ROOT / "examples/engines")
 _EXAMPLE = re.compile(r"`(examples/[\w.]+)`")
 
 
@@ -104,7 +105,7 @@ def with_reachable_links(text: str, path: Path, pages: list[Path]) -> str:
             return f"[{label}]({target.rstrip('/')}/README.md{anchor or ''})"
         if there in pages:
             return link[0].replace(".ipynb", ".md")
-        if there.is_file() and there.is_relative_to(ROOT / "docs"):
+        if there.is_file() and there.parent in _DOWNLOADS:
             return f"{{download}}`{label} <{target}>`"
         name = str(there.relative_to(ROOT))
         if label.rstrip("/") == name:
