@@ -8,7 +8,9 @@ worker of one machine gets SIGKILL; its agent starts it again. ``moved``: the sa
 off without a word, and the standby has its node. ``asked``: an agent gets SIGTERM, and the standby
 has its node. ``adopted``: a machine is cut off, nobody stands by, and a second agent on another
 machine has the node after 2 s. ``returned``: a machine comes after that, and the node moves there;
-from when the others notice. All of these are exact (parity in peers' memory).
+from when the others notice. ``meeting``: a machine is cut off, at the same moment that of the
+rendezvous, and after 5 s another machine has its address and hosts it; a standby waits. All of
+these are exact (parity in peers' memory).
 ``usual``: a machine is cut off in the same way, under torchrun's own rendezvous; all workers are
 started again and load a torch.distributed.checkpoint. Needs root. Keeps
 bench/results/host_loss.json.
@@ -36,11 +38,12 @@ from recovery_time import WORKER, first_after, read_journal
 from results import keep, parser_of
 
 from python_tests.distributed.agents import metadata
-from python_tests.distributed.namespaces import Network
+from python_tests.distributed.namespaces import Network, ip
 
 WORKERS, VICTIM, STEPS_BEFORE = 4, 2, 60
-WAYS = ("killed", "moved", "cut", "asked", "adopted", "returned", "usual")
+WAYS = ("killed", "moved", "cut", "asked", "adopted", "returned", "meeting", "usual")
 ADOPT_SECONDS = 2
+MEETING_SECONDS = 5  # until the rendezvous has another machine
 PATIENCE_SECONDS = 400.0
 
 
@@ -49,13 +52,16 @@ class Machines:
 
     def __init__(self, way: str, settings: dict[str, Any], folder: Path) -> None:
         self._way, self._folder = way, folder
-        self._network = Network(WORKERS + 1)
+        self._network = Network(WORKERS + (3 if way == "meeting" else 1))
+        self._meeting = WORKERS + 1 if way == "meeting" else 0  # this machine has the rendezvous
         self._agents: list[subprocess.Popen[bytes]] = []
         self._machine_of: dict[int, int] = {}  # by the process number of its agent
         (folder / "secret").write_text("of-the-benchmark-of-host-losses-alone")
         kind = "usual" if way == "usual" else "live"
         self._command = [str(WORKER), kind, json.dumps(settings), str(folder)]
         try:
+            if way == "meeting":
+                self._host_rendezvous(self._meeting)
             for machine in range(WORKERS):
                 self._start(machine)
             self._wait(lambda: self._newest_step() >= 1)
@@ -80,9 +86,12 @@ class Machines:
             sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}",
             "--nproc-per-node=1", f"--max-restarts={0 if self._way == 'moved' else 20}",
             f"--rdzv-backend={backend}",
-            f"--rdzv-endpoint={self._network.address(0)}:{port}", "--rdzv-id=bench",
+            f"--rdzv-endpoint={self._network.address(self._meeting)}:{port}", "--rdzv-id=bench",
             f"--local-addr={self._network.address(machine)}", *node, *self._command,
         ]  # fmt: skip
+        self._machine_of[self._run(machine, torchrun).pid] = machine
+
+    def _run(self, machine: int, command: list[str]) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -90,15 +99,31 @@ class Machines:
             "PYTHONPATH": os.pathsep.join([str(self._metadata()), str(WORKER.parents[1])]),
         }  # fmt: skip
         with (self._folder / f"log-{len(self._agents)}").open("wb") as log:
-            agent = subprocess.Popen(
-                [*self._network.prefix(machine), *torchrun],
+            process = subprocess.Popen(
+                [*self._network.prefix(machine), *command],
                 env=environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        self._agents.append(agent)
-        self._machine_of[agent.pid] = machine
+        self._agents.append(process)
+        return process
+
+    def _host_rendezvous(self, machine: int) -> None:
+        module = ["-m", "cpr_ext.distributed.rendezvous_host"]
+        self._run(
+            machine, [sys.executable, *module, "--host", self._network.address(self._meeting)]
+        )
+        self._wait(lambda: (self._folder / f"log-{len(self._agents) - 1}").read_text())
+
+    def _move_rendezvous(self) -> None:
+        """Another machine has its address, and says so to all, as by a gratuitous ARP."""
+        spare = self._meeting + 1
+        address = f"{self._network.address(self._meeting)}/24"
+        ip("-n", self._network.name(spare), "addr", "add", address, "dev", "eth0")
+        for machine in self._network.hosts:
+            ip("-n", self._network.name(machine), "neigh", "flush", "dev", "eth0")
+        self._host_rendezvous(spare)
 
     def _metadata(self) -> Path:
         known = self._folder / "metadata"
@@ -132,6 +157,10 @@ class Machines:
             os.kill(parent_of(pid), signal.SIGTERM)
         else:
             self._network.cut(self._machine_of[parent_of(pid)])
+        if self._way == "meeting":
+            self._network.cut(self._meeting)
+            time.sleep(MEETING_SECONDS)
+            self._move_rendezvous()
         if self._way == "returned":
             self._wait(lambda: first_after(self._journal(0), "recovered", at))
             self._start(WORKERS)

@@ -269,6 +269,8 @@ class Host:
         except UnknownRoundError:
             return {"round": None, "missing": [], "asks_roster": True}
         job.world_size = claim.world_size
+        if meeting.replaces_unheard(claim, time.monotonic()):
+            job.tell_of_loss(meeting.epoch, is_silent=True)
         await _until(job, lambda: meeting.is_member(token), request["seconds"])
         if meeting.is_member(token):
             return {"round": meeting.round_id, "epoch": meeting.epoch, "members": job.members()}

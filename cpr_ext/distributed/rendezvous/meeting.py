@@ -141,6 +141,15 @@ class Meeting:
             return ""
         return self._known.get(holder) or "a process of the newest round"
 
+    def replaces_unheard(self, claim: Claim, now: float) -> bool:
+        """Return whether a process has the place of one that never connected to this host.
+
+        A host before this one may have had it, and has noticed its end or not.
+        """
+        holder = self.roster[claim.rank] if claim.rank < len(self.roster) else ""
+        is_unheard = bool(holder) and holder not in self._known
+        return is_unheard and not self._is_holder(claim) and self._is_gone(holder, now)
+
     def say_bye(self, member: str) -> None:
         """Note that a process is about to leave of its own will."""
         for visit in self._visits_of.get(member, ()):

@@ -44,8 +44,12 @@ class ServedJob:
             is_silent: its kernel has not closed its connections, so that no peer notices.
         """
         has_arrived = self.listeners.pop(visit, None) is not None
-        epoch = self.meeting.lost_of(visit)
-        if epoch in (0, self._ended) or not (has_arrived or self.meeting.is_last(visit)):
+        if has_arrived or self.meeting.is_last(visit):
+            self.tell_of_loss(self.meeting.lost_of(visit), is_silent=is_silent)
+
+    def tell_of_loss(self, epoch: int, *, is_silent: bool) -> None:
+        """Say to all that a member of the round of this epoch has ended, once; 0: of none."""
+        if epoch in (0, self._ended):
             return
         self._ended = epoch
         self.values.forget(lambda key: key.startswith(f"round/{self.meeting.round_id}/"))

@@ -281,3 +281,21 @@ def test_the_host_looks_after_agents_when_a_process_that_waits_is_reset(host):
     with closing(attend(host, "first")), closing(attend(host, "second", adopt_seconds=0.5)):
         with closing(host.connection(job="of agents")) as worker:
             assert worker.ask("node", agent="second", seconds=10, limit_seconds=60)["node"] == 1
+
+
+def test_a_new_host_tells_of_a_member_that_only_the_one_before_had_heard_of(host):
+    def claim(rank, member, **shown):
+        numbers = {"rank": rank, "world_size": 2, "epoch": 0, "seen": 0, **shown}
+        return {**numbers, "member": member, "run": "a", "who": member, "roster": [], **shown}
+
+    trains, comes = host.connection(job="restarted"), host.connection(job="restarted")
+    first = {"epoch": 1, "seen": 1, "roster": ["left", "lost"]}
+    may_be_lost = {"epoch": 1, "apart": []}
+    assert trains.ask("arrive", claim=claim(0, "left", **first), may_be_lost=may_be_lost) == {}
+    news, deadline = [], time.monotonic() + 30
+    listening = threading.Thread(target=lambda: news.append(trains.wait_for_news()), daemon=True)
+    listening.start()
+    while not news and time.monotonic() < deadline:  # the host knows all once it is 3 s old
+        comes.ask("meet", claim=claim(1, "new"), token="new", seconds=0.2, lease_seconds=5)
+    assert news == [{"lost_of": 1, "is_silent": True}]
+    comes.close(), trains.interrupt()

@@ -235,3 +235,16 @@ def test_epochs_grow_beyond_what_any_store_has_seen():
     come(meeting, 0, seen=7)
     come(meeting, 1)
     assert meeting.epoch == 8
+
+
+def test_a_process_has_the_place_of_one_that_this_host_never_heard_of():
+    _, first = met()
+    meeting, newcomer = Meeting(knows_all_from=FIND_SECONDS), Claim(1, 2, "replacement")
+    assert not meeting.replaces_unheard(newcomer, FIND_SECONDS)  # no round is known
+    meeting.arrive(Claim(0, 2, "0", **first), visit=0, now=1.0)
+    assert not meeting.replaces_unheard(newcomer, 2.9)  # its holder may return
+    assert meeting.replaces_unheard(newcomer, FIND_SECONDS)
+    assert not meeting.replaces_unheard(Claim(1, 2, "1", **first), FIND_SECONDS)  # it is that one
+    meeting.arrive(Claim(1, 2, "1", **first), visit=1, now=3.5)
+    meeting.leave(1, 4.0)  # its end was noticed here
+    assert not meeting.replaces_unheard(newcomer, 5.0)
