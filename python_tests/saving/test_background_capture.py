@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cpr_ext
+from cpr_ext.checkpointer import dense_capture
 from cpr_ext.errors import SnapshotFailedWarning, UsageError
+from cpr_ext.tracking.inventory import Inventory
 from python_tests.helpers import (
     Trained,
     copy_rows,
@@ -261,3 +263,33 @@ def test_a_table_in_a_larger_piece_of_memory_is_captured_in_step(tmp_path):
         cpr_ext.Checkpointer(model, optimizer, tmp_path / "x", overlap="always")
     with cpr_ext.Checkpointer(model, optimizer, tmp_path / "y") as plain:
         assert plain._saver._overlap is None
+
+
+@pytest.mark.parametrize("consistency", ["row", "step"])
+def test_no_step_waits_for_rows_and_copies_the_dense_part_of_a_snapshot_over_many_steps(
+    tmp_path, monkeypatch, consistency
+):
+    run = Trained(tmp_path, TABLES, consistency=consistency, **OPTIONS)
+    saver, log = run.checkpointer._saver, []
+    for place, name in ((dense_capture, "capture_dense"), (Inventory, "look")):
+        monkeypatch.setattr(place, name, noting(log, getattr(place, name)))
+    with short_windows():
+        run.train(1)
+        snapshot = saver.in_flight
+        while snapshot.state == "capturing":
+            log.append(f"rows left: {snapshot.has_rows_left}")
+            run.train(1)
+    assert log.count("capture_dense") == log.count("look") == 1
+    if consistency == "row":  # what no row holds is seen when all rows are there
+        assert log[-3:] == ["look", "rows left: False", "capture_dense"]
+    else:
+        assert log.index("look") < log.index("capture_dense") < log.index("rows left: True")
+    run.checkpointer.close()
+
+
+def noting(log, method):
+    def note(*arguments, **options):
+        log.append(method.__name__)
+        return method(*arguments, **options)
+
+    return note
