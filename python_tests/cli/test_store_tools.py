@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+import cpr_ext
 from cpr_ext.storage.store_reader import StoreReader
 from cpr_ext.tools.maintenance import verify
 from python_tests.helpers import flip
@@ -150,3 +152,13 @@ def test_publish_waits_for_the_first_snapshot_if_it_is_to_publish_again(made, tm
 def test_publish_once_does_not_wait(cpr, tmp_path):
     code, _, err = cpr("publish", tmp_path / "store", "--to", tmp_path / "rows")
     assert (code, "no STORE.json" in err) == (1, True)
+
+
+def test_a_store_without_tables_says_where_all_is(tmp_path, cpr):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with cpr_ext.Checkpointer(model, optimizer, tmp_path / "store", tables=[]) as checkpointer:
+        checkpointer.save("base")
+    code, out, _ = cpr("inspect", tmp_path / "store")
+    assert code == 0
+    assert "No table is kept by row: all is in the dense part" in out

@@ -96,6 +96,9 @@ def _show(summary: StoreSummary) -> None:
         ],
     )
     click.echo()
+    if not summary.tables:
+        click.echo("No table is kept by row: all is in the dense part, as `cpr import` leaves it.\n")
+        return
     print_table(
         ("table", "rows", "dim", "dtype", "row state", "size"),
         [
