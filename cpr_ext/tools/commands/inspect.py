@@ -97,7 +97,7 @@ def _show(summary: StoreSummary) -> None:
     )
     click.echo()
     if not summary.tables:
-        click.echo("No table is kept by row: all is in the dense part, as `cpr import` leaves it.\n")
+        click.echo("No table is kept by row: all is in the dense part, as after `cpr import`.\n")
         return
     print_table(
         ("table", "rows", "dim", "dtype", "row state", "size"),
