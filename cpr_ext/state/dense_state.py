@@ -268,8 +268,11 @@ def restore_dense(
     """
     tree = part.tree()
     live = dense_values(model, tables)
-    differences = dense_differences(part, model, optimizers, tables, stateful)
-    if strict and not is_own and differences:
+    is_compared = strict and not is_own
+    differences = (
+        dense_differences(part, model, optimizers, tables, stateful) if is_compared else []
+    )
+    if differences:
         raise StoreError(
             f"{'; '.join(differences)}. Build what the store was made with; or, in a new "
             "directory, take what matches: recover(from_store=..., strict=False). For evaluation, "

@@ -99,18 +99,18 @@ def take_optimizer_states(
 ) -> None:
     """Put back the state of the parameters that have it in the store; all else stays unchanged.
 
-    It is found by the names of parameters and the type of the optimizer. Settings are those of the
-    store if the optimizers are laid out alike.
+    It is found by the names of parameters and the type of the optimizer; without names, by their
+    order. Settings are those of the store if the optimizers are laid out alike.
     """
     are_alike = not optimizer_differences(saved, optimizers, values)
     for index, optimizer in enumerate(optimizers):
-        names = _names(optimizer, values)
         if are_alike:
             _restore_settings(optimizer, saved[index])
-            states = _in_order(saved[index], names)
+        if are_alike and not any(chain(*saved[index].get("parameters", ()))):
+            states = list(saved[index]["states"].values())
         else:
             known = _by_name(saved, optimizer)
-            states = [known.get(name, {}) for name in chain(*names)]
+            states = [known.get(name, {}) for name in chain(*_names(optimizer, values))]
         for (parameter, group), state in zip(_grouped(optimizer), states, strict=True):
             shapes = {v.shape for v in state.values() if isinstance(v, torch.Tensor) and v.dim()}
             if state and shapes <= {parameter.shape}:

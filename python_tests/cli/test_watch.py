@@ -133,7 +133,7 @@ def test_a_job_that_has_not_begun_is_waited_for(tmp_path):
 
 def test_a_folder_of_something_else_is_not_waited_for(tmp_path, cpr):
     (tmp_path / "notes").write_text("no store")
-    code, _, error = cpr("watch", tmp_path)
+    code, _, error = cpr("watch", tmp_path, "--every", 0.1)
     assert code == 1
     assert "is not a cpr_ext store" in error
 

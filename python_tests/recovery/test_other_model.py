@@ -76,6 +76,20 @@ def test_state_of_parameters_in_common_returns_and_all_else_is_named(
         checkpointer.step(8)
 
 
+@pytest.mark.parametrize("stored", OPTIMIZERS, indirect=True)
+def test_a_layer_of_another_name_takes_nothing_of_the_one_in_its_place(tmp_path, stored):
+    kind, store, before = stored
+    model, optimizer = make(kind, seed=1)
+    renamed = nn.ModuleDict({"t": model["t"], "other": model["below"]})
+    fresh = state_of(renamed, optimizer)
+    with cpr_ext.Checkpointer(renamed, optimizer, tmp_path / "new") as checkpointer:
+        checkpointer.recover(from_store=store, strict=False)
+        after = state_of(renamed, optimizer)
+    assert_same(after["t.weight"], before["t.weight"])
+    for name in ("other.weight", "other.bias"):
+        assert_same(after[name], fresh[name])
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_checkpoint_without_optimizer_state_leaves_that_of_the_model(tmp_path, kind, bare):

@@ -41,7 +41,11 @@ _LATE_SECONDS = 10.0
     metavar="SECONDS",
     help="A store whose newest snapshot is older is late. Default: 3 times its last interval.",
 )
-@click.option("--once", is_flag=True, help="Look once. Exit code 1: late, or damaged.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Look once. Exit code 1: damaged, missing, or late by --late-after.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each change.")
 def watch(
     store: str,
@@ -63,17 +67,19 @@ def watch(
 
     screen = _Screen(is_terminal=sys.stdout.isatty() and not as_json and not once)
     pace = _Pace(late_after)
-    last, is_waiting = None, False
+    last, is_waiting, is_refused = None, False, False
     with suppress(KeyboardInterrupt):
         while True:
             try:
                 standings = maintenance.watch(store, world_size=world_size)
             except StoreError:
-                if once or last is not None or not _is_empty(Path(store)):
+                is_empty = _is_empty(Path(store))
+                if once or last is not None or (is_refused and not is_empty):
                     raise
-                if not is_waiting:
+                if is_empty and not is_waiting:
                     click.echo(printable(f"'{store}' has no store yet: waiting for one"), err=True)
-                is_waiting = True
+                    is_waiting = True
+                is_refused = not is_empty  # a store that is being made is one at the next look
                 time.sleep(every)
                 continue
             pace.note(standings)
