@@ -12,6 +12,7 @@ from cpr_ext.errors import SnapshotError
 from cpr_ext.metrics.run_state import RunState
 from cpr_ext.runtime.log_text import logger_of
 from cpr_ext.saving.background_capture import BackgroundCapture
+from cpr_ext.saving.capture_end import CaptureEnd
 from cpr_ext.saving.capture_ways import (
     CaptureWay,
     ChooseFirst,
@@ -40,7 +41,6 @@ WhenBusy = Literal["delay", "wait"]
 # A capture that training waits for comes back after a chunk: in a fraction of a millisecond.
 _CHUNK_BYTES = 512 << 10
 _POLL_SECONDS = 0.0005
-_TABLES_CHECKED_AT_END = 4  # training waits for it
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,7 @@ class Saver:
         self._way: CaptureWay | None = None  # of the snapshot in flight
         self._arrays: ArrayNames = {}
         self._is_overlapping = False
-        # Of the snapshot in flight: rows were left one step before; see _look, _check_captured.
-        self._had_rows = self._is_looked = self._is_checked = False
+        self._end = CaptureEnd(parts.inventory, parts.claims)  # of the snapshot in flight
         self._next_number = parts.context.store.last_snapshot + 1
 
     def begin_if_due(self) -> Snapshot | None:
@@ -188,9 +187,9 @@ class Saver:
         if self._is_overlapping:
             is_copied = way in (ChooseFirst, CopyOnWrite)
             write = replace(write, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=is_copied)
-        self._is_looked = self._is_checked = False
-        if not self._waits_for_rows:
-            self._look()
+        self._end.restart()
+        if not self._copies_dense_last:
+            self._end.look()
         dense = DenseSource(
             parts.capture_dense,
             lambda: not parts.inventory.unaccounted,
@@ -228,7 +227,8 @@ class Saver:
             most = self._options.slots_per_step * self._parts.context.pipeline.slot_bytes
             self.advance(max_bytes=0 if wait else most, wait_for_slot=wait)
             return
-        if self._leaves_dense_to_next_step():
+        if self._end.is_now(self.in_flight) and self._copies_dense_last:
+            self._end.check(self.in_flight)  # this step has waited for rows
             return
         self.advance(rows=False)
         snapshot = self.in_flight
@@ -236,34 +236,9 @@ class Saver:
             self._overlap.resume(self._way, self._account.step)
 
     @property
-    def _waits_for_rows(self) -> bool:
+    def _copies_dense_last(self) -> bool:
         """Whether the dense part is copied after all rows, at a step that waits for none."""
         return self._is_overlapping and self._options.consistency == "row"
-
-    def _leaves_dense_to_next_step(self) -> bool:
-        """Return whether the last rows were captured in this step; then see what no row holds."""
-        snapshot, had_rows = self.in_flight, self._had_rows
-        assert snapshot is not None
-        self._had_rows = snapshot.has_rows_left
-        if not had_rows or self._had_rows or not self._waits_for_rows:
-            return False
-        self._check_captured(snapshot)
-        return True
-
-    def _check_captured(self, snapshot: Snapshot) -> None:
-        """Compare some rows once all are captured, and see what no row holds."""
-        self._look()
-        if self._is_checked:
-            return
-        self._is_checked = True
-        if self.claims.check_some(snapshot, _TABLES_CHECKED_AT_END):
-            snapshot.give_up(SnapshotError("rows of it changed unseen; see the warning"))
-
-    def _look(self) -> None:
-        """See once per snapshot what training carries on besides rows."""
-        if not self._is_looked:
-            self._is_looked = True
-            self._parts.inventory.look()
 
     def advance(self, *, max_bytes: int = 0, wait_for_slot: bool = True, rows: bool = True) -> None:
         """Capture about ``max_bytes`` of rows (0: all) unless the capture thread does; commit."""
@@ -287,13 +262,13 @@ class Saver:
         assert way is not None
         self._parts.watch.check_all()
         if not snapshot.has_rows_left:
-            self._check_captured(snapshot)
+            self._end.check(snapshot)
         step, num_samples = self._account.step, self._account.num_samples
         turn = Turn(step, num_samples, max_bytes, wait_for_slot, rows)
         if snapshot.state == "capturing":
             self._way = way.advance(turn)
         if not snapshot.has_rows_left:
-            self._look()
+            self._end.look()
         snapshot.finish_if_captured(step, num_samples)
 
     def _submit(self) -> None:
