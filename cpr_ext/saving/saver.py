@@ -190,9 +190,10 @@ class Saver:
         self._end.restart()
         if not self._copies_dense_last:
             self._end.look()
+        inventory = parts.inventory  # `parts` have the snapshot, which would keep them alive
         dense = DenseSource(
             parts.capture_dense,
-            lambda: not parts.inventory.unaccounted,
+            lambda: not inventory.unaccounted,
             self.claims.round_trips.note_committed,
         )
         snapshot = Snapshot(self._next_number, kind, parts.context, dense, write)
