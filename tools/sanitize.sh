@@ -85,7 +85,6 @@ no_threads='not (ranked_as_a_sort or (test_write_failures and not (failing_devic
 no_threads+=' or test_device_access or test_device_dirty or test_device_row_sampler'
 no_threads+=' or rows_that_are_never_looked_up or (test_row_rounding and not threads_round)'
 no_threads+=' or test_device_change or (inputs_of_many_tasks and not -3])'
-no_threads+=' or first_copies_meet_pages'
 no_threads+=' or (every_size_budget and not (-floats] or -large_counts])))'
 
 run_one() {
