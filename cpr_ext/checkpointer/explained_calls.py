@@ -21,12 +21,18 @@ def explained(init: Init) -> Init:
         try:
             signature.bind(self, *args, **options)
         except TypeError as error:
-            unknown = [name for name in options if name not in names]
-            close = difflib.get_close_matches(unknown[0], names, 1) if unknown else []
-            parameters = [signature.parameters[name] for name in names]
-            needed = ", ".join(p.name for p in parameters if p.default is p.empty)
-            remedy = f"did you mean {close[0]!r}?" if close else f"needed, in this order: {needed}"
-            raise TypeError(f"{type(self).__name__}: {error}; {remedy}") from None
+            kind, parameters = type(self).__name__, signature.parameters
+            if unknown := [name for name in options if name not in names]:
+                close = difflib.get_close_matches(unknown[0], names, 1)
+                remedy = (
+                    f"did you mean {close[0]!r}?" if close else f"help({kind}) lists its options"
+                )
+            else:
+                needed = [
+                    name for name in names if parameters[name].default is inspect.Parameter.empty
+                ]
+                remedy = f"needed, in this order: {', '.join(needed)}"
+            raise TypeError(f"{kind}: {error}; {remedy}") from None
         init(self, *args, **options)
 
     return explain  # type: ignore[return-value]

@@ -141,7 +141,7 @@ class Saver:
         self._way: CaptureWay | None = None  # of the snapshot in flight
         self._arrays: ArrayNames = {}
         self._is_overlapping = False
-        self._end = CaptureEnd(parts.inventory, parts.claims)  # of the snapshot in flight
+        self._end = CaptureEnd(parts.claims)  # of the snapshot in flight
         self._next_number = parts.context.store.last_snapshot + 1
 
     def begin_if_due(self) -> Snapshot | None:
@@ -188,12 +188,9 @@ class Saver:
             is_copied = way in (ChooseFirst, CopyOnWrite)
             write = replace(write, max_chunk_bytes=_CHUNK_BYTES, copy_on_write=is_copied)
         self._end.restart()
-        if not self._copies_dense_last:
-            self._end.look()
-        inventory = parts.inventory  # `parts` have the snapshot, which would keep them alive
         dense = DenseSource(
             parts.capture_dense,
-            lambda: not inventory.unaccounted,
+            _looking(parts.inventory, parts.account),
             self.claims.round_trips.note_committed,
         )
         snapshot = Snapshot(self._next_number, kind, parts.context, dense, write)
@@ -268,8 +265,6 @@ class Saver:
         turn = Turn(step, num_samples, max_bytes, wait_for_slot, rows)
         if snapshot.state == "capturing":
             self._way = way.advance(turn)
-        if not snapshot.has_rows_left:
-            self._end.look()
         snapshot.finish_if_captured(step, num_samples)
 
     def _submit(self) -> None:
@@ -369,3 +364,17 @@ class Saver:
             self._overlap.close()
         self.claims.scrub.restart()  # nothing is to be freed later, when a graph may be captured
         self.outcomes.close()
+
+
+def _looking(inventory: Inventory, account: RunState) -> Callable[[], bool]:
+    """Look up what no snapshot holds, for the caller to hear of; return what does so later.
+
+    A gradient may wait, or an attribute change, in the steps until the dense part is copied.
+    """
+    inventory.look()
+    step = account.step
+
+    def is_accounted() -> bool:
+        return inventory.look() if account.step != step else not inventory.unaccounted
+
+    return is_accounted

@@ -36,7 +36,8 @@ class DenseSource:
 
     Attributes:
         capture: copies everything that is not a row.
-        is_accounted: whether the tables and the dense part are all that training carries on.
+        is_accounted: looks up, just before ``capture``, whether the tables and the dense part are
+            all that training carries on.
         on_committed: called with the snapshot and its dense part by the thread that commits it,
             before any other snapshot can begin.
     """
@@ -208,11 +209,9 @@ class Snapshot:
             self.rows.first_step = step
         self.last_step = step
         self.num_samples = num_samples
-        self.is_complete = (
-            self.rows.first_step == step
-            and self._source.is_accounted()
-            and self.rows.are_complete()
-        )
+        is_accounted = self._source.is_accounted()
+        is_of_one_step = self.rows.first_step == step
+        self.is_complete = is_of_one_step and is_accounted and self.rows.are_complete()
         self._dense = self._source.capture(self.rows.count_waiting)
 
     def commit(self) -> None:

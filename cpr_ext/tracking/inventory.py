@@ -131,8 +131,8 @@ class Inventory:
                 if id(module) in self._modules and id(module) not in modules:
                     raise UsageError(_REPLACED.format(name=table.name))
 
-    def look(self) -> None:
-        """Look up what is unaccounted, and warn of what was not before."""
+    def look(self) -> bool:
+        """Look up what is unaccounted, and warn of what was not before; return whether all is."""
         self.unaccounted = []
         found = list(self._unaccounted())
         if any(each.values for each in found):
@@ -147,6 +147,7 @@ class Inventory:
                 self._reported.add(what)
                 text = _NOT_SAVED.format(name=name, what=what, remedy=remedy)
                 warnings.warn(text, UntrackedChangeWarning, stacklevel=4)
+        return not self.unaccounted
 
     def _unaccounted(self) -> Iterator[_Unaccounted]:
         saved = {id(value) for value in self._model.state_dict(keep_vars=True).values()}

@@ -157,6 +157,7 @@ def test_arguments_that_are_missing_or_have_wrong_names_are_refused_with_the_rem
     for given, options, remedy in (
         ((model, store), {}, "'directory'; needed, in this order: model, optimizers, directory"),
         ((model, None, store), {"prioritiy": None}, "'prioritiy'; did you mean 'priority'"),
+        ((model, None, store), {"x": None}, r"'x'; help\(Checkpointer\) lists its options"),
     ):
         with pytest.raises(TypeError, match=f"^Checkpointer: .*{remedy}"):
             cpr_ext.Checkpointer(*given, **options)

@@ -124,7 +124,7 @@ def server(ckpt, tmp_path):
     port = free_port()
     endpoint, thread = start_http_server(port, addr="127.0.0.1")
     ckpt.metrics.parity = ParityMetrics()
-    export_metrics(ckpt, {"job": "ctr", "rank": 0}, meter=provider.get_meter("cpr_ext"))
+    export_metrics(ckpt, {"model": "ctr", "rank": 0}, meter=provider.get_meter("cpr_ext"))
     server = Server(tmp_path, f"127.0.0.1:{port}")
     yield server
     server.end()

@@ -279,12 +279,49 @@ def test_no_step_waits_for_rows_and_copies_the_dense_part_of_a_snapshot_over_man
         while snapshot.state == "capturing":
             log.append(f"rows left: {snapshot.has_rows_left}")
             run.train(1)
-    assert log.count("capture_dense") == log.count("look") == 1
-    if consistency == "row":  # what no row holds is seen when all rows are there
-        assert log[-3:] == ["look", "rows left: False", "capture_dense"]
+    at = log.index("capture_dense")
+    assert log[at - 1] == "look"  # what no row holds is looked up as of the same step
+    assert log.count("capture_dense") == 1
+    if consistency == "row":
+        assert log[-3:] == ["rows left: False", "look", "capture_dense"]
     else:
-        assert log.index("look") < log.index("capture_dense") < log.index("rows left: True")
+        assert at < log.index("rows left: True")
     run.checkpointer.close()
+
+
+@pytest.mark.filterwarnings("ignore:a gradient that waits")
+@pytest.mark.parametrize("consistency", ["row", "step"])
+def test_a_gradient_that_waits_where_the_dense_part_is_copied_is_of_no_complete_snapshot(
+    tmp_path, consistency
+):
+    """Every other step leaves one. No row changes, so the rows alone would always be complete."""
+    model = nn.Sequential(nn.EmbeddingBag(20_000, 8, sparse=True), nn.Linear(8, 1))
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in model]
+    checkpointer = cpr_ext.Checkpointer(
+        *(model, optimizers, tmp_path),
+        overlap="always",
+        consistency=consistency,
+        priority=cpr_ext.AllRows(),
+        schedule=cpr_ext.EverySteps(5),
+        retention=cpr_ext.Retention(full_recovery_points=20),
+        save_at_close=False,
+    )
+    checkpointer.recover()
+    found = {}
+    for step in range(1, 61):
+        model[1](model[0](torch.tensor([[step]])).detach()).sum().backward()
+        if step % 2 == 0:
+            optimizers[1].step(), optimizers[1].zero_grad()
+        checkpointer.step()
+        snapshot = checkpointer._saver.in_flight
+        if snapshot is not None and snapshot.state != "capturing":
+            snapshot.wait_until_done()
+        found.update({p.last_step: p.is_complete for p in checkpointer.store.dense.segments})
+    checkpointer.close()
+    assert {(step % 2, is_complete) for step, is_complete in found.items()} == {
+        (0, True),
+        (1, False),
+    }
 
 
 def noting(log, method):

@@ -1,7 +1,7 @@
 """Metrics by OpenTelemetry, and so for Prometheus, Datadog and others.
 
 >>> from cpr_ext.integrations.opentelemetry import export_metrics
->>> export_metrics(ckpt, {"job": "ctr", "rank": 0})
+>>> export_metrics(ckpt, {"model": "ctr", "rank": 0})
 """
 
 from cpr_ext.integrations.opentelemetry.instruments import INSTRUMENTS, Instrument, export_metrics

@@ -193,8 +193,8 @@ def export_metrics(
 
     Args:
         checkpointer: whose metrics.
-        attributes: of every value, such as ``{"job": "ctr", "rank": 0}``. Of two Checkpointers with
-            the same ones the later takes the place of the earlier.
+        attributes: of every value, such as ``{"model": "ctr", "rank": 0}``. Of two Checkpointers
+            with the same ones the later takes the place of the earlier.
         meter: that makes the instruments; None: the global provider's meter "cpr_ext".
 
     Raises:
@@ -207,7 +207,7 @@ def export_metrics(
         if not isinstance(key, str) or not isinstance(value, str | bool | int | float):
             raise UsageError(
                 f"attributes has {key!r:.100}: {value!r:.100}; needed: text, numbers or flags by "
-                'name, such as {"job": "ctr", "rank": 0}'
+                'name, such as {"model": "ctr", "rank": 0}'
             )
     meter = otel.get_meter("cpr_ext") if meter is None else meter
     is_new = meter not in _sources

@@ -77,7 +77,9 @@ def _standing(worker: int | str, reader: StoreReader) -> SnapshotStanding:
         raise storage_error("look at", path, error) from error
     interval = None
     with suppress(OSError, ValueError):  # a file is gone, or there is one snapshot
-        files = {r.snapshot: each.path_of(r) for each in reader.shards for r in each.segments}
+        records = [(record, each) for each in reader.shards for record in each.segments]
+        # A merge writes its file whenever it likes.
+        files = {r.snapshot: each.path_of(r) for r, each in records if r.kind != "merged"}
         before, newest = (files[number].stat().st_mtime for number in sorted(files)[-2:])
         interval = newest - before
     return SnapshotStanding(
