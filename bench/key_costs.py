@@ -6,13 +6,16 @@ Jobs of one process have the same table (1 M slots x 16, Adagrad) and batches. I
 the looked-up slots get another id, whose rows are written. Half of the jobs say so with keys and
 assigning(); the others write past PyTorch, and nothing is known of it. Two save the same partial
 snapshots: a key takes 8 bytes, and arrays of a chunk are aligned to 4096. Then blocks of steps take
-turns, with nothing being saved. Keeps bench/results/key_costs.json.
+turns, with nothing being saved: of jobs that have this table alone, and of a DLRM at batch 2048
+(`kaggle`, tables of at most 1 M rows), the largest table of which has the keys.
+Keeps bench/results/key_costs.json.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,38 +24,51 @@ import torch
 from paired import median_interval
 from results import keep, parser_of, show
 from torch import nn
-from training import seconds_of
+from training import Run, seconds_of
 
 import cpr_ext
 from cpr_ext.distributed.parity.key_copies import KeyCopies
+from cpr_ext.lab.dlrm.presets import find_preset
 
 DIM = 16
+MAX_ROWS = 1_000_000  # of a table of the DLRM
+ORDER = (True, False, False, True)  # in which jobs are made, keyed or not
 STEPS = 8
-TABLE = "items"
 # Row id, weight and Adagrad's sum; a key has 8 bytes more.
 ROW_BYTES = 8 + 2 * 4 * DIM
 
 
-class KeyedTraining:
-    """One job; ``step()`` trains on the next batch, and gives slots to new ids if it is keyed."""
+class Job:
+    """Gives slots of a table to new ids, and says so if the table has keys.
 
-    def __init__(self, folder: Path, slots: int, lookups: int, *, keyed: bool) -> None:
-        torch.manual_seed(0)
-        self.bag = nn.EmbeddingBag(slots, DIM, mode="sum", sparse=True)
-        self.optimizer = torch.optim.Adagrad(self.bag.parameters(), lr=0.1)
-        self.key = torch.arange(slots)
-        self.next_id = slots
-        draw = torch.Generator().manual_seed(0)
-        self.signs = torch.randn(lookups // 10, DIM, generator=draw)
-        self.batches = [torch.randperm(slots, generator=draw)[:lookups] for _ in range(16)]
+    Args:
+        table: as it is without keys.
+        others: the model's other tables.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Any,
+        folder: Path,
+        table: cpr_ext.Table,
+        others: Sequence[cpr_ext.Table] = (),
+        *,
+        keyed: bool,
+    ) -> None:
+        self.key = torch.arange(table.num_embeddings)
+        self.next_id = table.num_embeddings
+        self.rows = table
+        keys = self.key if keyed else None
         self.table = cpr_ext.Table(
-            TABLE, self.bag.weight, self.optimizer, [self.bag], keys=self.key if keyed else None
+            table.name, table.weight, table.optimizer, table.modules, keys=keys
         )
+        self.is_keyed = keyed
         self.ckpt = cpr_ext.Checkpointer(
-            self.bag,
-            self.optimizer,
+            model,
+            optimizers,
             folder,
-            tables=[self.table],
+            tables=[*others, self.table],
             schedule=cpr_ext.EverySteps(10**9),
             priority=cpr_ext.AllRows(),
             consistency="step",
@@ -61,6 +77,31 @@ class KeyedTraining:
             save_at_close=False,
         )
         self.ckpt.recover()
+
+    def admit(self, new: torch.Tensor) -> None:
+        self.key[new] = torch.arange(self.next_id, self.next_id + len(new))
+        self.next_id += len(new)
+        assigning = self.ckpt.assigning(self.table.name, new) if self.is_keyed else nullcontext()
+        with assigning:
+            for array in self.rows.arrays().values():
+                array.data[new] = 0.0
+
+    def step(self, *, admits: bool = True) -> None:
+        raise NotImplementedError
+
+
+class BagJob(Job):
+    """One table and nothing else."""
+
+    def __init__(self, folder: Path, slots: int, lookups: int, *, keyed: bool) -> None:
+        torch.manual_seed(0)
+        self.bag = nn.EmbeddingBag(slots, DIM, mode="sum", sparse=True)
+        self.optimizer = torch.optim.Adagrad(self.bag.parameters(), lr=0.1)
+        draw = torch.Generator().manual_seed(0)
+        self.signs = torch.randn(lookups // 10, DIM, generator=draw)
+        self.batches = [torch.randperm(slots, generator=draw)[:lookups] for _ in range(16)]
+        table = cpr_ext.Table("items", self.bag.weight, self.optimizer, [self.bag])
+        super().__init__(self.bag, self.optimizer, folder, table, keyed=keyed)
 
     def step(self, *, admits: bool = True) -> None:
         slots = self.batches[self.ckpt.step_count % len(self.batches)]
@@ -72,21 +113,13 @@ class KeyedTraining:
         self.optimizer.step()
         self.ckpt.step(len(slots))
 
-    def admit(self, new: torch.Tensor) -> None:
-        self.key[new] = torch.arange(self.next_id, self.next_id + len(new))
-        self.next_id += len(new)
-        is_keyed = self.table.slots is not None
-        with self.ckpt.assigning(TABLE, new) if is_keyed else nullcontext():
-            self.bag.weight.data[new] = 0.0
-            self.optimizer.state[self.bag.weight]["sum"].data[new] = 0.0
-
     def assigning_seconds(self) -> float:
         """Seconds of an empty ``assigning()`` between two steps."""
         self.step()
         new = self.batches[0][: len(self.batches[0]) // 100]
 
         def assign() -> None:
-            with self.ckpt.assigning(TABLE, new):
+            with self.ckpt.assigning(self.table.name, new):
                 pass
 
         return seconds_of(assign)
@@ -99,12 +132,31 @@ class KeyedTraining:
         return record.file_bytes - record.header_bytes
 
 
-def steps(jobs: list[KeyedTraining], blocks: int) -> dict[str, Any]:
+class DlrmJob(Job):
+    """A DLRM, the largest table of which is keyed or not."""
+
+    def __init__(self, folder: Path, sizes: Sequence[int], *, keyed: bool, tiny: bool) -> None:
+        self.run = Run(tiny=tiny, batch_size=128 if tiny else 2048, num_embeddings=sizes)
+        tables = sorted(self.run.tables, key=lambda table: table.num_embeddings)
+        names = [table.name for table in self.run.tables]
+        self.largest = names.index(tables[-1].name)
+        model, optimizers = self.run.model, self.run.optimizers
+        super().__init__(model, optimizers, folder, tables[-1], tables[:-1], keyed=keyed)
+
+    def step(self, *, admits: bool = True) -> None:
+        if admits:
+            slots = self.run.next_batch.indices[self.largest]
+            self.admit(slots[: len(slots) // 100])
+        self.run.train_step()
+        self.ckpt.step(self.run.batch_size)
+
+
+def steps(jobs: Sequence[Job], blocks: int, of: str) -> dict[str, Any]:
     """Blocks of steps with keys and without, in turns.
 
     Args:
-        jobs: keyed, plain, plain, keyed, as the order in which they are made is worth several
-            percent of a step.
+        of: what the jobs train.
+        jobs: made in ``ORDER``, as the place in it is worth several percent of a step.
     """
     for job in jobs:
         job.step(admits=False)
@@ -115,24 +167,23 @@ def steps(jobs: list[KeyedTraining], blocks: int) -> dict[str, Any]:
         block: dict[bool, float] = {True: 0.0, False: 0.0}
         for job in jobs if number % 2 else reversed(jobs):
             median = statistics.median(seconds_of(job.step) for _ in range(STEPS))
-            block[job.table.slots is not None] += median / 2
+            block[job.is_keyed] += median / 2
         for is_keyed, seconds in block.items():
             times[is_keyed].append(seconds)
         ratios.append(block[True] / block[False])
     low, high = median_interval(ratios)
     return {
-        "cost": "a step with 1 % of admissions",
+        "cost": f"a step of {of} with 1 % of admissions",
         "step_seconds_with": statistics.median(times[True]),
         "step_seconds_without": statistics.median(times[False]),
         "ratio": round(statistics.median(ratios), 4),
         "ratio_low": round(low, 4),
         "ratio_high": round(high, 4),
-        "assigning_seconds": statistics.median(jobs[0].assigning_seconds() for _ in range(blocks)),
         "blocks": blocks,
     }
 
 
-def snapshots(keyed: KeyedTraining, plain: KeyedTraining, rounds: int) -> dict[str, Any]:
+def snapshots(keyed: BagJob, plain: BagJob, rounds: int) -> dict[str, Any]:
     """Partial snapshots of the same rows, and the comparison of all keys that one begins with."""
     for job in (keyed, plain):
         job.step(admits=job is keyed)
@@ -161,7 +212,7 @@ def snapshots(keyed: KeyedTraining, plain: KeyedTraining, rounds: int) -> dict[s
     }
 
 
-def parity(keyed: KeyedTraining, rounds: int) -> dict[str, Any]:
+def parity(keyed: BagJob, rounds: int) -> dict[str, Any]:
     """What parity does with keys at the end of a step: after admissions, and without any."""
     copies = KeyCopies([keyed.table])
     changed, same = [], []
@@ -178,25 +229,47 @@ def parity(keyed: KeyedTraining, rounds: int) -> dict[str, Any]:
     }
 
 
+def of_a_table(folder: Path, blocks: int, *, tiny: bool) -> list[dict[str, Any]]:
+    slots, lookups = (5_000, 1_000) if tiny else (1_000_000, 20_000)
+    jobs = [
+        BagJob(folder / str(number), slots, lookups, keyed=is_keyed)
+        for number, is_keyed in enumerate((False, *ORDER))
+    ]
+    jobs.pop(0).ckpt.close()  # the first one of a process is the slowest, whatever it does
+    rows = [
+        snapshots(jobs[0], jobs[1], max(2, blocks // 4)),
+        parity(jobs[0], blocks),
+        steps(jobs, blocks, "one table"),
+    ]
+    rows[-1]["assigning_seconds"] = statistics.median(
+        jobs[0].assigning_seconds() for _ in range(blocks)
+    )
+    for job in jobs:
+        job.ckpt.close()
+    return rows
+
+
+def of_a_dlrm(folder: Path, blocks: int, *, tiny: bool) -> dict[str, Any]:
+    sizes = find_preset("tiny" if tiny else "kaggle").synthetic_num_embeddings
+    sizes = [min(size, MAX_ROWS) for size in sizes]
+    jobs = [
+        DlrmJob(folder / f"dlrm{number}", sizes, keyed=is_keyed, tiny=tiny)
+        for number, is_keyed in enumerate(ORDER)
+    ]
+    row = steps(jobs, blocks, "a DLRM")
+    for job in jobs:
+        job.ckpt.close()
+    return row
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--blocks", type=int, default=60, help="pairs of blocks")
     options = parser.parse_args()
     blocks = 2 if options.tiny else options.blocks
-    slots, lookups = (5_000, 1_000) if options.tiny else (1_000_000, 20_000)
     with tempfile.TemporaryDirectory(prefix="cpr_bench.", dir=options.folder) as folder:
-        jobs = [
-            KeyedTraining(Path(folder) / str(number), slots, lookups, keyed=is_keyed)
-            for number, is_keyed in enumerate((False, True, False, False, True))
-        ]
-        jobs.pop(0).ckpt.close()  # the first one of a process is the slowest, whatever it does
-        rows = [
-            snapshots(jobs[0], jobs[1], max(2, blocks // 4)),
-            parity(jobs[0], blocks),
-            steps(jobs, blocks),
-        ]
-        for job in jobs:
-            job.ckpt.close()
+        rows = [*of_a_table(Path(folder), blocks, tiny=options.tiny)]
+        rows.append(of_a_dlrm(Path(folder), blocks, tiny=options.tiny))
     show(rows)
     if not options.tiny:
         keep("key_costs", rows)

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 import cpr_ext
+from cpr_ext.lab.dlrm.batch import Batch
 from cpr_ext.lab.dlrm.model import DLRM
 from cpr_ext.lab.dlrm.optimizers import build_optimizers
 from cpr_ext.lab.dlrm.presets import find_preset
@@ -68,8 +69,12 @@ class Run:
         made = self._source.train_batches(batch_size)
         self._batches = [batch.to(self._device) for batch in made]
 
+    @property
+    def next_batch(self) -> Batch:
+        return self._batches[self.number % len(self._batches)]
+
     def train_step(self) -> None:
-        batch = self._batches[self.number % len(self._batches)]
+        batch = self.next_batch
         self.number += 1
         for optimizer in self.optimizers:
             optimizer.zero_grad()

@@ -814,13 +814,15 @@ class SegmentJob:
 
     def copy_before_write(
         self,
-        table: typing.SupportsIndex,
-        row_ids: torch.Tensor | numpy.typing.NDArray[typing.Any],
-        first: typing.SupportsIndex = 0,
-    ) -> int:
-        """Copy those of row_ids[first:] that wait to be captured, before they change.
+        changing: collections.abc.Sequence[
+            tuple[typing.SupportsIndex, torch.Tensor | numpy.typing.NDArray[typing.Any]]
+        ],
+    ) -> list[int]:
+        """Copy those rows that wait to be captured, before they change.
 
-        Returns how many of all row_ids are done; fewer than there are if memory is full.
+        changing: tables, each with the ids (n,) int64 of rows.
+
+        Returns how many of the row ids of each are done; fewer than n if memory is full.
         """
 
     def finish(self, header: bytes) -> None:

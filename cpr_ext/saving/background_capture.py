@@ -206,9 +206,10 @@ class BackgroundCapture:
         self.was_broken = True
         snapshot.give_up(SnapshotError(_CHANGED.format(name=table.name)))
 
-    def _copy_rows(self, table: Table, row_ids: torch.Tensor) -> None:
+    def _copy_rows(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
         if self._snapshot is not None and self._snapshot.rows.are_copied_on_write:
-            self._snapshot.copy_before_change(table.name, row_ids)
+            names = [table.name for table in tables]
+            self._snapshot.copy_before_change(dict(zip(names, row_ids, strict=True)))
 
     def forget(self) -> None:
         """Stop, and have nothing more to do with the snapshot in flight."""

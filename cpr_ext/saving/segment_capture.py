@@ -205,18 +205,24 @@ class SegmentCapture:
             self._job.wait("written")
         return chunks
 
-    def copy_before_change(self, table: int, row_ids: torch.Tensor, first: int) -> int:
-        """Copy those of ``row_ids[first:]`` that wait to be captured, before they change.
+    def copy_before_change(
+        self, changing: Sequence[tuple[int, torch.Tensor]]
+    ) -> list[tuple[int, torch.Tensor]]:
+        """Copy those rows that wait to be captured, before they change.
 
         Args:
-            table: position in ``sources``.
-            row_ids: (n,) int32 or int64; those that the segment does not hold are passed over.
+            changing: positions in ``sources``, each with row ids (n,) int64; those that the segment
+                does not hold are passed over.
 
         Returns:
-            How many of ``row_ids`` are done: fewer than n if the memory for it is full, which
-            ``capture`` frees.
+            What is left of them: some if the memory for it is full, which ``capture`` frees.
         """
-        return int(self._job.copy_before_write(table, row_ids, first))
+        done = self._job.copy_before_write(changing)
+        return [
+            (table, row_ids[count:])
+            for (table, row_ids), count in zip(changing, done, strict=True)
+            if count < len(row_ids)
+        ]
 
     def chunk_bytes(self, table: int, count: int) -> int:
         """Bytes that ``count`` rows of a table take in a slot."""

@@ -8,7 +8,7 @@ while training reads the tables. When all is captured, a commit thread runs
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -198,11 +198,11 @@ class Snapshot:
         self.rows.fix(step)
         self._capture_dense(step, num_samples)
 
-    def copy_before_change(self, table: str, row_ids: torch.Tensor) -> None:
-        """Copy rows of ``table`` that are about to change and not yet captured."""
+    def copy_before_change(self, changing: Mapping[str, torch.Tensor]) -> None:
+        """Copy those rows (n,) of tables that are about to change and not yet captured."""
         if self.state == "capturing":
             with self._failing():
-                self.rows.copy_before_change(table, row_ids)
+                self.rows.copy_before_change(changing)
 
     def _capture_dense(self, step: int, num_samples: int) -> None:
         if self.rows.first_step < 0:

@@ -6,7 +6,7 @@ commit thread after that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -252,19 +252,17 @@ class SnapshotRows:
             rows.watch().take_all()
         return True
 
-    def copy_before_change(self, table: str, row_ids: torch.Tensor) -> None:
-        """Copy rows of ``table`` that are about to change and not yet captured.
+    def copy_before_change(self, changing: Mapping[str, torch.Tensor]) -> None:
+        """Copy those rows (n,) of tables that are about to change and not yet captured.
 
         Where the memory for it is full, rows are captured until there is room.
         """
         for rows in self._shards:
-            for index, selection in enumerate(rows.selections):
-                if selection.table.name != table:
-                    continue
-                done = 0
-                capture = self._begun(rows)
-                while (done := capture.copy_before_change(index, row_ids, done)) < row_ids.numel():
-                    self.capture(self.first_step, max_bytes=1, wait_for_slot=True)
+            names = [selection.table.name for selection in rows.selections]
+            left = [(at, changing[name]) for at, name in enumerate(names) if name in changing]
+            capture = self._begun(rows)
+            while left := capture.copy_before_change(left):
+                self.capture(self.first_step, max_bytes=1, wait_for_slot=True)
 
     def are_complete(self) -> bool:
         """Return whether with them the store holds every row as it is."""

@@ -12,8 +12,9 @@ from cpr_ext.state.table import Table
 from cpr_ext.tracking.changed_rows import changed_rows
 from cpr_ext.tracking.unseen_steps import UnseenSteps
 
-#: Called with a table and the ids (n,) of rows that are about to change, some perhaps repeated.
-RowsChange = Callable[[Table, torch.Tensor], None]
+#: Called with tables and, of each, the ids (n,) int64 of rows that are about to change, some
+#: perhaps repeated.
+RowsChange = Callable[[Sequence[Table], Sequence[torch.Tensor]], None]
 
 
 class GradientRows:
@@ -84,8 +85,7 @@ class GradientRows:
             indexes.append(index)
             rows.append(changed_rows(gradient, self._pool))
         if rows_change is not None:
-            for index, row_ids in zip(indexes, rows, strict=True):
-                rows_change(self._tables[index], row_ids)
+            rows_change([self._tables[index] for index in indexes], rows)
         self.count_rows(indexes, rows)
         self.num_updates += sum(row_ids.numel() for row_ids in rows)
         return stepped

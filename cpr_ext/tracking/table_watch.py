@@ -79,8 +79,8 @@ class TableWatch:
             that the Checkpointer knows.
         before_change: called on the training thread before rows change and before trackers are
             used; no other thread uses either once it returns.
-        rows_change: called then with a table and the ids (n,) of the rows that are about to change,
-            some perhaps repeated. None, which ``before_change`` may choose, costs less.
+        rows_change: called then with the rows that are about to change. None, which
+            ``before_change`` may choose, costs less.
         first_stepped: called before the first step of an optimizer since :meth:`begin_step`.
         stranger_stepped: called with an optimizer that was not given before it steps; it may be
             inside of one that was.
@@ -203,7 +203,7 @@ class TableWatch:
         if not self._running:
             self.changes.note(self.changes.versions.differences([index]))
         if self.rows_change is not None:
-            self.rows_change(table, row_ids)
+            self.rows_change([table], [row_ids])
         if self.changes.listener is not None:
             self.changes.listener.before_assignment(table, row_ids)
         try:
@@ -212,11 +212,12 @@ class TableWatch:
             self.count_rows(table, row_ids)  # else all rows count as changed
             self.changes.versions.accept_assigned(index)
 
-    def _rows_change(self, table: Table, row_ids: torch.Tensor) -> None:
+    def _rows_change(self, tables: Sequence[Table], row_ids: Sequence[torch.Tensor]) -> None:
         if self.rows_change is not None:
-            self.rows_change(table, row_ids)
+            self.rows_change(tables, row_ids)
         if self.changes.listener is not None:
-            self.changes.listener.before_change(table, row_ids)
+            for table, ids in zip(tables, row_ids, strict=True):
+                self.changes.listener.before_change(table, ids)
 
     def _owned(self, optimizer: torch.optim.Optimizer) -> list[int]:
         """Positions of the tables that an optimizer has."""

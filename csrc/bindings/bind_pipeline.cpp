@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "bindings/annotations.h"
-#include "bindings/index_view.h"
 #include "bindings/path_view.h"
 #include "bindings/register.h"
 #include "bindings/segment_table.h"
@@ -80,21 +79,25 @@ struct Job {
   py::object captured;
 };
 
-int64_t copy_before_write(Job& job, int table, const ArrayLike& row_ids, int64_t first) {
+std::vector<int64_t> copy_before_write(Job& job,
+                                       const std::vector<std::pair<int, ArrayLike>>& changing) {
   const int num_tables = static_cast<int>(job.owners.size());
-  if (table < 0 || table >= num_tables) {
-    throw UsageError("table is " + std::to_string(table) + "; there are " +
-                     std::to_string(num_tables));
+  std::vector<ChangingRows> rows;
+  for (const auto& [table, row_ids] : changing) {
+    if (table < 0 || table >= num_tables) {
+      throw UsageError("table is " + std::to_string(table) + "; there are " +
+                       std::to_string(num_tables));
+    }
+    const TensorView view = view_contiguous(row_ids, "row_ids", 1, {DType::kInt64});
+    rows.push_back({table, static_cast<const int64_t*>(view.data), view.shape[0]});
   }
-  const Lookup rows = view_indices(row_ids, std::to_string(table));
-  if (first < 0 || first > rows.num_indices) {
-    throw UsageError("first is " + std::to_string(first) + " of " +
-                     std::to_string(rows.num_indices) + " row ids");
+  {
+    py::gil_scoped_release release;
+    job.job->copy_before_write(&rows);
   }
-  py::gil_scoped_release release;
-  return first + visit_indices(rows, [&](const auto* indices, int64_t count) {
-           return job.job->copy_before_write(table, indices + first, count - first);
-         });
+  std::vector<int64_t> done;
+  for (const ChangingRows& each : rows) done.push_back(each.done);
+  return done;
 }
 
 // The rows of a segment, with the tensors and trackers that they belong to. A job, which any thread
@@ -183,7 +186,16 @@ class RowObserver final : public CaptureObserver {
   }
 
   void copied_before_write(int table, const RowIdVector& row_ids) override {
-    captured_rows(table, row_ids);
+    if (taken_) taken_->take_rows(table, {row_ids.data(), static_cast<int64_t>(row_ids.size())});
+  }
+
+  void captured_copies(int table, const CopiedRows& copies) override {
+    const auto hashes = std::dynamic_pointer_cast<HostRowHashes>(std::get<0>(hashes_[table]));
+    if (!hashes) return;
+    RowHashes::Arrays arrays = copies.arrays;
+    arrays.resize(arrays_[table].size());
+    const RowIds row_ids{copies.row_ids.data(), static_cast<int64_t>(copies.row_ids.size())};
+    hashes->record_as(arrays, row_ids, copies.positions.data());
   }
 
   void checked(const Chunk& chunk, const std::byte* slot) override {
@@ -319,10 +331,10 @@ void register_pipeline(py::module_& module) {
           "At least one chunk; then `stop` ends the call. Returns the captured chunks (table, "
           "first,\n"
           "count, step, checksums), their checksums not yet known.")
-      .def("copy_before_write", &copy_before_write, py::arg("table"), py::arg("row_ids"),
-           py::arg("first") = 0,
-           "Copy those of row_ids[first:] that wait to be captured, before they change.\n\n"
-           "Returns how many of all row_ids are done; fewer than there are if memory is full.")
+      .def("copy_before_write", &copy_before_write, py::arg("changing"),
+           "Copy those rows that wait to be captured, before they change.\n\n"
+           "changing: tables, each with the ids (n,) int64 of rows.\n\n"
+           "Returns how many of the row ids of each are done; fewer than n if memory is full.")
       .def_property_readonly(
           "state", [](const Job& job) { return state_name(job.job->state()); },
           "capturing, captured, written, committed or failed.")

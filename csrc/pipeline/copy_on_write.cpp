@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kEntryAlignment = 64;  // a cache line; entries of close sizes share freed memory
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kPrefetchRows = 8;
+constexpr int64_t kEntriesAtOnce = 64;
 }  // namespace
 
 struct CopyOnWrite::CopiedRow {
@@ -44,7 +45,7 @@ void CopyArena::make_memory() {
   if (size_bytes_ > 0) make_pages(data(), size_bytes_);
 }
 
-std::byte* CopyArena::allocate(int64_t entry_bytes) {
+std::byte* CopyArena::allocate_one(int64_t entry_bytes) {
   const auto freed = freed_.find(entry_bytes);
   if (freed != freed_.end() && !freed->second.empty()) {
     std::byte* entry = freed->second.back();
@@ -62,9 +63,21 @@ std::byte* CopyArena::allocate(int64_t entry_bytes) {
   return entry;
 }
 
-void CopyArena::free(std::byte* entry, int64_t entry_bytes) {
-  freed_[entry_bytes].push_back(entry);
-  free_bytes_ += entry_bytes;
+void CopyArena::allocate(int64_t entry_bytes, int64_t count, std::vector<std::byte*>* entries) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (; count > 0; --count) {
+    std::byte* const entry = allocate_one(entry_bytes);
+    if (entry == nullptr) return;
+    entries->push_back(entry);
+  }
+}
+
+void CopyArena::free(const std::vector<std::byte*>& entries, int64_t entry_bytes) {
+  if (entries.empty()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::byte*>& freed = freed_[entry_bytes];
+  freed.insert(freed.end(), entries.begin(), entries.end());
+  free_bytes_ += entry_bytes * static_cast<int64_t>(entries.size());
 }
 
 CopyOnWrite::CopyOnWrite(const SegmentTable& table, const RowIdVector* row_ids,
@@ -106,13 +119,15 @@ int64_t CopyOnWrite::position_in_chunk(int64_t row_id, int64_t first, int64_t co
   return std::lower_bound(begin, begin + count, row_id) - begin;
 }
 
-template <class Index>
-int64_t CopyOnWrite::copy_before_write(const Index* row_ids, int64_t count, int64_t captured_chunks,
-                                       RowIdVector* copied) {
-  std::lock_guard<std::mutex> lock(arena_.mutex_);
+int64_t CopyOnWrite::copy_before_write(const int64_t* row_ids, int64_t count,
+                                       int64_t captured_chunks, RowIdVector* copied) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::byte*> memory;
+  int64_t done = 0;
   const uint64_t num_bits = waiting_.size() * 64;
   const auto bit_of = [&](int64_t row_id) { return static_cast<uint64_t>(row_id - first_row_id_); };
-  for (int64_t i = 0; i < count; ++i) {
+  for (; done < count; ++done) {
+    const int64_t i = done;
     if (i + 2 * kPrefetchRows < count) {
       const uint64_t ahead = bit_of(row_ids[i + 2 * kPrefetchRows]);
       if (ahead < num_bits) __builtin_prefetch(&waiting_[ahead >> 6], 1);
@@ -132,31 +147,36 @@ int64_t CopyOnWrite::copy_before_write(const Index* row_ids, int64_t count, int6
     if ((word & mask) == 0) continue;
     const int64_t chunk = chunk_of(row_id);
     if (chunk < captured_chunks) continue;
-    std::byte* memory = arena_.allocate(entry_bytes_);
-    if (memory == nullptr) return i;
-    auto* entry = new (memory) CopiedRow{heads_[chunk], row_id};
-    std::byte* out = entry->rows();
-    for (const SegmentArray& array : table_.arrays) {
-      std::memcpy(out, array.rows.row(row_id), array.rows.row_bytes);
-      out += array.rows.row_bytes;
+    if (memory.empty()) {
+      arena_.allocate(entry_bytes_, std::min(kEntriesAtOnce, count - i), &memory);
+      if (memory.empty()) return i;
     }
-    heads_[chunk] = entry;
-    word &= ~mask;
     copied->push_back(row_id);
+    copy(row_id, chunk, memory.back());
+    memory.pop_back();
+    word &= ~mask;
   }
+  arena_.free(memory, entry_bytes_);
   return count;
 }
 
-template int64_t CopyOnWrite::copy_before_write(const int32_t*, int64_t, int64_t, RowIdVector*);
-template int64_t CopyOnWrite::copy_before_write(const int64_t*, int64_t, int64_t, RowIdVector*);
+void CopyOnWrite::copy(int64_t row_id, int64_t chunk, std::byte* memory) {
+  auto* entry = new (memory) CopiedRow{heads_[chunk], row_id};
+  std::byte* out = entry->rows();
+  for (const SegmentArray& array : table_.arrays) {
+    std::memcpy(out, array.rows.row(row_id), array.rows.row_bytes);
+    out += array.rows.row_bytes;
+  }
+  heads_[chunk] = entry;
+}
 
 bool CopyOnWrite::has_copies(int64_t first) const {
-  std::lock_guard<std::mutex> lock(arena_.mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   return !heads_.empty() && heads_[first / rows_per_chunk_] != nullptr;
 }
 
 void CopyOnWrite::list_waiting(int64_t first, int64_t count, RowIdVector* row_ids) const {
-  std::lock_guard<std::mutex> lock(arena_.mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   if (waiting_.empty()) return;  // released
   for (int64_t position = first; position < first + count; ++position) {
     const int64_t row_id =
@@ -166,18 +186,41 @@ void CopyOnWrite::list_waiting(int64_t first, int64_t count, RowIdVector* row_id
   }
 }
 
-void CopyOnWrite::overlay(int64_t first, int64_t count, std::byte* out, OverlaidRows* overlaid) {
-  std::lock_guard<std::mutex> lock(arena_.mutex_);
+// Without rows yet: one at `position` has its entry so many bytes after `base`.
+CopiedRows CopyOnWrite::copies_at(std::byte* base) const {
+  CopiedRows copies;
+  base += sizeof(CopiedRow);
+  for (const SegmentArray& array : table_.arrays) {
+    RowArray packed = array.rows;
+    packed.data = base;
+    packed.row_stride_bytes = 1;
+    packed.first_row_id = 0;
+    copies.arrays.push_back(packed);
+    base += array.rows.row_bytes;
+  }
+  return copies;
+}
+
+void CopyOnWrite::overlay(int64_t first, int64_t count, std::byte* out, OverlaidRows* overlaid,
+                          const std::function<void(const CopiedRows&)>& observe) {
+  std::lock_guard<std::mutex> lock(mutex_);
   if (heads_.empty()) return;
   assert(first % rows_per_chunk_ == 0 && count <= rows_per_chunk_);
   CopiedRow*& head = heads_[first / rows_per_chunk_];
+  if (head == nullptr) return;
   if (!table_.is_range()) out += row_ids_bytes(table_, first, count);
-  while (head != nullptr) {
-    CopiedRow* entry = head;
+  std::byte* const base = reinterpret_cast<std::byte*>(head);
+  CopiedRows copies = copies_at(base);
+  std::vector<std::byte*> freed;
+  for (CopiedRow* entry = head; entry != nullptr; entry = entry->next) {
     put(entry->rows(), position_in_chunk(entry->row_id, first, count), count, out, overlaid);
-    head = entry->next;
-    arena_.free(reinterpret_cast<std::byte*>(entry), entry_bytes_);
+    freed.push_back(reinterpret_cast<std::byte*>(entry));
+    copies.positions.push_back(freed.back() - base);
+    copies.row_ids.push_back(entry->row_id);
   }
+  observe(copies);
+  head = nullptr;
+  arena_.free(freed, entry_bytes_);
 }
 
 // One copied row into each array of a chunk of `count` rows, the first of which begins at `to`.
@@ -211,14 +254,15 @@ void CopyOnWrite::put(const std::byte* from, int64_t position, int64_t count, st
 }
 
 void CopyOnWrite::release() {
-  std::lock_guard<std::mutex> lock(arena_.mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::byte*> freed;
   for (CopiedRow*& head : heads_) {
     while (head != nullptr) {
-      CopiedRow* entry = head;
-      head = entry->next;
-      arena_.free(reinterpret_cast<std::byte*>(entry), entry_bytes_);
+      freed.push_back(reinterpret_cast<std::byte*>(head));
+      head = head->next;
     }
   }
+  arena_.free(freed, entry_bytes_);
   waiting_.clear();  // nothing is copied any more
 }
 

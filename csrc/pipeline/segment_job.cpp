@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/sort_row_ids.h"
 #include "pipeline/chunk_check.h"
 #include "pipeline/exact_rows.h"
 #include "pipeline/snapshot_pipeline.h"
@@ -92,25 +93,27 @@ std::vector<Chunk> SegmentJob::capture(int64_t step, int64_t max_bytes, bool wai
   return captured;
 }
 
-template <class Index>
-int64_t SegmentJob::copy_before_write(int table, const Index* row_ids, int64_t count) {
+void SegmentJob::copy_before_write(std::vector<ChangingRows>* changing) {
   if (copies_.empty()) throw UsageError("copy_before_write() of a job without copy on write");
   std::lock_guard<std::mutex> no_capture(capture_mutex_);
-  if (table < next_table_ || state() != JobState::kCapturing) return count;
-  const int64_t rows_per_chunk = rows_per_chunk_[table];
-  const int64_t captured_rows = table > next_table_ ? 0 : next_row_;
-  const int64_t captured_chunks = (captured_rows + rows_per_chunk - 1) / rows_per_chunk;
-  told_.clear();
-  const int64_t done = copies_[table]->copy_before_write(row_ids, count, captured_chunks, &told_);
-  if (plan_.observer != nullptr && !told_.empty()) {
-    std::sort(told_.begin(), told_.end());
-    plan_.observer->copied_before_write(table, told_);
+  const bool is_capturing = state() == JobState::kCapturing;
+  for (ChangingRows& rows : *changing) {
+    rows.done = rows.count;
+    if (is_capturing && rows.table >= next_table_) copy_rows(&rows);
   }
-  return done;
 }
 
-template int64_t SegmentJob::copy_before_write(int, const int32_t*, int64_t);
-template int64_t SegmentJob::copy_before_write(int, const int64_t*, int64_t);
+void SegmentJob::copy_rows(ChangingRows* rows) {
+  const int64_t rows_per_chunk = rows_per_chunk_[rows->table];
+  const int64_t captured_rows = rows->table > next_table_ ? 0 : next_row_;
+  const int64_t captured_chunks = (captured_rows + rows_per_chunk - 1) / rows_per_chunk;
+  CopyOnWrite& copies = *copies_[rows->table];
+  told_.clear();
+  rows->done = copies.copy_before_write(rows->row_ids, rows->count, captured_chunks, &told_);
+  if (plan_.observer == nullptr || told_.empty()) return;
+  sort_row_ids(&told_);
+  plan_.observer->copied_before_write(rows->table, told_);
+}
 
 void SegmentJob::capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_slot,
                                 const std::atomic<bool>* stop, std::vector<Chunk>* captured) {
@@ -236,7 +239,10 @@ void SegmentJob::gather_chunk(Chunk* chunk, ThreadPool* threads, std::byte* out,
   }
   OverlaidRows overlaid{broken_.data(), {}, 0};
   if (!copies_.empty()) {
-    copies_[chunk->table]->overlay(chunk->first, chunk->count, begin, &overlaid);
+    const auto observe = [&](const CopiedRows& copies) {
+      if (plan_.observer != nullptr) plan_.observer->captured_copies(chunk->table, copies);
+    };
+    copies_[chunk->table]->overlay(chunk->first, chunk->count, begin, &overlaid, observe);
     chunk->largest_error = std::max(chunk->largest_error, overlaid.largest_error);
   }
   if (table.exact_row_bytes() > 0) {

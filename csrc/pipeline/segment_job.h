@@ -38,8 +38,19 @@ class CaptureObserver {
   virtual void captured_rows(int table, const RowIdVector& row_ids) = 0;
   // Rows in ascending order that are about to change.
   virtual void copied_before_write(int table, const RowIdVector& row_ids) = 0;
+  // Their values, when their chunk is captured: training need not wait for what uses these. Must
+  // not call the job.
+  virtual void captured_copies(int table, const CopiedRows& copies) = 0;
   // The pieces of a chunk in its slot, as they will be in the file; on the checker's thread.
   virtual void checked(const Chunk& chunk, const std::byte* slot) = 0;
+};
+
+// Rows of a table that are about to change; `done` of them are seen to.
+struct ChangingRows {
+  int table = 0;
+  const int64_t* row_ids = nullptr;  // (count,), in any order, some perhaps repeated; not owned
+  int64_t count = 0;
+  int64_t done = 0;
 };
 
 // What to capture: the rows of each table, and where they go.
@@ -72,11 +83,10 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
   std::vector<Chunk> capture(int64_t step, int64_t max_bytes, bool wait_for_slot,
                              const std::atomic<bool>* stop = nullptr);
 
-  // Rows of a table that are about to change: those not captured yet are copied, and are captured
-  // as they are now. Returns how many row ids were done; less than `count` if the memory
-  // for it is full: capture() frees some. Throws UsageError unless the plan said copy_on_write.
-  template <class Index>
-  int64_t copy_before_write(int table, const Index* row_ids, int64_t count);
+  // Rows that are about to change: those not captured yet are copied, and are captured as they are
+  // now. Sets `done`, to less than `count` if the memory for it is full: capture() frees some.
+  // Throws UsageError unless the plan said copy_on_write.
+  void copy_before_write(std::vector<ChangingRows>* changing);
 
   JobState state() const;
 
@@ -116,6 +126,7 @@ class SegmentJob : public std::enable_shared_from_this<SegmentJob> {
     std::vector<Chunk> chunks;                       // copies, with checksums once it is checked
     std::exception_ptr error;                        // of the check
   };
+  void copy_rows(ChangingRows* rows);
   void capture_chunks(int64_t step, int64_t max_bytes, bool wait_for_slot,
                       const std::atomic<bool>* stop, std::vector<Chunk>* captured);
   bool record(const Chunk& chunk, FilledSlot* filled);

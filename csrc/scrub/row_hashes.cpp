@@ -246,11 +246,11 @@ void HostRowHashes::record_unknown(const Arrays& arrays, RowRange range, ThreadP
   record(arrays, {unknown.data(), static_cast<int64_t>(unknown.size())}, pool);
 }
 
-void HostRowHashes::record_as(const Arrays& packed, RowIds row_ids) {
+void HostRowHashes::record_as(const Arrays& packed, RowIds row_ids, const int64_t* positions) {
   check_rows(row_ids);
   std::lock_guard<std::mutex> lock(mutex_);
   hash_each(
-      packed, row_ids.size, [](int64_t i) { return i; },
+      packed, row_ids.size, [&](int64_t i) { return positions == nullptr ? i : positions[i]; },
       [&](int64_t i, uint16_t hash) { hashes_[row_ids.data[i]] = hash; });
 }
 

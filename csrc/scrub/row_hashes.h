@@ -76,8 +76,9 @@ class HostRowHashes final : public RowHashes {
 
   // Records the rows of the range whose hash is not known.
   void record_unknown(const Arrays& arrays, RowRange range, ThreadPool* pool);
-  // Row i of `packed` is recorded as row_ids[i].
-  void record_as(const Arrays& packed, RowIds row_ids);
+  // Row i of `packed` is recorded as row_ids[i]; with `positions` (row_ids.size,), row
+  // positions[i].
+  void record_as(const Arrays& packed, RowIds row_ids, const int64_t* positions = nullptr);
   // Takes the hashes of rows from `begin` on.
   void assign(const std::vector<uint16_t>& values, int64_t begin);
 

@@ -43,7 +43,7 @@ def write(directory, arrays, row_ids, precisions, *, changed=None, slot_bytes=1 
         options=WriteOptions(refuse_nan=False, copy_on_write=changed is not None),
     )
     if changed is not None:
-        assert capture.copy_before_change(0, changed, 0) == len(changed)
+        assert not capture.copy_before_change([(0, changed)])
         for array in arrays.values():
             array[changed] = 5
     while capture.is_capturing:

@@ -89,7 +89,7 @@ def test_what_was_looked_up_before_the_capture_is_forgotten_and_nothing_later(
                 forget(table.saved_ids[first : first + size])
         changed = random.integers(0, ROWS, count)
         if is_copied and job.state == "capturing":
-            keep_all(job, 0, changed)  # has room for all: nothing more is captured for it
+            keep_all(job, (0, changed))  # has room for all: nothing more is captured for it
             forget(np.unique(changed))
         look_up(trackers, plain, changed)
         assert np.array_equal(counts_of(trackers[0]), plain)

@@ -28,15 +28,26 @@ def pipeline(num_slots, slot_bytes, copy_on_write_bytes, num_threads=0):
     )
 
 
-def keep_all(job, table, row_ids):
+def keep(job, table, row_ids):
+    """How many of the row ids of one table are done."""
+    (done,) = job.copy_before_write([(table, row_ids)])
+    return done
+
+
+def keep_all(job, *left):
     """As training does it: where memory is full, the next chunks are captured first."""
-    done, rounds = 0, 0
-    while (done := job.copy_before_write(table, row_ids, done)) < len(row_ids):
+    rounds = 0
+    while True:
+        done = job.copy_before_write(left)
+        left = [
+            (table, ids[n:]) for (table, ids), n in zip(left, done, strict=True) if ids[n:].size
+        ]
+        if not left:
+            return rounds
         assert job.state == "capturing"
         job.capture(step=1, max_bytes=1, wait_for_slot=True)
         rounds += 1
         assert rounds < 10_000
-    return rounds
 
 
 def change(table: Table, row_ids, random):
@@ -62,21 +73,33 @@ def live_rows(table: Table) -> np.ndarray:
     steps=st.lists(
         st.tuples(
             st.sampled_from([0, 1, 20_000]),  # captured in this step, about; 0: nothing
-            st.integers(0, 300),  # rows that change, per table
-            st.sampled_from([np.int32, np.int64]),
+            st.sampled_from([0, 300, 2000]),  # rows that change, per table, at most
+            st.booleans(),  # the tables in one call
         ),
         max_size=12,
     ),
+    num_threads=st.sampled_from([0, 3]),
     seed=st.integers(0, 2**32),
 )
 def test_the_file_holds_every_row_as_it_was_at_the_start(
-    tmp_path_factory, tables, slot_units, chunk_units, num_slots, copy_on_write_bytes, steps, seed
+    tmp_path_factory,
+    tables,
+    slot_units,
+    chunk_units,
+    num_slots,
+    copy_on_write_bytes,
+    steps,
+    num_threads,
+    seed,
 ):
     random = np.random.default_rng(seed)
     smallest = segments.smallest_slot(tables)
     largest_row = max(sum(array[:1].nbytes for array in table.arrays.values()) for table in tables)
     pipe = pipeline(
-        num_slots, slot_units * smallest, copy_on_write_bytes + 2 * (largest_row + ENTRY_BYTES)
+        num_slots,
+        slot_units * smallest,
+        copy_on_write_bytes + 2 * (largest_row + ENTRY_BYTES),
+        num_threads,
     )
     layout = Layout(tables)
     expected = layout.expected_file()
@@ -90,19 +113,21 @@ def test_the_file_holds_every_row_as_it_was_at_the_start(
         copy_on_write=True,
         max_chunk_bytes=chunk_units * smallest,
     )
-    for max_bytes, count, dtype in steps:
+    for max_bytes, count, is_one_call in steps:
         if max_bytes:
             job.capture(step=1, max_bytes=max_bytes, wait_for_slot=bool(random.integers(2)))
+        changing = []
         for index, table in enumerate(tables):
             rows = live_rows(table)
-            if len(rows) == 0 or rows[-1] >= 2**31:
-                dtype = np.int64
             if len(rows) == 0:
                 continue
-            looked_up = random.choice(rows, count)  # repeated ones too
+            looked_up = random.choice(rows, count and random.integers(count))  # repeated ones too
             noise = np.array([-1, rows[-1] + 1, rows[0] - 1])  # of other shards, or no rows
-            keep_all(job, index, np.concatenate([looked_up, noise]).astype(dtype))
-            change(table, np.unique(looked_up), random)
+            changing.append((index, np.concatenate([looked_up, noise])))
+        for part in [changing] if is_one_call else [[each] for each in changing]:
+            keep_all(job, *part)
+            for index, row_ids in part:
+                change(tables[index], np.unique(row_ids[:-3]), random)
     while job.state == "capturing":
         job.capture(step=1, wait_for_slot=True)
     job.wait("written")
@@ -127,23 +152,42 @@ def test_without_keep_the_changed_rows_would_be_in_the_file(tmp_path):
     assert (tmp_path / "s").read_bytes() != expected
 
 
+@pytest.mark.parametrize("rows", [{}, {"row_ids": np.arange(1, 5000, 3)}])
+def test_hashes_are_of_the_rows_before_they_changed_when_their_chunks_are_captured(tmp_path, rows):
+    table = random_table(num_rows=5000, **rows)
+    arrays = list(table.arrays.values())
+    hashes, then = (native.HostRowHashes(name="a", num_rows=5000) for _ in range(2))
+    then.record(arrays, table.saved_ids)
+    pipe = pipeline(2, segments.smallest_slot([table]), 1 << 20)
+    given = [(hashes, len(arrays), None)]
+    job = segments.start(pipe, tmp_path / "s", Layout([table]), copy_on_write=True, hashes=given)
+    changing = np.arange(4999, 0, -7)
+    assert keep(job, 0, changing) == len(changing)
+    change(table, changing, np.random.default_rng(0))
+    assert not hashes.values(table.saved_ids).any()  # training did not wait for them
+    while job.state == "capturing":
+        job.capture(step=1, max_bytes=1, wait_for_slot=True)
+    assert (hashes.values(table.saved_ids) == then.values(table.saved_ids)).all()
+    job.cancel("enough")
+
+
 def test_a_row_is_copied_once_and_only_while_it_waits(tmp_path):
     table = random_table(num_rows=4096, row_ids=np.arange(0, 4096, 2))
     pipe = pipeline(2, segments.smallest_slot([table]), 1 << 20)
     job = segments.start(pipe, tmp_path / "s", Layout([table]), copy_on_write=True)
     rows = np.array([0, 0, 2, 1, 3, 4094, 4094])  # odd ones are not in the segment
-    assert job.copy_before_write(0, rows) == len(rows)
+    assert keep(job, 0, rows) == len(rows)
     copied = pipe.copied_bytes
     assert copied == 3 * ENTRY_BYTES
-    assert job.copy_before_write(0, rows) == len(rows)
+    assert keep(job, 0, rows) == len(rows)
     assert pipe.copied_bytes == copied
     job.capture(step=1, max_bytes=1, wait_for_slot=True)  # the first chunk: rows 0 and 2
     assert pipe.copied_bytes == ENTRY_BYTES
-    job.copy_before_write(0, np.array([0, 2, 6]))  # captured: they may change as they like
+    keep(job, 0, np.array([0, 2, 6]))  # captured: they may change as they like
     assert pipe.copied_bytes == ENTRY_BYTES
     job.cancel("enough")
     assert pipe.copied_bytes == 0
-    assert job.copy_before_write(0, rows) == len(rows)
+    assert keep(job, 0, rows) == len(rows)
     assert pipe.copied_bytes == 0
 
 
@@ -157,7 +201,7 @@ def test_rows_of_a_last_chunk_that_is_not_full_are_not_copied_once_it_is_capture
     for _ in range(2):
         job.capture(step=1, wait_for_slot=True, stop=stop)
     assert job.state == "capturing"  # it does not know yet that nothing is left
-    job.copy_before_write(0, np.arange(1500))
+    keep(job, 0, np.arange(1500))
     assert pipe.copied_bytes == 0
     job.cancel("done")
 
@@ -167,10 +211,10 @@ def test_full_memory_is_told_and_capturing_frees_it(tmp_path):
     pipe = pipeline(2, segments.smallest_slot([table]), 10 * ENTRY_BYTES)
     job = segments.start(pipe, tmp_path / "s", Layout([table]), copy_on_write=True)
     rows = np.arange(4096)
-    assert job.copy_before_write(0, rows) == 10
-    assert job.copy_before_write(0, rows, 10) == 10
-    assert job.copy_before_write(0, rows[:5]) == 5  # done already
-    assert keep_all(job, 0, rows) > 0
+    assert keep(job, 0, rows) == 10
+    assert keep(job, 0, rows[10:]) == 0
+    assert keep(job, 0, rows[:5]) == 5  # done already
+    assert keep_all(job, (0, rows)) > 0
 
 
 def test_wrong_calls_are_refused(tmp_path):
@@ -178,15 +222,14 @@ def test_wrong_calls_are_refused(tmp_path):
     pipe = pipeline(2, segments.smallest_slot([table]), 1 << 20)
     plain = segments.start(pipe, tmp_path / "plain", Layout([table]))
     with pytest.raises(UsageError, match="copy on write"):
-        plain.copy_before_write(0, np.arange(3))
+        keep(plain, 0, np.arange(3))
     job = segments.start(pipe, tmp_path / "s", Layout([table]), copy_on_write=True)
     for wrong in (-1, 1):
         with pytest.raises(UsageError, match="table is"):
-            job.copy_before_write(wrong, np.arange(3))
-    with pytest.raises(UsageError, match="first is 4"):
-        job.copy_before_write(0, np.arange(3), 4)
-    with pytest.raises(UsageError, match="dtype"):
-        job.copy_before_write(0, np.zeros(3))
+            keep(job, wrong, np.arange(3))
+    for wrong in (np.zeros(3), np.zeros(3, np.int32)):
+        with pytest.raises(UsageError, match="dtype"):
+            keep(job, 0, wrong)
     with pytest.raises(UsageError, match="copy_on_write_bytes"):
         pipeline(2, ALIGNMENT, -1)
     plain.cancel("done")
@@ -243,7 +286,7 @@ def test_capturing_on_another_thread_while_rows_change_in_turns(tmp_path, copy_o
         back.acquire()
         for index, table in enumerate(tables):
             rows = random.integers(0, len(table.arrays["sum"]), 200)
-            keep_all(job, index, rows)
+            keep_all(job, (index, rows))
             change(table, np.unique(rows), random)
         steps += 1
     turn.release()
@@ -263,7 +306,7 @@ def test_the_first_copies_meet_pages_that_are_there(tmp_path, is_made):
         pipe.make_memory()
     job = segments.start(pipe, tmp_path / "s", Layout([table]), copy_on_write=True)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    job.copy_before_write(0, np.arange(20_000))
+    keep(job, 0, np.arange(20_000))
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     pages = pipe.copied_bytes // resource.getpagesize()
     assert pages > 300
