@@ -3,8 +3,8 @@
     python bench/key_costs.py [--blocks 60] [--tiny]
 
 Jobs of one process have the same table (1 M slots x 16, Adagrad) and batches. In each step 1 % of
-the looked-up slots get another id, whose rows are written. Half of the jobs say so with keys and
-assigning(); the others write past PyTorch, and nothing is known of it. Two save the same partial
+the looked-up slots get another id, whose rows are written in writing_rows(). Half of the jobs have
+the ids as keys of the table, the others keep them for themselves. Two save the same partial
 snapshots: a key takes 8 bytes, and arrays of a chunk are aligned to 4096. Then blocks of steps take
 turns, with nothing being saved: of jobs that have this table alone, and of a DLRM at batch 2048
 (`kaggle`, tables of at most 1 M rows), the largest table of which has the keys.
@@ -16,7 +16,6 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ ROW_BYTES = 8 + 2 * 4 * DIM
 
 
 class Job:
-    """Gives slots of a table to new ids, and says so if the table has keys.
+    """Gives slots of a table to new ids, which are its keys or not.
 
     Args:
         table: as it is without keys.
@@ -81,8 +80,7 @@ class Job:
     def admit(self, new: torch.Tensor) -> None:
         self.key[new] = torch.arange(self.next_id, self.next_id + len(new))
         self.next_id += len(new)
-        assigning = self.ckpt.assigning(self.table.name, new) if self.is_keyed else nullcontext()
-        with assigning:
+        with self.ckpt.writing_rows(self.table.name, new):
             for array in self.rows.arrays().values():
                 array.data[new] = 0.0
 
@@ -113,16 +111,16 @@ class BagJob(Job):
         self.optimizer.step()
         self.ckpt.step(len(slots))
 
-    def assigning_seconds(self) -> float:
-        """Seconds of an empty ``assigning()`` between two steps."""
+    def writing_seconds(self) -> float:
+        """Seconds of an empty ``writing_rows()`` between two steps."""
         self.step()
         new = self.batches[0][: len(self.batches[0]) // 100]
 
-        def assign() -> None:
-            with self.ckpt.assigning(self.table.name, new):
+        def write() -> None:
+            with self.ckpt.writing_rows(self.table.name, new):
                 pass
 
-        return seconds_of(assign)
+        return seconds_of(write)
 
     def save(self, kind: Any) -> int:
         """Save now; return the bytes of the shard's segment, without its header."""
@@ -241,8 +239,8 @@ def of_a_table(folder: Path, blocks: int, *, tiny: bool) -> list[dict[str, Any]]
         parity(jobs[0], blocks),
         steps(jobs, blocks, "one table"),
     ]
-    rows[-1]["assigning_seconds"] = statistics.median(
-        jobs[0].assigning_seconds() for _ in range(blocks)
+    rows[-1]["writing_rows_seconds"] = statistics.median(
+        jobs[0].writing_seconds() for _ in range(blocks)
     )
     for job in jobs:
         job.ckpt.close()

@@ -97,7 +97,7 @@ class KeyedJob:
 
     def step(self, ids):
         slots, new = self.map(ids)
-        with self.ckpt.assigning(TABLE, new), torch.no_grad():
+        with self.ckpt.writing_rows(TABLE, new), torch.no_grad():
             self.weight[new] = 0.1
             self.state[new] = 0
         self.optimizer.zero_grad()

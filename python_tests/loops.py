@@ -110,7 +110,7 @@ def id_map():
         while ckpt.step_count < NUM_STEPS:
             given = batch(ckpt.step_count, IDS)
             rows, new = ids(given.flatten().tolist())
-            with ckpt.assigning("0", new), torch.no_grad():
+            with ckpt.writing_rows("0", new), torch.no_grad():
                 model[0].weight[new] = 0.0  # a new id begins from here
             optimizer.zero_grad()
             model(rows.reshape(given.shape)).square().mean().backward()

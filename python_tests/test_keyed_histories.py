@@ -129,7 +129,7 @@ class History:
         """Another member has not completed the step, perhaps in the middle of the next one."""
         if self.draw.random() < 0.5:
             _, new = self.job.map([1, 2, 10**15 + self.draw.randint(0, 9)])
-            with self.job.ckpt.assigning(TABLE, new), torch.no_grad():
+            with self.job.ckpt.writing_rows(TABLE, new), torch.no_grad():
                 self.job.weight[new] = 7.0
         log = self.job.own.log
         state = self.draw.randint(log.oldest, log.newest)

@@ -44,7 +44,7 @@ from cpr_ext.saving.selection import SnapshotKind
 from cpr_ext.saving.snapshot_handle import SnapshotHandle
 from cpr_ext.schedules.intervals import Schedule
 from cpr_ext.state.dense_state import DensePart, require_savable
-from cpr_ext.state.keyed_tables import as_slots, find_keyed
+from cpr_ext.state.named_rows import as_rows, find_table
 from cpr_ext.state.precision import Precision
 from cpr_ext.state.stateful import Stateful, as_declared, refuse_saved_twice
 from cpr_ext.state.table import Table
@@ -462,24 +462,25 @@ class Checkpointer:
         return self._saving.scrub()
 
     @contextmanager
-    def assigning(self, table: str, slots: torch.Tensor) -> Iterator[None]:
-        """Give slots of a keyed table to other ids inside the block, which writes their rows.
+    def writing_rows(self, table: str, row_ids: torch.Tensor) -> Iterator[None]:
+        """Write rows of a table inside the block, past its optimizer; these count as changed.
 
-        Keys that change need no report: each snapshot compares them. Rows that something else than
-        the optimizer writes do; else all rows of the table count as changed.
+        As the first row of an id that gets a slot of a keyed table. After writes without it all
+        rows of the table count as changed.
 
         Args:
             table: its name.
-            slots: (n,) int32 or int64, the rows that the block writes, and no others of the table.
+            row_ids: (n,) int32 or int64, the rows that the block writes, and no others of the
+                table.
 
         Raises:
-            UsageError: no such table, it has no keys, or a slot is not in the table.
+            UsageError: no such table, or it has no such row.
         """
         self._guard.require_open()
-        given = find_keyed(self.tables, table)
-        rows = as_slots(given, slots)
+        given = find_table(self.tables, table)
+        rows = as_rows(given, row_ids)
         self._saver.pause()
-        with self._watch.assigning(given, rows):
+        with self._watch.writing_rows(given, rows):
             yield
 
     @contextmanager

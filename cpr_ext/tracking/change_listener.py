@@ -16,7 +16,7 @@ class ChangeListener(Protocol):
         """Note that rows ``row_ids`` (n,) int64, perhaps repeated, are about to change."""
 
     def before_assignment(self, table: Table, row_ids: torch.Tensor) -> None:
-        """Note that rows (n,) are about to be written because they get another id."""
+        """Note that rows (n,) are about to be written past their optimizer, as is said first."""
 
     def changed_outside(self, table: Table) -> None:
         """Note that something else than its optimizer has changed a table, or may have."""

@@ -132,7 +132,7 @@ class TableWatch:
         sources: dict[int, Any] = {id(t.lookups): t.lookups for t in self._tables}
         for source in sources.values():
             if isinstance(source, AssignmentSource):
-                self._handles += source.watch_assignments(self.assigning)
+                self._handles += source.watch_assignments(self.writing_rows)
         abandoned_hooks.remove()
         weakref.finalize(self, abandoned_hooks.take, self._handles).atexit = False
         self.changes.versions.read()
@@ -195,7 +195,7 @@ class TableWatch:
         self.rows.count_rows([self._by_weight[id(table.weight)]], [row_ids])
 
     @contextmanager
-    def assigning(self, table: Table, row_ids: torch.Tensor) -> Iterator[None]:
+    def writing_rows(self, table: Table, row_ids: torch.Tensor) -> Iterator[None]:
         """Expect that the block writes these rows (n,), and no others of the table."""
         if self.before_change is not None:
             self.before_change()

@@ -3,8 +3,8 @@
 CHANGED_OUTSIDE = (
     "table '{name}' was changed outside its optimizer's step() ({what}). All of its rows count as "
     "changed until they are saved; only a base snapshot makes a full-recovery point again. Change "
-    "rows by the optimizer, or call save('base') after such a change. This is reported once for "
-    "each table"
+    "rows by the optimizer, or inside of writing_rows(), or call save('base') after such a change. "
+    "This is reported once for each table"
 )
 UNSEEN = (
     "table '{name}' may have changed unseen: {what}. All of its rows count as changed until they "

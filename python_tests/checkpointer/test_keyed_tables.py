@@ -171,13 +171,13 @@ def test_what_is_no_key_column_is_refused():
 def test_slots_that_the_table_does_not_have_are_refused_before_anything_is_written(tmp_path):
     job = KeyedJob(tmp_path)
     for table, slots, message in (
-        (TABLE, torch.tensor([SLOTS]), f"has {SLOTS} slots; given: {SLOTS} to {SLOTS}"),
+        (TABLE, torch.tensor([SLOTS]), f"has {SLOTS} rows; given: {SLOTS} to {SLOTS}"),
         (TABLE, torch.tensor([-1]), "given: -1 to -1"),
-        (TABLE, torch.tensor([0.5]), "slots are torch.float32"),
-        ("other", torch.tensor([0]), "no keyed table 'other'; there are: items"),
+        (TABLE, torch.tensor([0.5]), "rows are torch.float32"),
+        ("other", torch.tensor([0]), "no table 'other'; there are: items"),
     ):
         with pytest.raises(UsageError, match=message):
-            with job.ckpt.assigning(table, slots):
+            with job.ckpt.writing_rows(table, slots):
                 raise AssertionError("it was entered")
     job.ckpt.close()
 
@@ -190,7 +190,7 @@ def test_slots_count_as_given_whatever_becomes_of_their_tensor(tmp_path, gap, dt
     job.ckpt.save("base")
     job.ckpt.wait()
     slots = torch.arange(SLOTS, dtype=dtype)[::gap]
-    with job.ckpt.assigning(TABLE, slots):
+    with job.ckpt.writing_rows(TABLE, slots):
         job.weight.data[slots] = 7.0  # PyTorch counts no such write
         slots.zero_()
     assert job.ckpt.scrub() == {}
@@ -208,7 +208,7 @@ def test_slots_that_cannot_be_counted_leave_all_rows_changed(tmp_path, monkeypat
     with monkeypatch.context() as patch, torch.no_grad():
         patch.setattr(job.ckpt._watch, "count_rows", None)
         with pytest.raises(TypeError, match="not callable"):
-            with job.ckpt.assigning(TABLE, torch.tensor([1])):
+            with job.ckpt.writing_rows(TABLE, torch.tensor([1])):
                 job.weight[1] = 7.0
     with pytest.warns(UntrackedChangeWarning, match="'items'"):
         job.train(1)
@@ -228,7 +228,7 @@ def test_rows_that_are_written_without_a_word_count_as_changed_as_a_whole(tmp_pa
 def test_state_that_is_replaced_while_slots_are_assigned_counts_as_changed(tmp_path):
     job = KeyedJob(tmp_path)
     job.train(7)
-    with job.ckpt.assigning(TABLE, torch.tensor([1])):
+    with job.ckpt.writing_rows(TABLE, torch.tensor([1])):
         job.optimizer.state[job.weight]["sum"] = job.state + 1
     with pytest.warns(UntrackedChangeWarning, match="'items'.*state was replaced"):
         job.train(5)
@@ -254,7 +254,7 @@ def test_what_changes_in_another_table_is_seen_although_slots_are_assigned(tmp_p
         train(6)
         with torch.no_grad():
             bags[1].weight[3] = 5.0
-        with ckpt.assigning("t0", torch.tensor([1])), torch.no_grad():
+        with ckpt.writing_rows("t0", torch.tensor([1])), torch.no_grad():
             bags[0].weight[1] = 0.0
         with pytest.warns(UntrackedChangeWarning, match="'t1'"):
             train(1)
@@ -388,7 +388,7 @@ def test_a_key_column_adds_its_eight_bytes_to_each_row(tmp_path, scores):
     for keyed in (False, True):
         job = KeyedJob(tmp_path / str(keyed), keyed=keyed, scores=scores, rebase_after=None)
         if not keyed:
-            job.ckpt.assigning = lambda *_: nullcontext()
+            job.ckpt.writing_rows = lambda *_: nullcontext()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UntrackedChangeWarning)
             job.train(1)

@@ -147,7 +147,7 @@ class OwnRows:
             self._torn.note(number, row_ids)
 
     def before_assignment(self, table: Table, row_ids: torch.Tensor) -> None:
-        """Keep rows that get another id; missing ones are awaited, as for a lookup."""
+        """Keep rows that are written; missing ones are awaited, as for a lookup."""
         self.missing.need(table, row_ids)
         self.before_change(table, row_ids)
 

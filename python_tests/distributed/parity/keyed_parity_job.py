@@ -22,7 +22,7 @@ class KeyedParityJob(ParityJob):
         fresh = torch.randint(10**12, 2**62, (SAMPLES // 2,), generator=generator)
         slots, new = self.map([*hot.tolist(), *fresh.tolist()])
         weight = job.model.rows.weight
-        with job.checkpointer.assigning(self.job_tables[0].name, new), torch.no_grad():
+        with job.checkpointer.writing_rows(self.job_tables[0].name, new), torch.no_grad():
             weight[new] = 0.1
             self.optimizers[0].state[weight]["sum"][new] = 0.0
         return slots

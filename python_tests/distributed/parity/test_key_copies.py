@@ -59,7 +59,7 @@ def test_a_worker_returns_to_the_ids_of_its_newest_states(trainer, steps_back):
     known = trained(trainer, STEPS)
     assert trainer.map.num_evicted > SLOTS / 2
     _, new = trainer.map([1, 2, 10**15])  # of a step that is not complete
-    with trainer.ckpt.assigning("items", new), torch.no_grad():
+    with trainer.ckpt.writing_rows("items", new), torch.no_grad():
         trainer.weight[new] = 7.0
     state = STEPS - steps_back
     trainer.own.go_back(state)
@@ -75,7 +75,7 @@ def test_an_abandoned_step_leaves_the_ids_of_the_last_complete_one(tmp_path, str
     trainer.own.begin(0)
     known = trained(trainer, STEPS)
     _, new = trainer.map([10**15, 10**16])
-    with trainer.ckpt.assigning("items", new), torch.no_grad():
+    with trainer.ckpt.writing_rows("items", new), torch.no_grad():
         trainer.weight[new] = 7.0
     trainer.own.abandon_step()
     assert trainer.all() == known[STEPS]

@@ -273,6 +273,21 @@ def test_rows_changed_outside_the_optimizer_are_an_obstacle(trainer, says_so):
     assert trainer.own.obstacle == ""
 
 
+@pytest.mark.parametrize("steps_back", [0, 1, 2])
+def test_rows_written_as_is_said_first_are_in_the_deltas(trainer, steps_back):
+    known, weight = {}, trainer.model["large"].weight
+    for step in range(1, 6):
+        with trainer.checkpointer.writing_rows("large", torch.tensor([3, step, 3])):
+            weight.data[[3, step]] = float(step)
+        trainer.train(step)
+        known[step] = trainer.words()
+    with trainer.checkpointer.writing_rows("large", torch.tensor([7])):
+        weight.data[7] = -1.0  # of a step that is torn
+    trainer.own.go_back(5 - steps_back)
+    assert trainer.own.obstacle == ""
+    assert torch.equal(trainer.words(), known[5 - steps_back])
+
+
 def test_changed_rows_are_accepted_once_and_named(trainer, monkeypatch):
     own = trainer.own
     for step in range(1, 8):
