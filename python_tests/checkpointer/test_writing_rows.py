@@ -1,4 +1,4 @@
-"""Rows that a loop writes itself, inside of writing_rows(): these count as changed, and no others."""
+"""Rows that a loop writes itself, inside of writing_rows(), count as changed, and no others."""
 
 import warnings
 
