@@ -33,7 +33,7 @@ from cpr_ext.state.row_caches import refuse_cached_rows
 from cpr_ext.state.stateful import Declared
 from cpr_ext.state.table import Table, find_tables, prioritized_tables, register_tables
 from cpr_ext.storage.commit_thread import CommitThread
-from cpr_ext.storage.compactor import make_compactor
+from cpr_ext.storage.compactor import Compactor, make_compactor
 from cpr_ext.storage.remote.opening import RemoteStore, view_of
 from cpr_ext.storage.remote.remote_copy import RemoteCopy
 from cpr_ext.storage.store import Store
@@ -175,7 +175,6 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
     """
     settings, tables = trained.settings, trained.tables
     model, optimizers, declared = trained.model, trained.optimizers, trained.declared
-    overlaps = BackgroundCapture.is_wanted(settings.overlap, tables)
     staging = _Staging(trained)
     tracking = _Tracking(trained, staging.threads)
     account = _run_state(trained, tracking)
@@ -197,54 +196,42 @@ def build_parts(trained: Trained, directory: str | os.PathLike[str]) -> Parts:
     dense.ignored = lambda: tracking.inventory.ignored
     rebase = RebasePolicy(store, tables, settings.rebase_after)
     committer = CommitThread()
+    selector = _selector(trained, tracking, staging)
+    context = SnapshotContext(store, selector, staging.pipeline, tracking.scrub)
+    overlap = None
+    if BackgroundCapture.is_wanted(settings.overlap, tables):
+        overlap = BackgroundCapture(tables, tracking.watch, tracking.recorder, tracking.scrub)
     options = _saving_options(trained, staging.devices)
-    saver = Saver(
-        SavingParts(
-            SnapshotContext(
-                store, _selector(trained, tracking, staging), staging.pipeline, tracking.scrub
-            ),
-            *(account, rebase, committer, tracking.watch, tracking.inventory, tracking.keys),
-            Claims(
-                *(tables, tracking.trackers, store, account, rebase, committer),
-                *(tracking.watch, tracking.scrub, options.write),
-            ),
-            Outcomes(
-                *(store, account, rebase, committer),
-                make_compactor(
-                    *(store, committer, tables),
-                    after=settings.compaction.after,
-                    bytes_per_second=settings.compaction.bytes_per_second,
-                ),
-                staging.devices,
-            ),
-            BackgroundCapture(tables, tracking.watch, tracking.recorder, tracking.scrub)
-            if overlaps
-            else None,
-            dense.capture,
-        ),
-        options,
+    claims = Claims(
+        *(tables, tracking.trackers, store, account, rebase, committer),
+        *(tracking.watch, tracking.scrub, options.write),
     )
+    compactor = _compactor(trained, store, committer)
+    outcomes = Outcomes(store, account, rebase, committer, compactor, staging.devices)
+    known = (tracking.watch, tracking.inventory, tracking.keys)
+    parts = SavingParts(
+        *(context, account, rebase, committer, *known, claims, outcomes, overlap, dense.capture)
+    )
+    saver = Saver(parts, options)
     copy = None if remote is None else _start_copy(remote, store, committer, account)
     if store.is_empty:  # the first step's snapshot would wait; a run that resumes begins sooner
         tracking.make_memory()
-        if overlaps and settings.consistency == "step":
+        if overlap is not None and settings.consistency == "step":
             staging.pipeline.make_memory()
     tracking.attach()  # last: what fails above leaves the model as it was
     return Parts(
-        staging.devices,
-        staging.stagers,
-        tracking.trackers,
-        account,
-        store,
-        tracking.recorder,
-        tracking.watch,
-        recoverer,
-        rebase,
-        dense,
-        saver,
-        copy,
-        tracking.inventory,
-        tracking.keys,
+        *(staging.devices, staging.stagers, tracking.trackers, account, store, tracking.recorder),
+        *(tracking.watch, recoverer, rebase, dense, saver, copy),
+        *(tracking.inventory, tracking.keys),
+    )
+
+
+def _compactor(trained: Trained, store: Store, committer: CommitThread) -> Compactor | None:
+    when = trained.settings.compaction
+    return make_compactor(
+        *(store, committer, trained.tables),
+        after=when.after,
+        bytes_per_second=when.bytes_per_second,
     )
 
 

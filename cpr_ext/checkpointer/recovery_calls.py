@@ -65,18 +65,8 @@ class RecoveryCalls:
         self._guard.require_open()
         self._store.require_in_place()
         started = time.perf_counter()
-        if shards is not None and mode == "full":
-            raise UsageError('full recovery goes back with all shards; leave out "shards"')
+        _require_together(shards, mode, from_store, strict, up_to_step, at_step)
         lost = None if shards is None else as_shards(shards, self._num_shards)
-        if shards is not None and from_store is not None:
-            raise UsageError('from_store is for all shards; leave out "shards"')
-        if up_to_step is not None and (shards is not None or from_store is not None):
-            raise UsageError("up_to_step goes with neither shards nor from_store")
-        others = (shards, from_store, up_to_step)
-        if at_step is not None and any(option is not None for option in others):
-            raise UsageError("at_step goes with none of shards, from_store and up_to_step")
-        if not strict and from_store is None:
-            raise UsageError("strict=False needs from_store; a store is written by one model only")
         with self._guard.in_call("recover()"):
             self._saver.quiesce()
             self._inventory.follow_structure(self._watch)
@@ -103,18 +93,7 @@ class RecoveryCalls:
         findings.seconds = time.perf_counter() - started
         report = self._report(findings)
         self._account.note_recovery(report.seconds, report.bytes_read, of_shards=lost is not None)
-        what = "everything" if lost is None else f"shards {', '.join(map(str, lost))}"
-        logger.info(
-            "recovered %s at step %d: %d rows in %.2f s, %s of them stale; from %s",
-            what,
-            report.step,
-            report.rows_restored,
-            report.seconds,
-            "an unknown number" if report.rows_stale is None else report.rows_stale,
-            report.source or "nothing: the store is empty",
-        )
-        for damaged in report.damaged_segments:
-            logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)
+        _log(report, lost)
         return report
 
     def adopt(self, step: int, num_samples: int) -> None:
@@ -265,3 +244,39 @@ class RecoveryCalls:
             self._rebase.note_recovered()
             if findings.damaged_segments:
                 self._rebase.forget_base()
+
+
+def _require_together(
+    shards: Sequence[int] | None,
+    mode: RecoveryMode,
+    from_store: StorePaths | None,
+    strict: bool,
+    up_to_step: int | None,
+    at_step: int | None,
+) -> None:
+    """Refuse options that contradict each other."""
+    if shards is not None and mode == "full":
+        raise UsageError('full recovery goes back with all shards; leave out "shards"')
+    if shards is not None and from_store is not None:
+        raise UsageError('from_store is for all shards; leave out "shards"')
+    if up_to_step is not None and (shards is not None or from_store is not None):
+        raise UsageError("up_to_step goes with neither shards nor from_store")
+    others = (shards, from_store, up_to_step)
+    if at_step is not None and any(option is not None for option in others):
+        raise UsageError("at_step goes with none of shards, from_store and up_to_step")
+    if not strict and from_store is None:
+        raise UsageError("strict=False needs from_store; a store is written by one model only")
+
+
+def _log(report: RecoveryReport, lost: Sequence[int] | None) -> None:
+    logger.info(
+        "recovered %s at step %d: %d rows in %.2f s, %s of them stale; from %s",
+        "everything" if lost is None else f"shards {', '.join(map(str, lost))}",
+        report.step,
+        report.rows_restored,
+        report.seconds,
+        "an unknown number" if report.rows_stale is None else report.rows_stale,
+        report.source or "nothing: the store is empty",
+    )
+    for damaged in report.damaged_segments:
+        logger.warning("damaged segment %s: %s", damaged.path, damaged.reason)

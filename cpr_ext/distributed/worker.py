@@ -288,6 +288,9 @@ class Worker:
         self._from_stores = None if from_store is None else find_stores(from_store).stores
         if from_store is None:
             self._require_world_size()
+        yield from self._take_part(build, num_steps)
+
+    def _take_part(self, build: Build, num_steps: int) -> Generator[int, None, None]:
         self._address = self._find_address()
         self._rendezvous = Rendezvous(self.identity, self._time_outs, self._address)
         self._rendezvous.is_leaving = lambda: self._leaving.is_wanted
@@ -302,19 +305,22 @@ class Worker:
                 logger.info("the job is finished: all workers have done %d steps", num_steps)
                 self._say_done()
                 return
-            group = init_group(self.identity.rank, self.identity.world_size, nccl=self._nccl)
-            try:
-                yield from self._live(lambda: self._make_job(build, self._make, group), num_steps)
-                self._say_done()
-            finally:
-                try:
-                    self._abort(group)
-                finally:
-                    dist.destroy_process_group()
+            yield from self._train(build, num_steps)
         finally:
             self._rendezvous.leave()
             rank_lock.release()
             self._leaving.close()
+
+    def _train(self, build: Build, num_steps: int) -> Generator[int, None, None]:
+        group = init_group(self.identity.rank, self.identity.world_size, nccl=self._nccl)
+        try:
+            yield from self._live(lambda: self._make_job(build, self._make, group), num_steps)
+            self._say_done()
+        finally:
+            try:
+                self._abort(group)
+            finally:
+                dist.destroy_process_group()
 
     @contextmanager
     def attempt(self) -> Iterator[Job]:
@@ -548,14 +554,7 @@ class Worker:
         unseen = None
         if has_returned:  # the caller's own extra state may be of a step that was undone
             unseen = replace(report, extra_state=self._parity.extra_state)
-        if agreement.recovery == "full":
-            self._is_live, self._saved_step = False, -1  # until all are back at the same step
-            if agreement.step > 0 or self._from_stores is None or checkpointer.store.dense.segments:
-                report = checkpointer.recover(mode="full", up_to_step=agreement.step)
-            if agreement.step == 0 and self._from_stores is not None:
-                report = checkpointer.recover(from_store=self._from_stores)
-        elif not self._is_live:
-            report = checkpointer.recover(from_store=self._from_stores)
+        report = self._read_store(job, agreement) or report
         # Reading may take longer than a step: a worker that does it does not hang.
         wait_for_all(job.group, time_out)
         require_one_layout(job.group, job.model)
@@ -587,6 +586,19 @@ class Worker:
         self._note_recovery(agreement, job.step, lost_samples, loads)
         self._parity.encode_all(job.step)
         self._compare(job, buffers=not has_own_buffers)
+
+    def _read_store(self, job: Job, agreement: Agreement) -> RecoveryReport | None:
+        """Restore the state from stores as far as was agreed; None: this worker has it."""
+        checkpointer, report = job.checkpointer, None
+        if agreement.recovery == "full":
+            self._is_live, self._saved_step = False, -1  # until all are back at the same step
+            if agreement.step > 0 or self._from_stores is None or checkpointer.store.dense.segments:
+                report = checkpointer.recover(mode="full", up_to_step=agreement.step)
+            if agreement.step == 0 and self._from_stores is not None:
+                report = checkpointer.recover(from_store=self._from_stores)
+        elif not self._is_live:
+            report = checkpointer.recover(from_store=self._from_stores)
+        return report
 
     def _recover_exactly(self, job: Job, agreement: Agreement) -> None:
         """Put all to one state: survivors by their own deltas, the lost by their peers' parity."""

@@ -268,16 +268,8 @@ def restore_dense(
     """
     tree = part.tree()
     live = dense_values(model, tables)
-    is_compared = strict and not is_own
-    differences = (
-        dense_differences(part, model, optimizers, tables, stateful) if is_compared else []
-    )
-    if differences:
-        raise StoreError(
-            f"{'; '.join(differences)}. Build what the store was made with; or, in a new "
-            "directory, take what matches: recover(from_store=..., strict=False). For evaluation, "
-            "cpr_ext.load_into(model, store) needs no optimizers"
-        )
+    if strict and not is_own:
+        _require_same(dense_differences(part, model, optimizers, tables, stateful))
     restore_stateful(tree.get("stateful", []), stateful, keep)
     make_grown_buffers(model, tree["model"], tree.get("grown", ()))
     live = dense_values(model, tables)
@@ -301,6 +293,15 @@ def restore_dense(
     if generators:
         restore_generators(tree["rng"])
     return tree["extra"]
+
+
+def _require_same(differences: Sequence[str]) -> None:
+    if differences:
+        raise StoreError(
+            f"{'; '.join(differences)}. Build what the store was made with; or, in a new "
+            "directory, take what matches: recover(from_store=..., strict=False). For evaluation, "
+            "cpr_ext.load_into(model, store) needs no optimizers"
+        )
 
 
 def _load_model(model: nn.Module, state: Mapping[str, Any]) -> None:

@@ -80,16 +80,7 @@ def write_merged(
     ids = {
         name: None if merge.kind == "base" else rows.all_row_ids() for name, rows in tables.items()
     }
-    specs = tuple(
-        TableSpec(
-            name,
-            end - begin if (held := ids[name]) is None else len(held),
-            begin if held is None else None,
-            merged_arrays(name, rows.arrays, rows.segments, has_base=merge.kind == "base"),
-        )
-        for name, rows in tables.items()
-        for begin, end in [row_ranges[name]]
-    )
+    specs = _specs(row_ranges, tables, ids, has_base=merge.kind == "base")
     if merge.kind == "base":
         require_all_rows(opened[0], row_ranges)
     pace.spend(sum(source.bytes_read for source in sources))
@@ -113,16 +104,39 @@ def write_merged(
             rows = tables[spec.name]
             copy_table(rows, index, spec, ids[spec.name], stream, limits, pace, tally)
         record = stream.finish(
-            Committed(
-                first_step=min(record.first_step for record in merge.read),
-                last_step=max(record.last_step for record in merge.read),
-                num_samples=merge.sources[-1].num_samples,
-                chain_before=merge.sources[0].chain_before,
-                merged_chain=merge.sources[-1].chain,
-            ),
+            _committed(merge),
             rounded=most_rounded(tally, opened),
         )
     return Merged(merge, record, sum(source.bytes_read for source in sources))
+
+
+def _committed(merge: Merge) -> Committed:
+    return Committed(
+        first_step=min(record.first_step for record in merge.read),
+        last_step=max(record.last_step for record in merge.read),
+        num_samples=merge.sources[-1].num_samples,
+        chain_before=merge.sources[0].chain_before,
+        merged_chain=merge.sources[-1].chain,
+    )
+
+
+def _specs(
+    row_ranges: Mapping[str, tuple[int, int]],
+    tables: Mapping[str, NewestRows],
+    ids: Mapping[str, torch.Tensor | None],
+    *,
+    has_base: bool,
+) -> tuple[TableSpec, ...]:
+    return tuple(
+        TableSpec(
+            name,
+            end - begin if (held := ids[name]) is None else len(held),
+            begin if held is None else None,
+            merged_arrays(name, rows.arrays, rows.segments, has_base=has_base),
+        )
+        for name, rows in tables.items()
+        for begin, end in [row_ranges[name]]
+    )
 
 
 def copy_table(

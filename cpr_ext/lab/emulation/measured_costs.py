@@ -134,8 +134,7 @@ def measure_costs(
     source = Synthetic(preset.synthetic_num_embeddings, num_samples=_BATCHES * batch_size)
     trainer = _Trainer(DLRM.from_preset(preset, source, seed=0), source, batch_size)
     shutil.rmtree(directory, ignore_errors=True)
-    # One, as in the runs: on a busy machine several wait for one another longer than they work,
-    # which would make counting look cheap.
+    # One, as in the runs: several that wait for one another would make counting look cheap.
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -157,11 +156,7 @@ def measure_costs(
                 trainer.save(checkpointer, step_seconds, tracking_seconds) for _ in range(num_saves)
             )
             report = checkpointer.recover(shards=[0])
-            state_bytes = sum(
-                array.numel() * array.element_size()
-                for table in checkpointer.tables
-                for array in table.arrays().values()
-            )
+            state_bytes = _state_bytes(checkpointer)
     finally:
         torch.set_num_threads(num_threads)
         shutil.rmtree(directory, ignore_errors=True)
@@ -176,6 +171,11 @@ def measure_costs(
         load_bytes=report.bytes_read,
         load_seconds=report.seconds,
     )
+
+
+def _state_bytes(checkpointer: Checkpointer) -> int:
+    arrays = (array for table in checkpointer.tables for array in table.arrays().values())
+    return sum(array.nbytes for array in arrays)
 
 
 class _WhenWanted(Schedule):

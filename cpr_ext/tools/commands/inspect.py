@@ -65,37 +65,8 @@ def _show(summary: StoreSummary) -> None:
     held = [count(summary.num_shards, "shard"), count(len(summary.tables), "table")]
     echo(f"{summary.store}: {', '.join(held)}, {size(summary.file_bytes)}")
     click.echo()
-    if not summary.points:
-        click.echo("No snapshot was committed as a whole yet.\n")
-    else:
-        rows = [
-            (
-                point.snapshot,
-                point.step,
-                point.num_samples,
-                "newest" if point is summary.points[-1] else "",
-                _kind_of(point),
-            )
-            for point in summary.points
-        ]
-        print_table(("snapshot", "step", "samples", "", ""), rows)
-        click.echo()
-    newest = summary.points[-1].step if summary.points else 0
-    print_table(
-        ("shard", "segments", "size", "base step", "newest step", "behind"),
-        [
-            (
-                shard.shard,
-                shard.segments,
-                size(shard.file_bytes),
-                shard.base_step if shard.base_step >= 0 else "-",
-                shard.newest_step if shard.newest_step >= 0 else "-",
-                max(0, newest - shard.newest_step) if shard.newest_step >= 0 else "-",
-            )
-            for shard in summary.shards
-        ],
-    )
-    click.echo()
+    _show_points(summary)
+    _show_shards(summary)
     if not summary.tables:
         click.echo("No table is kept by row: all is in the dense part, as after `cpr import`.\n")
         return
@@ -128,6 +99,43 @@ def _show(summary: StoreSummary) -> None:
             ("rows kept as", "size"),
             [(each.kept_as, size(each.file_bytes)) for each in summary.precisions],
         )
+
+
+def _show_points(summary: StoreSummary) -> None:
+    if not summary.points:
+        click.echo("No snapshot was committed as a whole yet.\n")
+        return
+    rows = [
+        (
+            point.snapshot,
+            point.step,
+            point.num_samples,
+            "newest" if point is summary.points[-1] else "",
+            _kind_of(point),
+        )
+        for point in summary.points
+    ]
+    print_table(("snapshot", "step", "samples", "", ""), rows)
+    click.echo()
+
+
+def _show_shards(summary: StoreSummary) -> None:
+    newest = summary.points[-1].step if summary.points else 0
+    print_table(
+        ("shard", "segments", "size", "base step", "newest step", "behind"),
+        [
+            (
+                shard.shard,
+                shard.segments,
+                size(shard.file_bytes),
+                shard.base_step if shard.base_step >= 0 else "-",
+                shard.newest_step if shard.newest_step >= 0 else "-",
+                max(0, newest - shard.newest_step) if shard.newest_step >= 0 else "-",
+            )
+            for shard in summary.shards
+        ],
+    )
+    click.echo()
 
 
 def _kind_of(point: Point) -> str:

@@ -108,16 +108,7 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
         UsageError: something needed is missing (all of it is named), or out of range.
         DataError, StoreError, StorageError: the log, the store or its disk cannot be used.
     """
-    for option, needed in (
-        ("nodes", "failure_log"),
-        ("write_mb_per_second", "store"),
-        ("read_mb_per_second", "store"),
-    ):
-        if given[option] is not None and given[needed] is None:
-            text = f"--{option} is of use only with --{needed}".replace("_", "-")
-            if option == "nodes":
-                text += "; over how many servers the tables are cut: --shards"
-            raise UsageError(text)
+    _require_used(given)
     figures = _Figures(given)
     notes: list[str] = []
     failures: FailureModel | None = None
@@ -163,6 +154,20 @@ def gather(given: Mapping[str, Any]) -> PlanInputs:
     return PlanInputs(
         job, costs, failures, target_pls, state_bytes, fit, sources, notes, row_sizes=row_sizes
     )
+
+
+def _require_used(given: Mapping[str, Any]) -> None:
+    """Refuse options that nothing would use."""
+    for option, needed in (
+        ("nodes", "failure_log"),
+        ("write_mb_per_second", "store"),
+        ("read_mb_per_second", "store"),
+    ):
+        if given[option] is not None and given[needed] is None:
+            text = f"--{option} is of use only with --{needed}".replace("_", "-")
+            if option == "nodes":
+                text += "; over how many servers the tables are cut: --shards"
+            raise UsageError(text)
 
 
 def _take_preset(figures: _Figures, name: str, notes: list[str]) -> tuple[FailureModel, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,6 +149,22 @@ def _snapshot(item: Held | Rewrite) -> int:
     return item.snapshot if isinstance(item, Rewrite) else item.record.snapshot
 
 
+def _row_ids(
+    ranges: RowRanges, rewrite: Rewrite, usable: Sequence[Held]
+) -> dict[str, torch.Tensor | None]:
+    """Row ids of each table that has rows; None: all."""
+    ids: dict[str, torch.Tensor | None] = {}
+    for name in ranges:
+        if not any(held.rows is not None and held.rows.table(name) for held in usable):
+            continue
+        found = [row_ids for held in usable for row_ids in held.row_ids(name)]
+        if rewrite.kind == "base":
+            ids[name] = None
+        elif found:
+            ids[name] = torch.unique(torch.cat(found))
+    return ids
+
+
 def write_salvaged(
     directory: Path, shard: int, ranges: RowRanges, rewrite: Rewrite, chain_before: str
 ) -> SegmentRecord:
@@ -162,20 +178,8 @@ def write_salvaged(
     """
     usable = [held for held in rewrite.sources if held.rows is not None]
     opened = [held.rows for held in usable if held.rows is not None]
-    tables = {
-        name: NewestRows(name, opened, on_damage=lambda *_: None)
-        for name in ranges
-        if any(rows.table(name) for rows in opened)
-    }
-    ids: dict[str, torch.Tensor | None] = {}
-    for name in list(tables):
-        found = [row_ids for held in usable for row_ids in held.row_ids(name)]
-        if rewrite.kind == "base":
-            ids[name] = None
-        elif found:
-            ids[name] = torch.unique(torch.cat(found))
-        else:
-            del tables[name]
+    ids = _row_ids(ranges, rewrite, usable)
+    tables = {name: NewestRows(name, opened, on_damage=lambda *_: None) for name in ids}
     specs = tuple(
         TableSpec(
             name,
