@@ -305,13 +305,13 @@ class Worker:
                 logger.info("the job is finished: all workers have done %d steps", num_steps)
                 self._say_done()
                 return
-            yield from self._train(build, num_steps)
+            yield from self._train_in_group(build, num_steps)
         finally:
             self._rendezvous.leave()
             rank_lock.release()
             self._leaving.close()
 
-    def _train(self, build: Build, num_steps: int) -> Generator[int, None, None]:
+    def _train_in_group(self, build: Build, num_steps: int) -> Generator[int, None, None]:
         group = init_group(self.identity.rank, self.identity.world_size, nccl=self._nccl)
         try:
             yield from self._live(lambda: self._make_job(build, self._make, group), num_steps)
