@@ -123,11 +123,9 @@ int64_t CopyOnWrite::copy_before_write(const int64_t* row_ids, int64_t count,
                                        int64_t captured_chunks, RowIdVector* copied) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::byte*> memory;
-  int64_t done = 0;
   const uint64_t num_bits = waiting_.size() * 64;
   const auto bit_of = [&](int64_t row_id) { return static_cast<uint64_t>(row_id - first_row_id_); };
-  for (; done < count; ++done) {
-    const int64_t i = done;
+  for (int64_t i = 0; i < count; ++i) {
     if (i + 2 * kPrefetchRows < count) {
       const uint64_t ahead = bit_of(row_ids[i + 2 * kPrefetchRows]);
       if (ahead < num_bits) __builtin_prefetch(&waiting_[ahead >> 6], 1);
