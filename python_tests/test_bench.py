@@ -105,8 +105,10 @@ def test_what_counting_costs_a_step_is_measured(
 def test_what_keys_cost_is_measured_and_their_bytes_are_those_of_the_formula(
     run_here: Callable[..., str], tmp_path: Path
 ) -> None:
-    snapshot, parity, step = run_here("key_costs", "--tiny", "--folder", str(tmp_path)).splitlines()
-    assert step.startswith("cost a step with 1 % of admissions, step_seconds_with ")
+    lines = run_here("key_costs", "--tiny", "--folder", str(tmp_path)).splitlines()
+    snapshot, parity, table, dlrm = lines
+    for step, of in ((table, "one table"), (dlrm, "a DLRM")):
+        assert step.startswith(f"cost a step of {of} with 1 % of admissions, step_seconds_with ")
     assert "bytes_with 144000, bytes_without 136000" in snapshot  # of 1000 rows
     assert parity.endswith("slots 5000")
 

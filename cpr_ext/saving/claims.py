@@ -148,7 +148,7 @@ class Claims:
         """
         self._committer.call(self.round_trips.finish).result()
         self._settle_round_trips()
-        self._watch.check_all()
+        self._watch.check(replaced=True)
         self.scrub.restart()
         self._proofs.begin_pass()
         found = self._note_changed(self.scrub.run_pass())
@@ -180,7 +180,7 @@ class Claims:
         self, found: list[ChangedRow], in_flight: Snapshot | None = None
     ) -> list[ChangedRow]:
         if found:  # what PyTorch has counted is reported as such
-            self._watch.check_all()
+            self._watch.check(replaced=True)
             found = [changed for changed in found if self._watch.changes.is_proven(changed.table)]
         for changed in found:
             self._watch.changes.record_hidden(

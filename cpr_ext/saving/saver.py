@@ -175,7 +175,7 @@ class Saver:
         parts = self._parts
         self.due.restart_interval()
         parts.inventory.follow_structure(parts.watch)
-        parts.watch.check_all()
+        parts.watch.check(replaced=True)
         self.claims.check_some(self.in_flight)
         parts.watch.changes.settle()
         parts.keys.look()
@@ -258,7 +258,7 @@ class Saver:
             self.begin("base")
         snapshot, way = self.in_flight, self._way
         assert way is not None
-        self._parts.watch.check_all()
+        self._parts.watch.check(replaced=True)
         if not snapshot.has_rows_left:
             self._end.check(snapshot)
         step, num_samples = self._account.step, self._account.num_samples

@@ -169,22 +169,21 @@ class TableWatch:
         self.gradients.end_step(self._optimizers)
         self.has_stepped = False
 
-    def check(self) -> None:
-        """Look for changes outside of optimizers' steps; their tables count as changed."""
-        if not self.looks_unchanged():
+    def check(self, *, replaced: bool = False) -> None:
+        """Look for changes outside of optimizers' steps; their tables count as changed.
+
+        Args:
+            replaced: find replaced tensors, too.
+        """
+        if not (self._running if replaced else self.looks_unchanged()):
             self.changes.look()
 
     def looks_unchanged(self) -> bool:
         """Return whether :meth:`check` would find nothing."""
         return bool(self._running) or self.changes.versions.are_same()
 
-    def check_all(self) -> None:
-        """Do the same as :meth:`check`, and find replaced tensors, too."""
-        if not self._running:
-            self.changes.look()
-
     def accept_changes(self) -> None:
-        """Do the same as :meth:`check_all` for reported changes: rows count, without a warning."""
+        """Do the same as :meth:`check` for reported changes: rows count, without a warning."""
         if self.changes.listener is not None:
             for index in self.changes.versions.differences():
                 self.changes.listener.changed_outside(self._tables[index])

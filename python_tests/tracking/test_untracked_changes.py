@@ -70,7 +70,7 @@ def test_each_table_is_reported_once_and_only_it_is_dirty(tmp_path):
         model["a"].weight.clamp_(-0.1, 0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run.ckpt._watch.check_all()
+        run.ckpt._watch.check(replaced=True)
     run.ckpt._watch.changes.settle()
     assert (run.dirty("a"), run.dirty("b")) == (list(range(N)), [])
     run.ckpt.close()

@@ -1,5 +1,6 @@
 """csrc/pipeline/copy_on_write: rows change once they are copied; the segment has the old ones."""
 
+import ctypes
 import os
 import resource
 import threading
@@ -301,7 +302,8 @@ def test_capturing_on_another_thread_while_rows_change_in_turns(tmp_path, copy_o
 @pytest.mark.parametrize("is_made", [True, False])
 def test_the_first_copies_meet_pages_that_are_there(tmp_path, is_made):
     table = random_table(num_rows=40_000)
-    pipe = pipeline(2, segments.smallest_slot([table]), 64 << 20)  # of its own mapping
+    ctypes.CDLL(None).malloc_trim(0)  # memory that other tests have freed has its pages
+    pipe = pipeline(2, segments.smallest_slot([table]), 64 << 20)
     if is_made:
         pipe.make_memory()
     job = segments.start(pipe, tmp_path / "s", Layout([table]), copy_on_write=True)
