@@ -185,23 +185,35 @@ class Selector:
                     return False
                 partial.append(selection)
         if not is_captured:
-            return all(map(_has_all_dirty_rows, partial))
+            return all(map(_has_all_dirty_rows, sorted(partial, key=self._by_doubt)))
         return native.are_clean(
             [native_trackers(each.tracker)[0] for each in partial],
             [each.begin for each in partial],
             [each.end for each in partial],
         )
 
+    def _by_doubt(self, selection: Selection) -> tuple[bool, int]:
+        """Sort tables first of which more rows may be dirty than were chosen.
+
+        Their budget was used up, or they are large: rows have changed since they were chosen.
+        """
+        size = selection.end - selection.begin
+        return selection.num_rows < self._priority.budget(size), -size
+
     def _range(self, table: Table, shard: int) -> tuple[int, int]:
         return shard_row_range(table.num_embeddings, shard, self._num_shards)
 
 
 def _has_all_dirty_rows(selection: Selection) -> bool:
-    """Return whether all dirty rows of the range are selected; stops early where they are not."""
+    """Return whether all dirty rows of the range are selected; stops early where they are not.
+
+    It begins at the end: ids that are new, or seldom looked up, often have the highest numbers.
+    """
     assert selection.row_ids is not None
     edges = np.append(np.arange(selection.begin, selection.end, _BLOCK_ROWS), selection.end)
     selected = np.diff(np.searchsorted(selection.row_ids, edges))
+    blocks = zip(edges[:-1].tolist(), edges[1:].tolist(), selected.tolist(), strict=True)
     return all(
         selection.tracker.num_dirty(begin, end) == count
-        for begin, end, count in zip(edges[:-1].tolist(), edges[1:].tolist(), selected, strict=True)
+        for begin, end, count in reversed(list(blocks))
     )

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import cpr_ext
+from cpr_ext.saving import selection
 from cpr_ext.saving.capture_ways import ChooseFirst
 from python_tests.helpers import (
     STILL_OPTIMIZERS,
@@ -163,3 +164,38 @@ def test_a_wait_that_runs_out_leaves_all_rows_of_a_snapshot_of_one_step(
     _, partial = run.store.dense.segments
     assert_of_one_step(run.store, partial, rows)
     checkpointer.close()
+
+
+@pytest.mark.parametrize("doubtful", ["small", "large"])
+def test_rows_that_were_not_chosen_are_found_without_reading_all_counts(
+    tmp_path, monkeypatch, doubtful
+):
+    """In a table whose budget was used up, else in the largest: training waits."""
+    tables = {"small": (100_000, 2), "large": (500_000, 2), "other": (300_000, 2)}
+    run = Trained(tmp_path, tables, priority=cpr_ext.MostFrequentlyUsed(0.01), consistency="step")
+    ckpt, read = run.checkpointer, []
+    selector = ckpt._saver._parts.context.selector
+    run.train(1)
+    for _ in range(4):  # PyTorch's counters are known then
+        ckpt.save("base")
+        run.train(1)
+        ckpt.wait()
+    if doubtful == "small":
+        ckpt.record_lookups("tables.small", torch.arange(1500))
+    ckpt._recorder.flush()
+    selections = [selector.partial(number, 0) for number in range(3)]
+    used_up = [each.num_rows == 1000 for each in selections]
+    assert used_up == [doubtful == "small", False, False]
+    has_all = selection._has_all_dirty_rows
+    monkeypatch.setattr(
+        selection, "_has_all_dirty_rows", lambda each: read.append(each.table.name) or has_all(each)
+    )
+    if doubtful == "large":
+        assert selector.are_complete(selections, is_captured=False)
+        assert read == ["tables.large", "tables.other", "tables.small"]
+        ckpt.record_lookups("tables.large", torch.tensor([499_999]))
+        ckpt._recorder.flush()
+        read.clear()
+    assert not selector.are_complete(selections, is_captured=False)
+    assert read == [f"tables.{doubtful}"]
+    ckpt.close()
