@@ -226,7 +226,7 @@ MISTAKES = {
     "parity takes no keys": (KeyCopies, "take", nothing),
     "keys stay on the way back": (KeyCopies, "give_back", nothing),
     "maps are not built again": (cpr_ext.SlotKeys, "rebuild", nothing),
-    "rows of new ids are in no delta": (OwnRows, "before_assignment", nothing),
+    "rows of new ids are in no delta": (OwnRows, "before_write", nothing),
     "keys change before they are kept": (OwnRows, "_before_keys_change", nothing),
     "evicted ids stay": (keyed_rows, "gone_keys", lambda _, before, now: before[:0]),
     "a subscriber keeps its keys": (KeyedRows, "set_keys", nothing),

@@ -15,7 +15,7 @@ class ChangeListener(Protocol):
     def before_change(self, table: Table, row_ids: torch.Tensor) -> None:
         """Note that rows ``row_ids`` (n,) int64, perhaps repeated, are about to change."""
 
-    def before_assignment(self, table: Table, row_ids: torch.Tensor) -> None:
+    def before_write(self, table: Table, row_ids: torch.Tensor) -> None:
         """Note that rows (n,) are about to be written past their optimizer, as is said first."""
 
     def changed_outside(self, table: Table) -> None:

@@ -196,6 +196,7 @@ class TableWatch:
     @contextmanager
     def writing_rows(self, table: Table, row_ids: torch.Tensor) -> Iterator[None]:
         """Expect that the block writes these rows (n,), and no others of the table."""
+        use_training_streams(self._devices)
         if self.before_change is not None:
             self.before_change()
         index = self._by_weight[id(table.weight)]
@@ -204,7 +205,7 @@ class TableWatch:
         if self.rows_change is not None:
             self.rows_change([table], [row_ids])
         if self.changes.listener is not None:
-            self.changes.listener.before_assignment(table, row_ids)
+            self.changes.listener.before_write(table, row_ids)
         try:
             yield
         finally:
@@ -280,8 +281,7 @@ class TableWatch:
         return None
 
     def _enter(self, optimizer: torch.optim.Optimizer, owned: Collection[int]) -> _Step:
-        if self._devices:
-            use_training_streams(self._devices)
+        use_training_streams(self._devices)
         if self.before_change is not None:
             self.before_change()
         if self._running and any(step.optimizer is optimizer for step in self._running):

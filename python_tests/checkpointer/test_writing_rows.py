@@ -7,6 +7,7 @@ import torch
 
 import cpr_ext
 from cpr_ext.errors import UntrackedChangeWarning
+from cpr_ext.tracking import table_watch
 from python_tests.helpers import Trained, assert_same, copy_rows, short_windows
 from python_tests.saving.captured import OPTIONS, TABLES, assert_captured, num_dirty
 
@@ -64,24 +65,35 @@ def test_a_snapshot_has_them_as_they_were_at_its_steps(tmp_path, consistency, ov
     again.checkpointer.close()
 
 
-def test_only_they_count(tmp_path):
+@pytest.fixture
+def saved(tmp_path):
     run = make_run(tmp_path)
     run.train(1)
     run.checkpointer.save("base")
     run.checkpointer.wait()
-    assert num_dirty(run.checkpointer) == 0
-    rows = write(run)
-    assert num_dirty(run.checkpointer) == len(rows.unique())
+    yield run
     run.checkpointer.close()
 
 
-def test_what_a_block_does_not_name_is_found(tmp_path):
-    run = make_run(tmp_path)
-    run.train(1)
-    run.checkpointer.save("base")
-    run.checkpointer.wait()
+def test_only_they_count(saved):
+    run = saved
+    assert num_dirty(run.checkpointer) == 0
+    rows = write(run)
+    assert num_dirty(run.checkpointer) == len(rows.unique())
+
+
+def test_what_a_block_does_not_name_is_found(saved):
+    run = saved
     with run.checkpointer.writing_rows("tables.a", torch.tensor([3])):
         run.weight.data[4] = 1.0
     with pytest.warns(UntrackedChangeWarning, match=r"row 4"):
         assert run.checkpointer.scrub() == {"tables.a": 4}
-    run.checkpointer.close()
+
+
+def test_they_are_counted_on_the_stream_on_which_the_block_begins(saved, monkeypatch):
+    watch, log = saved.checkpointer._watch, []
+    monkeypatch.setattr(table_watch, "use_training_streams", lambda devices: log.append("streams"))
+    count = watch.count_rows
+    monkeypatch.setattr(watch, "count_rows", lambda *given: log.append("count") or count(*given))
+    write(saved)
+    assert log == ["streams", "count"]

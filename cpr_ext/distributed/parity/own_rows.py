@@ -146,7 +146,7 @@ class OwnRows:
         if self._completed > self.log.newest:
             self._torn.note(number, row_ids)
 
-    def before_assignment(self, table: Table, row_ids: torch.Tensor) -> None:
+    def before_write(self, table: Table, row_ids: torch.Tensor) -> None:
         """Keep rows that are written; missing ones are awaited, as for a lookup."""
         self.missing.need(table, row_ids)
         self.before_change(table, row_ids)
