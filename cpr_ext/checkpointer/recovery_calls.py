@@ -65,7 +65,7 @@ class RecoveryCalls:
         self._guard.require_open()
         self._store.require_in_place()
         started = time.perf_counter()
-        _require_together(shards, mode, from_store, strict, up_to_step, at_step)
+        _refuse_contradictions(shards, mode, from_store, strict, up_to_step, at_step)
         lost = None if shards is None else as_shards(shards, self._num_shards)
         with self._guard.in_call("recover()"):
             self._saver.quiesce()
@@ -246,7 +246,7 @@ class RecoveryCalls:
                 self._rebase.forget_base()
 
 
-def _require_together(
+def _refuse_contradictions(
     shards: Sequence[int] | None,
     mode: RecoveryMode,
     from_store: StorePaths | None,
