@@ -319,8 +319,9 @@ def test_a_gradient_that_waits_where_the_dense_part_is_copied_is_of_no_complete_
         found.update({p.last_step: p.is_complete for p in checkpointer.store.dense.segments})
     checkpointer.close()
     kinds = {(step % 2, is_complete) for step, is_complete in found.items()}
-    # On a busy machine the rows of one may be of several steps: it is not complete either.
-    assert kinds - {(0, False)} == {(0, True), (1, False)}
+    if consistency == "row":  # those of one may be of several steps, on a busy machine
+        kinds.discard((0, False))
+    assert kinds == {(0, True), (1, False)}
 
 
 def noting(log, method):
