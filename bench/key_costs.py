@@ -84,9 +84,6 @@ class Job:
             for array in self.rows.arrays().values():
                 array.data[new] = 0.0
 
-    def step(self, *, admits: bool = True) -> None:
-        raise NotImplementedError
-
 
 class BagJob(Job):
     """One table and nothing else."""
@@ -149,7 +146,7 @@ class DlrmJob(Job):
         self.ckpt.step(self.run.batch_size)
 
 
-def steps(jobs: Sequence[Job], blocks: int, of: str) -> dict[str, Any]:
+def steps(jobs: Sequence[BagJob | DlrmJob], blocks: int, of: str) -> dict[str, Any]:
     """Blocks of steps with keys and without, in turns.
 
     Args:

@@ -105,6 +105,26 @@ def test_what_was_looked_up_before_the_capture_is_forgotten_and_nothing_later(
     assert np.array_equal(counts_of(trackers[0]), plain + forgotten)
 
 
+@pytest.mark.parametrize("begin", [0, 200, 65_000, (1 << 24) - 100, 1 << 31])
+def test_rows_that_change_may_come_in_any_order_and_have_any_number(tmp_path, begin):
+    """Trackers want them in ascending order, and refuse another."""
+    table = random_table(num_rows=ROWS, first_row_id=begin, range_begin=begin, range_rows=ROWS)
+    tracker = native.DirtyRows(name="t", num_rows=begin + ROWS)
+    tracker.observe(np.arange(begin, begin + ROWS))
+    job = segments.start(
+        pipeline(2, SLOT_BYTES, 1 << 20),
+        tmp_path / "s",
+        Layout([table]),
+        copy_on_write=True,
+        captured=captured_rows([tracker], table),
+    )
+    changing = begin + np.random.default_rng(0).permutation(ROWS)[:3000]
+    keep_all(job, (0, changing))
+    left = np.setdiff1d(np.arange(begin, begin + ROWS), changing)
+    assert np.array_equal(tracker.dirty_rows(), left)
+    job.cancel("enough")
+
+
 def test_rows_that_it_does_not_have_are_refused(tmp_path):
     table = random_table(num_rows=ROWS, row_ids=np.arange(10))
     trackers = make_trackers(["AccessCounter"])

@@ -79,28 +79,16 @@ def live_rows(table: Table) -> np.ndarray:
         ),
         max_size=12,
     ),
-    num_threads=st.sampled_from([0, 3]),
     seed=st.integers(0, 2**32),
 )
 def test_the_file_holds_every_row_as_it_was_at_the_start(
-    tmp_path_factory,
-    tables,
-    slot_units,
-    chunk_units,
-    num_slots,
-    copy_on_write_bytes,
-    steps,
-    num_threads,
-    seed,
+    tmp_path_factory, tables, slot_units, chunk_units, num_slots, copy_on_write_bytes, steps, seed
 ):
     random = np.random.default_rng(seed)
     smallest = segments.smallest_slot(tables)
     largest_row = max(sum(array[:1].nbytes for array in table.arrays.values()) for table in tables)
     pipe = pipeline(
-        num_slots,
-        slot_units * smallest,
-        copy_on_write_bytes + 2 * (largest_row + ENTRY_BYTES),
-        num_threads,
+        num_slots, slot_units * smallest, copy_on_write_bytes + 2 * (largest_row + ENTRY_BYTES)
     )
     layout = Layout(tables)
     expected = layout.expected_file()
