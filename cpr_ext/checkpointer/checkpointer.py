@@ -465,8 +465,8 @@ class Checkpointer:
     def writing_rows(self, table: str, row_ids: torch.Tensor) -> Iterator[None]:
         """Write rows of a table inside the block, past its optimizer; these count as changed.
 
-        As the first row of an id that gets a slot of a keyed table. After writes without it all
-        rows of the table count as changed.
+        One use is the first row of an id that gets a slot of a keyed table. After a write without
+        it, all rows of the table count as changed; one through ``.data`` is found by the scrub.
 
         Args:
             table: its name.
